@@ -134,6 +134,28 @@ cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, s
     prefetch(&chunks[chunk.next if chunk.next < chunk_count else 0])
 
 
+cdef ChunkHandle take_records(Pool pool, size_t count) noexcept nogil:
+    """Takes so many unused records that follow each other from the list of them. NO_CHUNK: there are none, and nothing
+    has changed."""
+    cdef ChunkHandle handle = pool.free_slot, first, following
+    cdef ChunkHandle* link = &pool.free_slot
+    cdef size_t found = 0, end = 0
+    while end < pool.chunk_count and found < count:
+        found = found + 1 if pool.chunks[end].state == DELETED else 0
+        end += 1
+    if count == 0 or found < count:
+        return NO_CHUNK
+    first = <ChunkHandle>(end - count)
+    while handle != NO_CHUNK:
+        following = pool.chunks[handle].next
+        if handle < first or handle >= end:
+            link[0] = handle
+            link = &pool.chunks[handle].next
+        handle = following
+    link[0] = NO_CHUNK
+    return first
+
+
 @cython.final
 cdef class Pool:
     """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""
@@ -796,13 +818,16 @@ cdef class Pool:
                 self.close_plan_sets(plan)
                 return False
         cdef cbool has_room = try_reserve(self.plans, self.plans.size() + 1)
-        while has_room and self.chunk_capacity - self.chunk_count < plan.places():
+        cdef ChunkHandle first = take_records(self, plan.places()) if has_room else NO_CHUNK
+        while has_room and first == NO_CHUNK and self.chunk_capacity - self.chunk_count < plan.places():
             has_room = self.grow_chunks()
         if not has_room:
             self.close_plan_sets(plan)
             return False
-        plan.first_record = <uint32_t>self.chunk_count
-        self.chunk_count += plan.places()
+        if first == NO_CHUNK:
+            first = <ChunkHandle>self.chunk_count
+            self.chunk_count += plan.places()
+        plan.first_record = first
         for i in range(plan.places()):
             self.fill_in(plan.first_record + <ChunkHandle>i, 0, 0, plan.bin_sets[0], PLACE)
         self.plans.push_back(plan)

@@ -24,7 +24,7 @@ from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
     COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
-    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, Counters, History,
+    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle, Counters, History,
     HistoryRecord, Lane, Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
@@ -127,6 +127,26 @@ cdef int refuse_queue(stream, device) except -1:
         raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
                         f"as stream= (a bfc.use_stream around the call may have set this one)")
     return 0
+
+
+cdef void find_among_whole(Allocator allocator, Request* request, Placement* placed, uint64_t oversize) noexcept nogil:
+    """Serves a request from a chunk that stays whole beside a plan, unless the user's own limit, `oversize`, keeps
+    it whole. Needs the lock."""
+    cdef uint32_t number = allocator.bin_set_of(request)
+    cdef BinSet* owner
+    cdef uint64_t whole, cuts_below
+    if number == NO_LANE:
+        return
+    owner = &allocator.pool.bin_sets[number]
+    whole, cuts_below = owner.oversize, owner.cuts_below
+    owner.oversize = max(whole, oversize)
+    owner.cuts_below = max(cuts_below, oversize)
+    allocator.fill(allocator.find(request), request, placed)
+    owner = &allocator.pool.bin_sets[number]
+    owner.oversize, owner.cuts_below = whole, cuts_below
+    if placed.handle < NO_HOST_MEMORY and allocator.pool.usage != NULL:
+        if whole <= allocator.pool.chunks[placed.handle].size < max(whole, oversize):
+            allocator.pool.usage.oversize_allocations.raise_by(1)
 
 
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
@@ -782,10 +802,11 @@ cdef class Allocator(BufferOwner):
         Raises
         ------
         RuntimeError
-            If a step is open already when this one is entered.
+            If a step is open already when this one is entered, of this thread or another: an allocator
+            has one step at a time.
         SubAllocatorError
             If the device fails, when the step is entered, to take back what the one before took beside the
-            plan.
+            plan, or to give the region of the bodies again. The step has not begun then.
 
         Notes
         -----
@@ -844,10 +865,11 @@ cdef class Allocator(BufferOwner):
         dict
             `state` is "none", "declined" (`why` says why), "between steps" or "in step". With a plan in
             use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
-            place, room that the plan leaves idle, or memory of the policy, and the bytes of each
-            (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of requests that
+            place, room that the plan leaves idle, or neither (the policy served or refused them), and the
+            bytes of each (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of requests that
             got a place; `steps` and `departed_steps`, those in which not all did; `first_departure`, the
-            kind and number of the first such step, or None; `span`, the bytes of the plan;
+            kind and number of the first such step, or None; `has_body`, whether the region of the bodies is
+            there, which goes back if memory runs out between steps; `span`, the bytes of the plan;
             `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the plan still saves
             beside what the policy alone reserved for the recording.
         """
@@ -870,8 +892,13 @@ cdef class Allocator(BufferOwner):
                                   request.stream if self.pool.usage == NULL else request.lane.stream, request.indexed)
 
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1:
-        """Where nothing else fits: uses any gap of the plan, or gives back the region of its bodies."""
+        """Where nothing else fits: uses any gap of the plan, or cuts a large chunk that stays whole beside a plan, or
+        gives back the region of the bodies."""
         cdef uint32_t index
+        cdef uint64_t oversize = UNLIMITED
+        settings = self.settings_now()
+        if settings is not None and settings.max_split_size is not None:
+            oversize = settings.max_split_size
         self.acquire()
         if not self.is_closed and self.pool.plan != NULL and request.asked_plan:
             index = self.pool.plan.stream_of(request.stream if self.pool.usage == NULL else request.lane.stream)
@@ -879,6 +906,11 @@ cdef class Allocator(BufferOwner):
                 self.fill(self.pool.hand_out_room(index, self.pool.plan.any_room(index, request.rounded),
                                                   request.rounded, request.nbytes, request.stream, request.indexed),
                           request, placed)
+                if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
+                    self.pool.plan.counts.side -= 1
+                    self.pool.plan.counts.side_bytes -= request.rounded
+        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK:
+            find_among_whole(self, request, placed, oversize)
         self.lock.release()
         if placed.handle == NO_CHUNK and self.planned.give_back_idle():
             self.place_after_miss(request, placed)

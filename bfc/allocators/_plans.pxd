@@ -18,6 +18,7 @@ cdef class Step:
     cdef object allocator       # kept alive: the part below points into it
     cdef Planned planned
     cdef str kind
+    cdef bint is_entered
 
 
 @cython.final

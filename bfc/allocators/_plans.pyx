@@ -55,10 +55,12 @@ cdef class Step:
     def __enter__(self):
         if self.planned is not None:
             self.planned.enter(self.kind)
+            self.is_entered = True
         return self
 
     def __exit__(self, *exc_info):
-        if self.planned is not None:
+        if self.is_entered:
+            self.is_entered = False
             self.planned.leave()
 
 
@@ -281,24 +283,33 @@ cdef class Planned:
         """A step begins: requests come as in the body of its kind. A kind that the plan does not have is served by the
         policy. Where the region of the bodies was given back it is asked for again."""
         if self.step is not None:
-            raise RuntimeError(f"a step of the kind {self.step!r} is open: steps do not lie in each other, so end it "
-                               f"first")
+            raise RuntimeError(f"a step of the kind {self.step!r} is open, perhaps of another thread: an allocator has "
+                               f"one step at a time, so end it first")
         if self.is_closed[0]:
             raise ClosedError("this allocator is closed")
         self.step = kind        # before anything that lets another thread in
         try:
             self.begin_step(kind)
         except BaseException:
+            acquire_lock(self.lock[0])
+            if self.server != NULL:
+                self.server.end()
+            self.lock.release()
             self.step = None
             raise
         return 0
 
     cdef int begin_step(self, str kind) except -1:
-        if not self.fences.capture_is_marked():     # the driver takes nothing back while a graph is captured
+        cdef bint there = self.server != NULL and kind in self.sequences[1]
+        if self.fences.capture_is_marked():     # the driver gives nothing and takes nothing back meanwhile
+            there = there and (self.server.present[BODY] or self.server.region_size(BODY) == 0)
+        else:
             self.give_back_empty()
             if self.has_departed:
                 self.give_back_side()
-        cdef bint there = self.server != NULL and kind in self.sequences[1] and self.take_region(BODY)
+            if there and not self.take_region(BODY):
+                self.give_back_side()           # the policy may hold the memory, and nothing lives in it
+                there = self.take_region(BODY)
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
@@ -358,11 +369,12 @@ cdef class Planned:
         cdef dict counted
         cdef uint64_t side = 0
         cdef int which
-        cdef cbool serves
+        cdef cbool serves, has_body = False
         acquire_lock(self.lock[0])
         serves = self.server != NULL
         if serves:
             counts = self.server.counts
+            has_body = self.server.present[BODY] or self.server.region_size(BODY) == 0
             side = self.pool.counters.pool_bytes
             for which in range(2):
                 side -= self.server.region_size(which) if self.server.present[which] else 0
@@ -375,6 +387,6 @@ cdef class Planned:
         return {"state": state, "why": None} | counted | {
             "agreement": counted["hits"] / asked if asked else 1.0,
             "steps": self.steps, "departed_steps": self.departed, "first_departure": self.departure,
-            "span": self.plan.span, "side_bytes_reserved": side,
+            "has_body": has_body, "span": self.plan.span, "side_bytes_reserved": side,
             "budget_left": self.plan.online - self.plan.span - side,
         }

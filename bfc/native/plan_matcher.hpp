@@ -59,6 +59,11 @@ public:
         return next_ < slots() ? next_ : kMiss;
     }
 
+    // The first slot that may still be served: what is further behind is not looked for.
+    size_t first_open() const noexcept {
+        return static_cast<size_t>(std::max<int64_t>(0, next_ - kFarBehind * kMostMisses));
+    }
+
     bool is_served(size_t slot) const noexcept { return served_[slot] != 0; }
 
     // From now on the requests are those of another iteration.

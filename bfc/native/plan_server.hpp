@@ -20,6 +20,7 @@ class PlanServer {
 public:
     static constexpr int64_t kNone = -1;
     static constexpr uint32_t kNoStream = ~uint32_t{0};
+    static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
 
     struct Guest {
         uint64_t offset, size;
@@ -202,8 +203,9 @@ public:
     // still to be asked for in the block's expected life, or else the smallest gap.
     int64_t find_room(uint32_t stream, uint64_t size) noexcept {
         wanted_ = taken_;           // of the same length: nothing is allocated
+        const size_t open = asking_ ? asking_->matcher.first_open() : 0;
         if (asking_)
-            for (size_t i = 0; i < asking_->places.size() && i < horizon_; ++i)
+            for (size_t i = open; i < std::min({asking_->places.size(), horizon_, open + kMostWanted}); ++i)
                 if (static_cast<int64_t>(i) != except_ && !asking_->matcher.is_served(i))
                     set(wanted_, places_[asking_->places[i]].first, places_[asking_->places[i]].end);
         const int64_t found = smallest_gap(wanted_, stream, size);

@@ -157,12 +157,15 @@ class SlowPlan:
     def _needed(self, horizon: int, spared: int | None) -> list[tuple[int, int]]:
         if self.requests is None or self.matcher is None:
             return []
+        first = max(0, self.matcher.next - 512)
         return [
             (offset, offset + size)
             for slot, (size, offset) in enumerate(
                 zip(self.requests.size, self.requests.offset, strict=True)
             )
-            if slot < horizon and slot != spared and not self.matcher.served[slot]
+            if first <= slot < min(horizon, first + 16384)
+            and slot != spared
+            and not self.matcher.served[slot]
         ]
 
     def _gap(self, used: list[tuple[int, int]], size: int) -> int | None:

@@ -264,7 +264,7 @@ def test_steps_do_not_lie_in_each_other_and_end_with_an_exception(policy: str):
         def failing() -> None:
             with pool.step("train"):
                 held.append(pool.allocate(8 * MIB))
-                with pytest.raises(RuntimeError, match="steps do not lie in each other"):
+                with pytest.raises(RuntimeError, match="one step at a time"):
                     pool.step("train").__enter__()
                 raise ZeroDivisionError
 
@@ -289,21 +289,93 @@ def test_memory_that_runs_out_takes_gaps_then_the_idle_body(policy: str):
         with pool.step("train"):
             held = pool.allocate(8 * MIB)
             small = pool.allocate(1000)  # too little is left for a region of the policy
-            assert pool.plan_stats()["guests"] == 1
+            stats = pool.plan_stats()
+            assert (stats["hits"], stats["guests"], stats["side"]) == (2, 1, 0)
             with pytest.raises(bfc.OutOfMemoryError):
                 pool.allocate(5 * MIB)
             checked(pool)
             del held, small
-        large = pool.allocate(10 * MIB)  # the body's region went back for it
-        assert pool.stats().pool_bytes <= 15 * MIB
+        guest = pool.allocate(10 * MIB)  # between steps the body has room
         checked(pool)
+        del guest, weights
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_idle_body_goes_back_where_memory_runs_out_and_comes_again(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("16 MiB"), plan=simple(policy)) as pool:
+        weights = pool.allocate(4 * MIB)
+        one_step(pool)
+        large = pool.allocate(12 * MIB)
+        assert pool.stats().pool_bytes <= 16 * MIB
+        checked(pool)
+        assert not pool.plan_stats()["has_body"]
         with pool.step("train"):  # and cannot be had now
             assert pool.try_allocate(8 * MIB) is None
         del large
-        pool.release_free_regions()
-        one_step(pool)
+        departed = pool.plan_stats()["departed_steps"]
+        one_step(pool)  # the policy gave its free memory back for the body
+        assert pool.plan_stats()["has_body"]
+        assert pool.plan_stats()["departed_steps"] == departed
         checked(pool)
         del weights
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_large_chunks_are_cut_rather_than_a_request_refused(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("600 MiB")) as pool:
+        pool.allocate(500 * MIB).free()
+        weights = pool.allocate(30 * MIB)
+        pool.use_plan(simple(policy))
+        blocks = [pool.allocate(size * MIB) for size in (150, 40, 5)]
+        checked(pool)
+        del weights, blocks
+        checked(pool)
+        pool.release_free_regions()
+        pool.use_plan(None)
+        pool.release_free_regions()
+        assert pool.stats().pool_bytes == 0
+        if isinstance(pool, bfc.CachingAllocator):
+            assert pool.memory_stats()["oversize_allocations.current"] == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_in_turn_take_the_same_records(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        plan, sizes = simple(policy), set()
+        for _ in range(6):
+            pool.use_plan(plan)
+            held = [pool.allocate(100) for _ in range(3)]
+            one_step(pool)
+            checked(pool)
+            pool.use_plan(None)
+            del held
+            checked(pool)
+            sizes.add(pool.bookkeeping_bytes)
+        assert len(sizes) <= 2  # the first time there are fewer
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_a_step_that_has_begun_ends(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+        with pool.step("train"):
+            pool.step("train").__exit__()
+            first = pool.allocate(8 * MIB)
+            assert pool.plan_stats()["hits"] == 1
+
+        def failing(kind: str) -> None:
+            raise ZeroDivisionError(kind)
+
+        pool._watch_steps(failing)
+        with pytest.raises(ZeroDivisionError), pool.step("train"):
+            pass
+        pool._watch_steps(None)
+        assert pool.plan_stats()["state"] == "between steps"
+        del first
+        held = pool.allocate(8 * MIB)  # of no step: a guest
+        assert (pool.plan_stats()["hits"], pool.plan_stats()["guests"]) == (1, 1)
+        del held
+        one_step(pool)
+        checked(pool)
 
 
 @dataclass
