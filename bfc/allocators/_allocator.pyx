@@ -24,8 +24,8 @@ from bfc.interpreter._process cimport exiting
 from bfc.interpreter._signals cimport run_handlers
 from bfc._core cimport (
     COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
-    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle, Counters, History,
-    HistoryRecord, Lane, Pool, Region, Tracing,
+    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
+    Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -866,11 +866,12 @@ cdef class Allocator(BufferOwner):
             `state` is "none", "declined" (`why` says why), "between steps" or "in step". With a plan in
             use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
             place, room that the plan leaves idle, or neither (the policy served or refused them), and the
-            bytes of each (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of requests that
-            got a place; `steps` and `departed_steps`, those in which not all did; `first_departure`, the
-            kind and number of the first such step, or None; `has_body`, whether the region of the bodies is
-            there, which goes back if memory runs out between steps; `span`, the bytes of the plan;
-            `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the plan still saves
+            bytes of each (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of
+            requests that got a place; `steps` and `departed_steps`, those in which not all did;
+            `first_departure`, the kind and number of the first such step, or None; `has_body`, whether the
+            region of the bodies is there, which goes back if memory runs out between steps; `span`, the
+            bytes of the plan; `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the
+            plan still saves
             beside what the policy alone reserved for the recording.
         """
         return self.planned_part().stats()
