@@ -769,6 +769,33 @@ def test_an_odd_stream_is_not_recorded_on(peer: TorchPeer) -> None:
     assert peer.calls == [("malloc", 2 * MIB, BASE)]
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_use_is_forgotten_where_a_record_has_a_used_address(make: Make, keeps: bool) -> None:
+    """(2.15) What is known of the uses in captures outlives a record of a block, by its address. A
+    later record there loses a use from before the capture in which it is freed, and its memory
+    is handed out while the stream still works on it."""
+    peer = make(torch="2.15")
+    peer.keep_records(keeps)
+
+    def capture(step: Callable[[], object]) -> None:
+        peer.mark_capture(True)
+        peer.capture(OTHER, True)
+        step()
+        peer.capture(OTHER, False)
+        peer.mark_capture(False)
+
+    first = take(peer, 12 * MIB, OTHER)
+    capture(lambda: peer.record_stream(first, SIDE))
+    peer.free(first)
+    take(peer, 512)
+    peer.empty_cache()
+    second = take(peer, 12 * MIB, OTHER)
+    peer.record_stream(second, SIDE)
+    peer.hold(SIDE)
+    capture(lambda: peer.free(second))
+    assert (take(peer, 12 * MIB, OTHER) == second) is not keeps
+
+
 def test_an_ended_process_says_so(make: Make) -> None:
     peer = make()
     assert peer._process is not None
