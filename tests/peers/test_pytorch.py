@@ -36,8 +36,8 @@ def make() -> Iterator[Make]:
     """Makes peers that end with the test."""
     peers = []
 
-    def start(**options: object) -> TorchPeer:
-        peers.append(TorchPeer(torch="2.11", **options))
+    def start(torch: str = "2.11", **options: object) -> TorchPeer:
+        peers.append(TorchPeer(torch=torch, **options))
         return peers[-1]
 
     yield start
