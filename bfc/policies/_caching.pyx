@@ -1440,6 +1440,7 @@ cdef class CachingAllocator(Allocator):
     def _end_pool(self, pool):
         """Ends what _begin_pool began; the reference stays. PyTorch since 2.12 frees here what was put off of the
         pool, if the graph's structure is looked at."""
+        self.require_set_up()
         self.pool_uses.end(id_of(pool))
         if self.applied.graph_capture_record_stream_reuse and not self.scopes_gate:
             self.frees.record_deferred_of(tuple(pool))
