@@ -74,11 +74,16 @@ def test_the_model_captures_as_the_peer_does(profile: str, torch: str) -> None:
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
-@versions
-@pytest.mark.parametrize("profile", CAPTURES)
+@pytest.mark.parametrize(
+    ("profile", "torch"),
+    [
+        (profile, torch)
+        for profile in CAPTURES
+        for torch in VERSIONS
+        if (profile, torch) != ("captures_reuse", "2.11")  # ours waits for what that forgets: 34b
+    ],
+)
 def test_ours_captures_as_the_peer_does(profile: str, torch: str) -> None:
-    if profile == "captures_reuse" and torch == "2.11":
-        pytest.skip("ours waits for what 2.11 forgets in a scope (row 34b)")
     assert_they_agree(profile, torch, range(100, 150), CommonPeer, Ours)
 
 
