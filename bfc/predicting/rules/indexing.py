@@ -137,11 +137,19 @@ def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
         return
     indices = call.args[1]
     count, size = numel(indices), int(indices.element_size())
+    yield from sorted_indices(call, count, size, size * 8)
+
+
+def sorted_indices(
+    call: Call, count: int, size: int, highest: int
+) -> Iterator[Workspace | Release]:
+    """Sorts indices by their lowest `highest` bits, with the place that each came from, and counts
+    how often each occurs where the gradient is divided by that."""
     for name in ("sorted indices", "original indices"):
         yield Workspace(count * size, what=name)
     numbers = Workspace(count * size, what="a range")
     yield numbers
-    temporary = cub.radix_sort(count, size, size, size * 8, call.gpu.cc)
+    temporary = cub.radix_sort(count, size, size, highest, call.gpu.cc)
     yield from cub.for_a_moment(temporary, "radix sort")
     yield Release(numbers)
     if argument(call, "scale_grad_by_freq", False):
@@ -155,16 +163,8 @@ def sorted_bags(call: Call) -> Iterator[Workspace | Release]:
         return
     indices = call.args[1]
     count, size = numel(indices), int(indices.element_size())
-    yield Workspace(count * size, what="sorted indices")
-    yield Workspace(count * size, what="original indices")
-    numbers = Workspace(count * size, what="a range")
-    yield numbers
     highest = bits(int(argument(call, "num_weights")))
-    temporary = cub.radix_sort(count, size, size, highest, call.gpu.cc)
-    yield from cub.for_a_moment(temporary, "radix sort")
-    yield Release(numbers)
-    if argument(call, "scale_grad_by_freq", False):
-        yield Workspace(count * size, what="frequencies")
+    yield from sorted_indices(call, count, size, highest)
 
 
 @rule("aten::_embedding_bag_dense_backward")
