@@ -566,8 +566,11 @@ def test_streams_have_places_of_their_own():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_threads_finalisers_and_garbage(policy: str):
-    """Threads ask in any order; buffers die in cycles and in other threads."""
-    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+    """Threads ask in any order; buffers die in cycles and in other threads.
+
+    The device holds all 600 at once: when a cycle is collected depends on the threads.
+    """
+    with made(policy, bfc.SimulatedSubAllocator("8 GiB"), plan=simple(policy)) as pool:
         failures: list[BaseException] = []
 
         def work(seed: int) -> None:
