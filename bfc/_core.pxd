@@ -408,6 +408,12 @@ cdef enum:
     DEALLOCATE = 1
     RELEASE = 2                     # empties the cache: the pool's caller does that
 
+cdef enum:                          # what a pool does beyond BFC: play() has a loop for each combination in use
+    COUNTS = 1                      # keeps PyTorch's counts, and chunks of different lanes apart
+    OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
+    PAGED = 4                       # pages may have several addresses
+    PLAIN = 8                       # of a call: a chunk in use has the state IN_USE, with no other bits and no owner
+
 ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
 ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                  cbool indexed) noexcept nogil
@@ -456,7 +462,7 @@ cdef class Pool:
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
     cdef uint32_t last_lane
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
-    cdef cbool has_options              # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
+    cdef uint32_t features              # what applies of COUNTS, OPTIONS and PAGED
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
     cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
     cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
@@ -481,13 +487,11 @@ cdef class Pool:
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
     cdef ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       uint64_t freed_before, cbool indexed, cbool counts, cbool options,
-                                       cbool paged) noexcept nogil
+                                       uint64_t freed_before, cbool indexed, uint32_t features) noexcept nogil
     cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                              uint64_t stream, cbool indexed, cbool counts, cbool options, cbool paged) noexcept nogil
+                              uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
-    cdef cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
-                              cbool is_plain) noexcept nogil
+    cdef cbool free_and_merge(self, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
                                 cbool indexed) noexcept nogil
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
@@ -511,8 +515,8 @@ cdef class Pool:
     cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
     cdef void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
-                             cbool paged) noexcept nogil
+    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+                             uint32_t features) noexcept nogil
     cdef void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
@@ -522,7 +526,7 @@ cdef class Pool:
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          cbool counts, cbool options, cbool paged, cbool noted) noexcept nogil
+                          uint32_t features) noexcept nogil
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
     cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
     cdef uint64_t used_now(self) noexcept nogil

@@ -195,6 +195,7 @@ cdef class Pool:
     cdef int use_lanes(self) except -1:
         """From now on keeps chunks of different lanes and kinds apart, and counts as PyTorch does."""
         self.usage = new Usage()
+        self.features |= COUNTS
         self.pool_usage = new PoolUsage()
         return 0
 
@@ -265,7 +266,7 @@ cdef class Pool:
         if self.bin_sets[bin_set].ranges == 0:
             if not self.open_pair():
                 return NO_LANE
-            self.has_options = self.usage != NULL
+            self.features |= OPTIONS if self.usage != NULL else 0
             for kind in range(2):
                 self.bin_sets[pair + kind].ranges = added + kind
                 self.bin_sets[added + kind].lane = self.bin_sets[pair].lane
@@ -307,37 +308,35 @@ cdef class Pool:
         `freed_before` > 0 passes over chunks that were freed later (TensorFlow's behaviour, 2.9). `indexed` makes its
         address known to handle_of; a caller that keeps the handle does not need that.
         """
-        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.usage != NULL,
-                                      self.has_options, self.pages != NULL)
+        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.features)
 
     cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
                                               uint64_t stream, uint64_t freed_before, cbool indexed,
-                                              cbool counts, cbool options, cbool paged) noexcept nogil:
-        """`counts`, here and below: whether PyTorch's counts are kept. `options`: whether its options are used, too.
-        `paged`: whether pages may have several addresses. In play() all three are compile-time constants."""
+                                              uint32_t features) noexcept nogil:
+        """`features`, here and below: the pool's, or a compile-time constant where a caller knows them."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        if options and wanted.looks_in_ranges:
+        if features & OPTIONS and wanted.looks_in_ranges:
             wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: it should stay in registers
             if wanted == NULL:
                 return in_ranges.handle
             found = in_ranges
         elif freed_before == 0:
-            if options:
+            if features & OPTIONS:
                 self.clock += wanted.ticks
             if not wanted.bins.pop_best_fit(rounded, found):
                 return NO_CHUNK
-            if options and found.size >= wanted.oversize and (rounded < wanted.oversize
-                                                              or found.size - rounded >= wanted.oversize_slack):
+            if features & OPTIONS and found.size >= wanted.oversize and (
+                    rounded < wanted.oversize or found.size - rounded >= wanted.oversize_slack):
                 wanted.bins.insert(found.size, found.order, found.handle)     # put back: no other fit is smaller
                 return NO_CHUNK
         elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.order)      # the address, mostly
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, counts, options, paged)
+        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, features)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
         """Takes the best fit among a lane's chunks, in regions and in ranges, out of its bin. Returns the set of bins
@@ -365,30 +364,29 @@ cdef class Pool:
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         self.remove_free_chunk_from_bin(wanted.bins, handle, True)
-        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.usage != NULL, self.has_options,
-                             self.pages != NULL)
+        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.features)
 
     cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, cbool indexed, cbool counts, cbool options,
-                                     cbool paged) noexcept nogil:
+                                     uint64_t stream, cbool indexed, uint32_t features) noexcept nogil:
         """Hands out a free chunk that has been taken out of its bin. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
         cdef cbool was_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)  # a branch would be mispredicted
-        cdef cbool counts_pieces = not options or wanted.counts_pieces
+        cdef cbool counts_pieces = not features & OPTIONS or wanted.counts_pieces
         was_piece &= counts_pieces
         cdef cbool is_cut
-        if counts:
-            is_cut = left >= wanted.split_remainder and (not options or rounded < wanted.cuts_below)
+        if features & COUNTS:
+            is_cut = left >= wanted.split_remainder and (not features & OPTIONS or rounded < wanted.cuts_below)
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
-            self.split_chunk(wanted.bins, handle, rounded, self.clock if counts else chunk.freed_at_count, options)
-            if paged and wanted.bitmap != NULL:
+            self.split_chunk(wanted.bins, handle, rounded, self.clock if features & COUNTS else chunk.freed_at_count,
+                             features & OPTIONS)
+            if features & PAGED and wanted.bitmap != NULL:
                 wanted.bitmap.add(chunk.ptr + rounded, left, chunk.next, True)
-        elif counts and was_piece:
+        elif features & COUNTS and was_piece:
             self.usage.piece_used_up(wanted.kind)
-        if paged and wanted.bitmap != NULL:
+        if features & PAGED and wanted.bitmap != NULL:
             wanted.bitmap.take(chunk.ptr, chunk.size)
         chunk.requested_size = requested
         chunk.stream = stream
@@ -400,13 +398,13 @@ cdef class Pool:
             self.starts.insert(chunk.ptr, handle)
         if chunk.size > self.counters.largest_alloc_size:
             self.counters.largest_alloc_size = chunk.size
-        if not counts:
+        if not features & COUNTS:
             self.counters.num_allocs += 1
             self.counters.bytes_in_use += chunk.size
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
         self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
-        if options and chunk.size >= wanted.oversize:
+        if features & OPTIONS and chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
         if self.history != NULL:
             self.note(HISTORY_ALLOC, chunk, requested)
@@ -442,36 +440,34 @@ cdef class Pool:
 
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
-        if self.usage != NULL and not self.has_options and self.pages == NULL:
-            return self.free_and_merge(handle, True, False, False, False)
-        return self.free_and_merge(handle, self.usage != NULL, self.has_options, self.pages != NULL, False)
+        if self.features == COUNTS:
+            return self.free_and_merge(handle, COUNTS)
+        return self.free_and_merge(handle, self.features)
 
-    cdef inline cbool free_and_merge(self, ChunkHandle handle, cbool counts, cbool options, cbool paged,
-                                     cbool is_plain) noexcept nogil:
-        """`is_plain`: the chunk's state is exactly IN_USE, with no other bits, so it has no owner either."""
+    cdef inline cbool free_and_merge(self, ChunkHandle handle, uint32_t features) noexcept nogil:
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
-        if not is_plain and chunk.state & PLANNED:
+        if not features & PLAIN and chunk.state & PLANNED:
             return self.free_place(handle)
-        if paged and owner.is_range and owner.bitmap == NULL:
+        if features & PAGED and owner.is_range and owner.bitmap == NULL:
             return self.free_view(self.pages, handle)
         if not owner.bins.reserve():
             return False
-        if not counts and self.notes_frees and not self.write_down_free(handle):
+        if not features & COUNTS and self.notes_frees and not self.write_down_free(handle):
             return False
-        if not is_plain:
+        if not features & PLAIN:
             self.owned.take_back(chunk)
             self.unindex_chunk(handle)
-        cdef cbool was_waiting = not is_plain and chunk.state & STATE == WAITING
+        cdef cbool was_waiting = not features & PLAIN and chunk.state & STATE == WAITING
         if was_waiting:
             self.counters.bytes_waiting -= chunk.size
-        if counts:
-            self.count_and_free(owner, handle, was_waiting, options, paged)
+        if features & COUNTS:
+            self.count_and_free(owner, handle, was_waiting, features)
             return True
         self.counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
-        if paged and owner.bitmap != NULL:
+        if features & PAGED and owner.bitmap != NULL:
             self.free_in_bitmap(owner, handle)
         elif self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
@@ -501,37 +497,37 @@ cdef class Pool:
                 and owner.kind == SMALL:
             self.small_page_is_free(self.pages, handle)
 
-    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting, cbool options,
-                                    cbool paged) noexcept nogil:
+    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+                                    uint32_t features) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t ptr = chunk.ptr, size = chunk.size, requested = chunk.requested_size
         cdef ChunkHandle right = chunk.next, left = chunk.prev
         cdef int neighbours = 0
-        if options and not was_waiting and size >= owner.oversize:
+        if features & OPTIONS and not was_waiting and size >= owner.oversize:
             self.usage.oversize_allocations.lower(1)
         if self.history != NULL:
             self.note_free(chunk)
         chunk.allocation_id = -1
         chunk.state = FREE
         if right != NO_CHUNK and self.chunks[right].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, right, options)
+            self.remove_free_chunk_from_bin(owner.bins, right, features & OPTIONS)
             self.join(handle, right)
             neighbours = 1
         if left != NO_CHUNK and self.chunks[left].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, left, options)
+            self.remove_free_chunk_from_bin(owner.bins, left, features & OPTIONS)
             self.chunks[left].requested_size = requested
             self.join(left, handle)
             handle = left
             neighbours += 1
         chunk = &self.chunks[handle]
         chunk.freed_at_count = self.clock
-        self.insert_free_chunk_into_bin(owner.bins, handle, options)
+        self.insert_free_chunk_into_bin(owner.bins, handle, features & OPTIONS)
         cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
-        cdef cbool counts_pieces = not options or owner.counts_pieces
+        cdef cbool counts_pieces = not features & OPTIONS or owner.counts_pieces
         is_piece &= counts_pieces
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting, counts_pieces)
-        if paged and owner.bitmap != NULL:
+        if features & PAGED and owner.bitmap != NULL:
             self.give_to_bitmap(owner, handle, ptr, size)
 
     cdef void restart_peaks(self) noexcept nogil:
@@ -593,8 +589,8 @@ cdef class Pool:
         bin_set = self.find_lane(lane)
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
-            if not self.has_options and self.pages == NULL:
-                handle = self.find_and_hand_out(bin_set, rounded, requested, lane.stream, 0, True, True, False, False)
+            if self.features == COUNTS:
+                handle = self.find_and_hand_out(bin_set, rounded, requested, lane.stream, 0, True, COUNTS)
             else:
                 handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
             if handle == NO_CHUNK and self.pages != NULL:
@@ -909,17 +905,16 @@ cdef class Pool:
         if self.plan != NULL:
             return self.play_planned(events, start, end, tally)
         if events.timeline != NULL or events.owner != NULL:
-            return self.play_loop(events, start, end, tally, self.usage != NULL, self.has_options, self.pages != NULL,
-                                  True)
-        if self.pages != NULL and self.usage != NULL:
-            return self.play_loop(events, start, end, tally, True, True, True, False)
-        if self.pages != NULL:
-            return self.play_loop(events, start, end, tally, False, False, True, False)
-        if self.has_options:
-            return self.play_loop(events, start, end, tally, True, True, False, False)
-        if self.usage != NULL:
-            return self.play_loop(events, start, end, tally, True, False, False, False)
-        return self.play_loop(events, start, end, tally, False, False, False, False)
+            return self.play_loop(events, start, end, tally, self.features)
+        if self.features & PAGED and self.features & COUNTS:
+            return self.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
+        if self.features & PAGED:
+            return self.play_loop(events, start, end, tally, PLAIN | PAGED)
+        if self.features & OPTIONS:
+            return self.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS)
+        if self.features & COUNTS:
+            return self.play_loop(events, start, end, tally, PLAIN | COUNTS)
+        return self.play_loop(events, start, end, tally, PLAIN)
 
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
         """The timeline's row for the state after an event."""
@@ -937,8 +932,8 @@ cdef class Pool:
         return self.counters.bytes_in_use if self.usage == NULL else <uint64_t>self.usage.active_bytes()
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 cbool counts, cbool options, cbool paged, cbool noted) noexcept nogil:
-        """`noted`: whether a timeline is kept, or chunks have owners."""
+                                 uint32_t features) noexcept nogil:
+        """PLAIN among the features: no timeline is kept, and no chunk gets an owner."""
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef const uint64_t* sizes = events.size
@@ -954,30 +949,30 @@ cdef class Pool:
         while i < end:
             if self.chunk_count > FITS_THE_CACHE:
                 look_ahead(events, self.chunks, self.chunk_count, i)
-            if noted and events.timeline != NULL and i > start:
+            if not features & PLAIN and events.timeline != NULL and i > start:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = sizes[i]
                 if size == 0:
                     break
-                if counts or paged:     # there are lanes
+                if features & (COUNTS | PAGED):     # there are lanes
                     if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
                         lane.stream = streams[i] if by_stream else lane.stream
                         lane_set = self.find_lane(&lane)
                     if lane_set == NO_LANE or size >= TOO_LARGE:
                         break
-                    rounded = self.sizes.round(size) if counts else round_up(size, granularity)
+                    rounded = self.sizes.round(size) if features & COUNTS else round_up(size, granularity)
                     bin_set = lane_set + is_large(rounded)
                 else:
                     rounded = round_up(size, granularity)
-                handle = self.find_and_hand_out(bin_set, rounded, size, streams[i], 0, False, counts, options, paged)
-                if paged and handle == NO_CHUNK:
+                handle = self.find_and_hand_out(bin_set, rounded, size, streams[i], 0, False, features)
+                if features & PAGED and handle == NO_CHUNK:
                     handle = self.find_elsewhere(self.pages, bin_set, rounded, size, streams[i], False)
                 if handle >= NO_HOST_MEMORY:
-                    if options and handle == NO_CHUNK:
+                    if features & OPTIONS and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
                     break
-                if noted and events.owner != NULL:
+                if not features & PLAIN and events.owner != NULL:
                     self.set_owner(handle, events.owner[i])
                 handles[number[i]] = handle
                 addresses[i] = self.chunks[handle].ptr
@@ -986,10 +981,10 @@ cdef class Pool:
             else:
                 handle = handles[number[i]]
                 if handle != NO_CHUNK:
-                    if self.chunks[handle].state & ~<uint32_t>(MARKS if noted else 0) != IN_USE:
+                    if self.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(handle, counts, options, paged, not noted):
+                    if not self.free_and_merge(handle, features):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK
@@ -1137,7 +1132,8 @@ cdef class Pool:
         if self.regions.size() >= MOST_NUMBERS or not try_reserve(entries, most) or not number_again(self.regions):
             return False
         self.next_number = <uint32_t>self.regions.size()
-        self.by_number = self.has_options = True
+        self.by_number = True
+        self.features |= OPTIONS
         for bin_set in self.bin_sets:
             entries.clear()
             bin_set.bins.collect(entries)   # there is room

@@ -17,8 +17,8 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
-    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, SMALL, STATE, WAITING, BinSet, Chunk, ChunkHandle,
-    FreeChunk, Pool, Region, PageBitmap,
+    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, OPTIONS, PAGED, SMALL, STATE, WAITING, BinSet, Chunk,
+    ChunkHandle, FreeChunk, Pool, Region, PageBitmap,
 )
 from bfc.allocators._changes cimport carve, has_records, make_free
 
@@ -66,6 +66,7 @@ cdef class Pages:
         self.pool = pool
         self.page_size = page_size
         pool.pages = <void*>self
+        pool.features |= PAGED
         pool.free_view = free_view_of
         pool.find_elsewhere = find_elsewhere
         pool.small_page_is_free = move_back
@@ -320,7 +321,7 @@ cdef class Pages:
         view.last_used = self.uses
         view.state = LIVE
         return self.pool.hand_out(&self.pool.bin_sets[view.set], view.chunk, self.pool.chunks[view.chunk].size,
-                                  requested, stream, indexed, self.pool.usage != NULL, True, True)
+                                  requested, stream, indexed, self.pool.features | OPTIONS)
 
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:

@@ -16,8 +16,8 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     BOTH_KINDS, DELETED, DIVIDED, FREE, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK,
-    NO_PAGE, OWNER_SHIFT, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk, ChunkHandle, Counters,
-    FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, round_up,
+    NO_PAGE, OPTIONS, OWNER_SHIFT, PAGED, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk,
+    ChunkHandle, Counters, FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
 from bfc.allocators._changes cimport IS_GROWING
@@ -386,7 +386,7 @@ cdef Chunk chunk_at(Pool pool, Lock& lock, uint64_t address) except *:
 cdef object pages_in_use(Pool pool, Lock& lock):
     """How much of the pages is in use, for the text of a refusal; None: there are no pages."""
     cdef PageUse use
-    if pool.pages == NULL:
+    if not pool.features & PAGED:
         return None
     acquire_lock(lock)
     cdef cbool counted = count_use(<Pages>pool.pages, &use)
@@ -660,9 +660,9 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
     cdef int kind
     cdef BinSet bin_set
     for bin_set in pool.bin_sets:
-        if not pool.has_options and (bin_set.is_range or bin_set.looks_in_ranges or not bin_set.counts_pieces
-                                     or bin_set.ticks or bin_set.oversize != UNLIMITED
-                                     or bin_set.cuts_below != UNLIMITED):
+        if not pool.features & OPTIONS and (bin_set.is_range or bin_set.looks_in_ranges or not bin_set.counts_pieces
+                                            or bin_set.ticks or bin_set.oversize != UNLIMITED
+                                            or bin_set.cuts_below != UNLIMITED):
             return b"I11: a pool without options has a set of bins with one"
     for kind in range(BOTH_KINDS):
         recount = recount_usage(pool, <uint32_t>kind)
@@ -674,7 +674,7 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
                 or recount.piece_bytes != pool.usage.read(PIECE_BYTES, kind).current):
             return b"I11: what PyTorch's counts say is split off and free differs from a recount"
         reserved += recount.reserved
-        if pool.pages == NULL and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
+        if not pool.features & PAGED and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
             return b"I11: what PyTorch's counts say is reserved differs from a recount"
     # a page counts in the range that it is used in, and a view may have pages of ranges of both kinds
     return unless(reserved == pool.usage.read(RESERVED_BYTES, BOTH_KINDS).current,

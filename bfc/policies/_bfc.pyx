@@ -8,7 +8,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, UNLIMITED, ChunkHandle, Lane, Region, SharedCounter, is_large,
+    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, OPTIONS, UNLIMITED, ChunkHandle, Lane, Region, SharedCounter, is_large,
     round_up,
 )
 from bfc.buffers._arguments cimport count_from
@@ -441,7 +441,8 @@ cdef class BFCAllocator(Allocator):
         self.acquire()
         self.pool.bin_sets[0].oversize = WHOLE_BESIDE_PLANS if planned else UNLIMITED
         self.pool.bin_sets[0].oversize_slack = SLACK_BESIDE_PLANS
-        self.pool.has_options = planned
+        self.pool.features &= ~<uint32_t>OPTIONS
+        self.pool.features |= OPTIONS if planned else 0
         self.lock.release()
         return 0
 

@@ -10,8 +10,8 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, SMALL, TOO_LARGE, UNLIMITED, BinSet,
-    ChunkHandle, Lane, Region, TorchSizes, is_large,
+    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, SMALL, TOO_LARGE, UNLIMITED,
+    BinSet, ChunkHandle, Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._reasons cimport FREES_DEFERRED
@@ -525,7 +525,8 @@ cdef class CachingAllocator(Allocator):
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
         cdef cbool limits = self.oversize != UNLIMITED or self.collects_above != UNLIMITED
-        self.pool.has_options = self.pool.has_options or limits or self.expands or self.stitches
+        if limits or self.expands or self.stitches:
+            self.pool.features |= OPTIONS
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             self.answer(i, self.expands)
 
