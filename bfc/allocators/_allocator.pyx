@@ -716,7 +716,7 @@ cdef class Allocator(BufferOwner):
             self.planned = planned
         return self.planned
 
-    def use_plan(self, plan, *, bint strict=False):
+    def use_plan(self, plan, *, bint strict=False, gate=0.95):
         """Serve a plan from now on, or none.
 
         The plan's regions are taken at once. Requests that come as planned have their places there; the policy serves
@@ -728,18 +728,22 @@ cdef class Allocator(BufferOwner):
             A plan for this policy. None ends the plan in use: its regions go back once nothing lives in
             them.
         strict : bool, optional
-            Raise an error if there is no room for the plan. By default there is a warning, and no plan is
-            served.
+            Raise an error if the plan is not served. By default there is a warning, and the policy serves all
+            requests.
+        gate : float or None, optional
+            The plan is served only if the policy reserved less than this part of what it needed without the
+            plan, when it replayed the recording. None serves any plan.
 
         Raises
         ------
         PlanError
             If the plan is for the other policy, or for a device whose addresses are less aligned, and
-            with `strict` if it needs more than the limit or the device leaves.
+            with `strict` if it would not have paid, or needs more than the limit or the device leaves.
         TypeError
             If it is not a plan.
         ValueError
-            If the allocator is `strict`, maps memory page by page, or has a timing counter.
+            If the allocator is `strict`, maps memory page by page, or has a timing counter, or if `gate` is
+            not above 0.
         RuntimeError
             If a step is open.
         SubAllocatorError
@@ -767,8 +771,10 @@ cdef class Allocator(BufferOwner):
         cdef Planned planned = self.planned_part()
         if self.is_closed:
             raise closed()
+        if gate is not None and not gate > 0:
+            raise ValueError(f"gate is a part of what is reserved without a plan, such as 0.95, or None, not {gate!r}")
         if plan is None:
-            planned.use(None, None, strict)
+            planned.use(None, None, None, strict)
             self.plan_changed()
             return
         if not hasattr(plan, "_served"):
@@ -781,7 +787,7 @@ cdef class Allocator(BufferOwner):
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
         try:
-            planned.use(plan, served, strict)
+            planned.use(plan, served, None if gate is None else plan._declined(gate), strict)
         finally:
             self.plan_changed()
 

@@ -43,7 +43,7 @@ cdef class Planned:
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
                     uint64_t home) except -1
-    cdef int use(self, object plan, object served, bint strict) except -1
+    cdef int use(self, object plan, object served, object declined, bint strict) except -1
     cdef int drop(self) except -1
     cdef int install(self, object plan, object served) except -1
     cdef object fill_server(self, uint64_t at, object served)

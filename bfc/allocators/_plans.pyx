@@ -92,18 +92,19 @@ cdef class Planned:
 
     # -- a plan comes into use, and goes ------------------------------------------------------------------------------
 
-    cdef int use(self, object plan, object served, bint strict) except -1:
-        """Serves a plan from now on, or none. Without the memory for it there is a warning, or with `strict` an error;
-        nothing has been taken then, and no plan is served."""
+    cdef int use(self, object plan, object served, object declined, bint strict) except -1:
+        """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
+        is a warning, or with `strict` an error; nothing has been taken then, and no plan is served."""
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
         self.step = "use_plan"      # another thread neither begins a step meanwhile nor changes the plan
         try:
             self.drop()
-            self.declined = None
+            self.declined = declined
             if plan is None:
                 return 0
-            self.install(plan, served)
+            if declined is None:
+                self.install(plan, served)
         except BaseException:
             self.drop()
             raise

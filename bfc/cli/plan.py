@@ -106,7 +106,19 @@ def _marks(path: Path) -> Any:
 
 
 def _figures(plan: bfc.Plan) -> dict[str, Any]:
-    names = ("fallback", "settings", "base", "body", "span", "bound", "peak", "online", "budget")
+    names = (
+        "fallback",
+        "settings",
+        "base",
+        "body",
+        "span",
+        "bound",
+        "peak",
+        "online",
+        "planned",
+        "budget",
+        "declined",
+    )
     return {name: getattr(plan, name) for name in names}
 
 
@@ -143,8 +155,16 @@ def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
         f"{plan.fallback}{version} reserved {format_bytes(plan.online)}: the plan {saved} "
         f"{format_bytes(abs(plan.budget))}"
     )
+    if plan.planned:
+        part = plan.planned / plan.online
+        lines.append(
+            f"tried on the recording, each iteration with a plan of others: {plan.fallback} "
+            f"reserved {format_bytes(plan.planned)}, {part:.3f} of that"
+        )
     if len(plan.parts) == 1:
         lines.append(
             "no iterations are marked, and none was found: the whole run is laid out as it was"
         )
+    if plan.declined is not None:
+        lines.append(f"an allocator declines it: {plan.declined}")
     return "\n".join(lines)

@@ -7,6 +7,7 @@ parts.py         a recording, cut into a head and iterations
 repeats.py       where the iterations begin, if nothing says so
 consensus.py     several recorded iterations become one
 serving.py       what an allocator needs of a plan
+trying.py        what a policy reserves for a recording, with and without a plan
 plan.py          a plan: made from a trace, saved, loaded, checked
 recording.py     a plan that a program learns while it runs
 """

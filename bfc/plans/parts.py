@@ -92,6 +92,13 @@ class Part:
         }
         return replace(self, **columns, end=np.maximum(end, born + 1).astype(np.uint32))
 
+    def is_like(self, other: Part) -> bool:
+        """Whether another part asks for the same, with the same lives."""
+        import numpy as np
+
+        columns = ("size", "end", "over", "stream")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
+
     def peak(self) -> int:
         """The most bytes that live at once if it is repeated for ever."""
         import numpy as np
@@ -201,11 +208,14 @@ def stretches(requests: Requests, marks: list[tuple[int, str]], events: int) -> 
     at = np.searchsorted(requests.event, ends).tolist()
     at.append(at[-1])
     # "step:1024" is an iteration of the kind "step" whose length was 1024
-    return [
+    found = [
         Stretch(kind.split(":")[0], at[i], at[i + 1], at[i + 2])
         for i, (_, kind) in enumerate(marks)
         if kind
     ]
+    while found and found[-1].begin == found[-1].end:
+        found.pop()  # a mark behind the last request
+    return found
 
 
 def lives_of(parts: Sequence[Part]) -> Lives:

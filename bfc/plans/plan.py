@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bfc.allocators._allocator import Allocator
 from bfc.errors import PlanError, TraceError
 from bfc.files import read_arrays, replacing
 from bfc.plans._planning import as_torch_rounds
@@ -32,11 +31,9 @@ from bfc.plans.parts import (
 )
 from bfc.plans.repeats import iterations_in
 from bfc.plans.serving import Served, served
-from bfc.policies._bfc import BFCAllocator
-from bfc.policies._caching import CachingAllocator
+from bfc.plans.trying import Fallback
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
-from bfc.suballocators import SimulatedSubAllocator
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +57,8 @@ FORMAT, VERSION = "bfc plan", 1
 MOST_TEXT = 1 << 20
 #: How many iterations of a kind become one.
 ITERATIONS = 3
+#: A plan is served if the policy reserves less than this part of what it reserves without one.
+GATE = 0.95
 
 
 class Plan:
@@ -88,6 +87,10 @@ class Plan:
         The most rounded bytes that were live at once in the recording.
     online : int
         What the fallback policy reserved when it replayed the recording, in bytes.
+    planned : int
+        What it reserved when it replayed the recording with a plan, in bytes: the most of this
+        plan, and where iterations differ, of plans that were made without one of them. 0 if no
+        iteration comes again, so that nothing shows how well a plan fits.
 
     Raises
     ------
@@ -124,6 +127,7 @@ class Plan:
     bound: int
     peak: int
     online: int
+    planned: int
 
     def __init__(self) -> None:
         raise TypeError("a plan is made by bfc.Plan.from_trace, or read by bfc.Plan.load")
@@ -190,7 +194,7 @@ class Plan:
         the highest peak stands for all.
 
         Cost: one to three microseconds for each request, more where the quickest layout leaves
-        gaps; and one replay.
+        gaps; and two replays. Where iterations differ, up to three more plans are made, and tried.
         """
         if fallback not in UNITS:
             raise ValueError(f"fallback is 'caching' or 'bfc', not {fallback!r}")
@@ -206,20 +210,28 @@ class Plan:
                 raise ValueError(f"marks are numbers of events, or 'auto', not {marks!r}")
             marks = iterations_in(requests)
         marked = marks_of(trace, marks, kinds)
-        parts = _parts(requests, stretches(requests, marked, len(trace)))
-        facts = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
+        found = stretches(requests, marked, len(trace))
         whole = requests.part(HEAD, "", 0, len(requests.size), len(requests.size))
         peak = lives_of([whole]).most(whole.size.astype("int64"))
-        if is_guess and facts["base"] + facts["body"] < peak:  # the peak is in none of them
-            facts = _laid_out([whole], UNITS[fallback], apart=fallback == "caching")
-        return cls._of(
-            facts.pop("parts"),
-            **facts,
-            fallback=fallback,
-            settings=text or "",
-            peak=peak,
-            online=_reserved(trace, fallback, text or "", version, whole),
-        )
+        policy = Fallback(fallback, text or "", version, peak)
+        facts: dict[str, Any] = {"fallback": fallback, "settings": text or "", "peak": peak}
+        facts["online"] = policy.reserves(trace)
+
+        def made(parts: list[Part]) -> Plan:
+            laid_out = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
+            return cls._of(laid_out.pop("parts"), **laid_out, **facts, planned=0)
+
+        plan = made(_parts(requests, found))
+        if is_guess and plan.span < peak:  # the peak is in none of them
+            return made([whole])
+        if _comes_again(found):
+            told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
+            run = trace._with_meta(told | {"marks": [list(mark) for mark in marked]})
+            tried = [plan]
+            if not _are_alike(requests, found):
+                tried += [made(_parts(requests, found, left_out=i)) for i in range(ITERATIONS)]
+            plan.planned = max(policy.reserves(run, each) for each in tried)
+        return plan
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -234,6 +246,26 @@ class Plan:
         peak the `peak` counts, and not the `span`: they need memory beside it.
         """
         return self.online - max(self.span, self.peak)
+
+    @property
+    def declined(self) -> str | None:
+        """Why an allocator would not serve it, as far as its recording shows; or None."""
+        return self._declined(GATE)
+
+    def _declined(self, gate: float) -> str | None:
+        """Why it is not served, if it has to stay below this part of what the policy reserves."""
+        if not self.planned:
+            return (
+                "no iteration comes again in the recording of the plan, so that nothing shows how "
+                "well it fits a run"
+            )
+        if self.planned < gate * self.online:
+            return None
+        return (
+            f"the plan would not have paid: when {self.fallback} replayed its recording, it "
+            f"reserved {format_bytes(self.planned)} with a plan, {format_bytes(self.online)} "
+            f"without one, and a plan has to stay below {gate:.0%} of that"
+        )
 
     def _served(self, policy: str, alignment: int) -> Served:
         """What an allocator needs of it. Raises PlanError if it cannot serve the plan."""
@@ -360,7 +392,7 @@ class Plan:
 
 
 #: The numbers of a plan and of its parts that a file has beside the slots.
-FIGURES = ("base", "body", "bound", "peak", "online")
+FIGURES = ("base", "body", "bound", "peak", "online", "planned")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
 
 
@@ -382,40 +414,69 @@ def _rounded(
     return (rounded + unit - np.uint64(1)) // unit * unit
 
 
-def _parts(requests: Requests, found: list[Stretch]) -> list[Part]:
-    """The head, and for each kind its body and what its first iteration allocates for good."""
-
-    while found and found[-1].begin == found[-1].end:
-        found.pop()  # a mark behind the last request
+def _parts(requests: Requests, found: list[Stretch], left_out: int | None = None) -> list[Part]:
+    """The head, and for each kind its body and what its first iteration allocates for good. Of each
+    kind the iteration of the number `left_out` does not count."""
     total = len(requests.size)
     if not found:
         return [requests.part(HEAD, "", 0, total, total)]
     parts = [requests.part(HEAD, "", 0, found[0].begin, found[0].end)]
-    kinds = dict.fromkeys(stretch.kind for stretch in found)
+    kinds = _by_kind(found)
     if len(kinds) > MOST_KINDS:
         raise PlanError(
             f"the marks name {len(kinds)} kinds of iterations, and a plan has at most "
             f"{MOST_KINDS}: iterations that ask for the same are of one kind"
         )
-    for kind in kinds:
-        parts += _body_of(requests, [stretch for stretch in found if stretch.kind == kind])
+    for its in kinds.values():
+        parts += _body_of(requests, its[0], _known(requests, its, left_out))
     return parts
 
 
-def _body_of(requests: Requests, found: list[Stretch]) -> list[Part]:
-    """The body of one kind, and what the first iteration allocates for good, if it does."""
+def _by_kind(found: list[Stretch]) -> dict[str, list[Stretch]]:
+    kinds: dict[str, list[Stretch]] = {}
+    for stretch in found:
+        kinds.setdefault(stretch.kind, []).append(stretch)
+    return kinds
+
+
+def _comes_again(found: list[Stretch]) -> bool:
+    return any(len(its) > 1 for its in _by_kind(found).values())
+
+
+def _known(requests: Requests, its: list[Stretch], left_out: int | None = None) -> list[Stretch]:
+    """Those of one kind that a body is made of."""
     # What the last stretch of a run leaves live may be freed in the next one: nothing says so
-    known = [stretch for stretch in found if stretch.end < len(requests.size)] or found
-    first, kind = found[0], found[0].kind
+    known = [stretch for stretch in its if stretch.end < len(requests.size)] or its
+    if left_out is None or len(known) == 1:
+        return known[-ITERATIONS:]
+    known = known[-ITERATIONS - 1 :]
+    del known[len(known) - 1 - left_out % len(known)]
+    return known
+
+
+def _are_alike(requests: Requests, found: list[Stretch]) -> bool:
+    """Whether the iterations that bodies are made of differ in nothing, so that a plan without one
+    of them would be the same."""
+    for its in _by_kind(found).values():
+        made = [_body_part(requests, stretch) for stretch in _known(requests, its)]
+        if not all(made[0].is_like(part) for part in made[1:]):
+            return False
+    return True
+
+
+def _body_part(requests: Requests, stretch: Stretch) -> Part:
+    part = requests.part(BODY, stretch.kind, stretch.begin, stretch.end, stretch.after)
+    return part.taken(part.over != FOREVER)
+
+
+def _body_of(requests: Requests, first: Stretch, known: list[Stretch]) -> list[Part]:
+    """The body of one kind, and what the first iteration allocates for good, if it does."""
     never = requests.freed[first.begin : first.end] == -1
-    whole = requests.part(BODY, kind, first.begin, first.end, first.after)
-    made = [
-        requests.part(BODY, kind, stretch.begin, stretch.end, stretch.after)
-        for stretch in known[-ITERATIONS:]
-    ]
-    ending = [part.taken(part.over != FOREVER) for part in made]
+    whole = requests.part(BODY, first.kind, first.begin, first.end, first.after)
+    ending = [_body_part(requests, stretch) for stretch in known]
     lasting = int(never.sum())
-    left_out = len(made[-1]) - len(ending[-1]) - (lasting if known[-1] == first else 0)
+    last = known[-1].end - known[-1].begin
+    left_out = last - len(ending[-1]) - (lasting if known[-1] == first else 0)
     body = replace(consensus(ending), left_out=left_out)
     return [body, _late_of(whole, never, body)] if lasting else [body]
 
@@ -472,19 +533,6 @@ def _of_blocks(lives: Lives, chosen: NDArray[np.intp]) -> Lives:
     kept = np.isin(lives.block, chosen)
     number = np.searchsorted(chosen, lives.block[kept])
     return Lives(number, lives.birth[kept], lives.death[kept])
-
-
-def _reserved(trace: Trace, fallback: str, settings: str, version: str, whole: Part) -> int:
-    """What the policy reserves at most when it replays the trace."""
-    capacity = 4 * lives_of([whole]).most(whole.size.astype("int64")) + (1 << 30)
-    source = SimulatedSubAllocator(capacity)
-    allocator: Allocator
-    if fallback == "bfc":
-        allocator = BFCAllocator(source, allow_growth=True)
-    else:
-        allocator = CachingAllocator(source, settings=settings, torch=version)
-    with allocator:
-        return trace.replay(allocator).peak_bytes_reserved
 
 
 def _described(text: NDArray[Any]) -> dict[str, Any]:

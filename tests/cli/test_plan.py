@@ -26,9 +26,10 @@ def test_a_run_that_repeats_is_planned(tmp_path: Path, capsys):
     assert lines[1].split()[:1] == ["head"]
     assert lines[2].startswith("train body")
     assert "2 of 2 recorded agree" in lines[2]
-    assert "1.0000 of the most that was live" in lines[-2]
-    assert lines[-1].startswith("caching (PyTorch 2.15) reserved ")
-    assert ": the plan saves " in lines[-1]
+    assert "1.0000 of the most that was live" in lines[-3]
+    assert lines[-2].startswith("caching (PyTorch 2.15) reserved ")
+    assert ": the plan saves " in lines[-2]
+    assert lines[-1].startswith("tried on the recording, ")
     plan = bfc.Plan.load(target)
     assert plan.kinds == ("train",)
     assert plan.span == plan.bound
@@ -38,6 +39,7 @@ def test_a_run_that_does_not_repeat_is_laid_out_once(capsys):
     assert main(["plan", DOES_NOT, "--fallback", "bfc"]) == 0
     out = capsys.readouterr().out
     assert "no iterations are marked, and none was found" in out
+    assert "an allocator declines it: no iteration comes again" in out
     assert "bfc reserved" in out
 
 
