@@ -156,10 +156,10 @@ def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
         f"{format_bytes(abs(plan.budget))}"
     )
     if plan.planned:
-        part = plan.planned / plan.online
+        ratio = plan.planned / plan.online
         lines.append(
             f"tried on the recording, each iteration with a plan of others: {plan.fallback} "
-            f"reserved {format_bytes(plan.planned)}, {part:.3f} of that"
+            f"reserved {format_bytes(plan.planned)}, {ratio:.3f} of that"
         )
     if len(plan.parts) == 1:
         lines.append(
