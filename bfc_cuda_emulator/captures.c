@@ -91,22 +91,39 @@ CUresult capture_forbids_asking(const struct event *event)
     return event->captured ? CUDA_ERROR_CAPTURED_EVENT : CUDA_SUCCESS;
 }
 
-/* Work for a stream that captures goes into the graph. Work for the legacy stream would have to
- * wait for blocking streams that capture, which cannot be. */
+/* The legacy stream would have to wait for blocking streams that capture, which cannot be. To ask
+ * whether it captures is an error as well, but spoils nothing. */
+static CUresult legacy_forbidden(const struct stream *stream, bool spoils)
+{
+    CUresult result = CUDA_SUCCESS;
+    if (stream != stream->context->legacy)
+        return CUDA_SUCCESS;
+    for (struct stream *other = stream->context->streams; other; other = other->next)
+        if (other->capture && stream_blocking(other)) {
+            if (spoils)
+                capture_invalidate(other->capture);
+            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+        }
+    return result;
+}
+
+/* Work for a stream that captures goes into the graph. */
 CUresult capture_enter(struct stream *stream, bool *taken)
 {
     *taken = stream->capture != NULL;
     if (*taken)
         return stream->capture->invalid ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
-    if (stream != stream->context->legacy)
-        return CUDA_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
-    for (struct stream *other = stream->context->streams; other; other = other->next)
-        if (other->capture && stream_blocking(other)) {
-            capture_invalidate(other->capture);
-            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
-        }
-    return result;
+    return legacy_forbidden(stream, true);
+}
+
+/* A stream that captures is neither waited for nor asked how far it is, nor is the legacy stream
+ * that would have to wait for it. */
+CUresult capture_forbids_stream(struct stream *stream)
+{
+    if (!stream->capture)
+        return legacy_forbidden(stream, true);
+    capture_invalidate(stream->capture);
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 /* Puts work into the graph, behind the terminals of its stream. The work is gone afterwards. */
@@ -147,6 +164,10 @@ CUresult capture_wait(struct stream *stream, const struct event *event, bool *jo
     }
     if (!capture)
         return CUDA_SUCCESS;
+    if (stream == stream->context->legacy) {
+        capture_invalidate(capture);
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT; /* it joins none */
+    }
     stream->capture = capture;
     return nodes_add_all(&stream->terminals, &event->nodes) ? CUDA_SUCCESS
                                                             : CUDA_ERROR_OUT_OF_MEMORY;
@@ -235,11 +256,7 @@ API cuStreamEndCapture(CUstream handle, CUgraph *graph)
 static CUresult find_capturing(struct call *call, CUstream handle, struct stream **stream)
 {
     CUresult result = stream_resolve(call, handle, stream);
-    if (!result && *stream == (*stream)->context->legacy) {
-        bool taken;
-        result = capture_enter(*stream, &taken);
-    }
-    return result;
+    return result ? result : legacy_forbidden(*stream, false);
 }
 
 static int status_of(const struct stream *stream)

@@ -79,6 +79,10 @@ void copy_run(struct work *work)
     int device = work->stream->context->device;
     if (copy_check(work->name, work->to, copy_reach_to(work), work->to_how | TOUCH_NOW, device))
         return;
+    if (work->action == FILL && work->unit == 1) {
+        memset(memory_at(work->to), (int)work->value, work->bytes);
+        return;
+    }
     if (work->action == FILL) {
         unsigned char *to = memory_at(work->to);
         for (size_t i = 0; i < work->bytes; i += work->unit)

@@ -273,6 +273,7 @@ struct exec {
     struct work *works;
     size_t count;
     struct belongings *belongings;
+    struct record *finished; /* of the last launch: the next one waits for it, on whatever stream */
 };
 
 /* CUgraphEdgeData. All edges are plain here. */
@@ -473,6 +474,7 @@ CUresult capture_forbids(struct thread *thread);
 CUresult capture_forbids_waiting(const struct context *context);
 CUresult capture_forbids_asking(const struct event *event);
 CUresult capture_enter(struct stream *stream, bool *taken);
+CUresult capture_forbids_stream(struct stream *stream);
 CUresult capture_add(struct work *work, struct stream *stream);
 CUresult capture_record(struct event *event, const struct stream *stream);
 CUresult capture_wait(struct stream *stream, const struct event *event, bool *joined);

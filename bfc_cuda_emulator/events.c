@@ -168,6 +168,10 @@ API cuEventElapsedTime(float *out, CUevent start_handle, CUevent end_handle)
     CUresult result = event_find(&call, start_handle, &start);
     if (!result)
         result = event_find(&call, end_handle, &end);
+    if (!result)
+        result = capture_forbids_asking(start);
+    if (!result)
+        result = capture_forbids_asking(end);
     if (!result && (!out || start->context != end->context || !start->record || !end->record ||
                     ((start->flags | end->flags) & DISABLE_TIMING)))
         result = CUDA_ERROR_INVALID_HANDLE;

@@ -386,6 +386,8 @@ static bool take_works(struct exec *exec, const struct graph *graph)
 
 void exec_gone(struct exec *exec, enum state state)
 {
+    record_release(exec->finished);
+    exec->finished = NULL;
     free(exec->works);
     exec->works = NULL;
     belongings_release(exec->belongings);
@@ -531,6 +533,17 @@ static CUresult check_memory(const struct exec *exec)
     return CUDA_SUCCESS;
 }
 
+/* A graph does not keep the events that its nodes name. The manual leaves open what a launch does
+ * once one was destroyed; here it is refused, like each other call with such an event. */
+static CUresult check_events(struct call *call, const struct work *works, size_t count)
+{
+    struct event *event;
+    for (size_t i = 0; i < count; i++)
+        if (works[i].event && event_find(call, works[i].event, &event))
+            return CUDA_ERROR_INVALID_HANDLE;
+    return CUDA_SUCCESS;
+}
+
 /* An event of a node is recorded, or waited for, anew at each launch. */
 static bool fill_in(struct work *work)
 {
@@ -553,9 +566,42 @@ static bool fill_in(struct work *work)
     return true;
 }
 
-static CUresult launch(const struct exec *exec, struct stream *stream)
+/* A mark that the stream waits for, or that it sets. */
+static CUresult queue_mark(struct call *call, enum action action, struct record *mark,
+                           struct stream *stream)
 {
-    CUresult result = check_memory(exec);
+    struct work *work = work_new(call, action);
+    if (!work)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    work->record = mark;
+    mark->users++;
+    return work_queue(work, stream);
+}
+
+/* What was instantiated once does not run twice at a time. */
+static CUresult after_the_last_launch(struct call *call, struct exec *exec, struct stream *stream)
+{
+    return exec->finished ? queue_mark(call, WAIT, exec->finished, stream) : CUDA_SUCCESS;
+}
+
+static CUresult mark_the_end(struct call *call, struct exec *exec, struct stream *stream)
+{
+    struct record *mark = calloc(1, sizeof *mark);
+    if (!mark)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    mark->users = 1;
+    record_release(exec->finished);
+    exec->finished = mark;
+    return queue_mark(call, RECORD, mark, stream);
+}
+
+static CUresult launch(struct call *call, struct exec *exec, struct stream *stream)
+{
+    CUresult result = check_events(call, exec->works, exec->count);
+    if (!result)
+        result = check_memory(exec);
+    if (!result)
+        result = after_the_last_launch(call, exec, stream);
     for (size_t i = 0; !result && i < exec->count; i++) {
         struct work *work = malloc(sizeof *work);
         if (!work)
@@ -569,7 +615,7 @@ static CUresult launch(const struct exec *exec, struct stream *stream)
         work->belongings->users++;
         result = work_queue(work, stream);
     }
-    return result;
+    return result ? result : mark_the_end(call, exec, stream);
 }
 
 API cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
@@ -586,7 +632,7 @@ API cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
         result = capture_enter(stream, &taken);
     if (!result && taken)
         result = CUDA_ERROR_NOT_SUPPORTED; /* graphs within graphs are not emulated */
-    return emulator_end(&call, result ? result : launch(exec, stream));
+    return emulator_end(&call, result ? result : launch(&call, exec, stream));
 }
 
 API cuGraphUpload(CUgraphExec handle, CUstream stream_handle)

@@ -49,7 +49,7 @@ API cuKernelGetFunction(void **out, const void *kernel)
 API cuModuleLoadData(void **out, const void *code)
 {
     struct call call = CALL("cuModuleLoadData");
-    return give(&call, CONTEXT, code, out);
+    return give(&call, CONTEXT | UNSAFE, code, out);
 }
 
 API cuModuleGetFunction(void **out, const void *module, const char *name)

@@ -282,6 +282,8 @@ API cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, u
     (void)flags;
     BEGIN(call, CONTEXT);
     CUresult result = stream_resolve(&call, handle, &stream);
+    if (!result)
+        result = capture_forbids_stream(stream); /* no node of a graph does this */
     if (!result && !regions_find(&machine.regions, address))
         result = CUDA_ERROR_INVALID_VALUE;
     return emulator_end(&call, result);

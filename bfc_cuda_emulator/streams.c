@@ -130,15 +130,6 @@ API cuStreamDestroy_v2(CUstream handle)
     return emulator_end(&call, CUDA_SUCCESS);
 }
 
-/* Waiting for a stream that captures would wait for ever: the capture is spoilt instead. */
-static CUresult not_capturing(struct stream *stream)
-{
-    if (!stream->capture)
-        return CUDA_SUCCESS;
-    capture_invalidate(stream->capture);
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-}
-
 API cuStreamQuery(CUstream handle)
 {
     struct call call = CALL("cuStreamQuery", .stream = NUMBER(handle));
@@ -146,7 +137,7 @@ API cuStreamQuery(CUstream handle)
     BEGIN(call, STARTED);
     CUresult result = stream_resolve(&call, handle, &stream);
     if (!result)
-        result = not_capturing(stream);
+        result = capture_forbids_stream(stream);
     if (!result && work_pending(stream, machine.order))
         result = CUDA_ERROR_NOT_READY;
     return emulator_end(&call, result);
@@ -156,13 +147,10 @@ API cuStreamSynchronize(CUstream handle)
 {
     struct call call = CALL("cuStreamSynchronize", .stream = NUMBER(handle));
     struct stream *stream = NULL;
-    bool taken;
     BEGIN(call, STARTED);
     CUresult result = stream_resolve(&call, handle, &stream);
     if (!result)
-        result = not_capturing(stream);
-    if (!result)
-        result = capture_enter(stream, &taken);
+        result = capture_forbids_stream(stream);
     return emulator_end(&call, result ? result : wait_stream(&call, stream));
 }
 
@@ -205,6 +193,8 @@ static CUresult queue_call(struct call *call, CUstream handle, struct work *mode
     bool taken = false;
     BEGIN(*call, STARTED);
     CUresult result = stream_resolve(call, handle, &stream);
+    if (!result && model->callback)
+        result = capture_forbids_stream(stream); /* a graph calls host functions only */
     if (!result)
         result = capture_enter(stream, &taken);
     if (result)

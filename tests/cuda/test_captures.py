@@ -13,6 +13,7 @@ import raw_cuda
 import bfc
 
 MIB = 1 << 20
+SPOT = 4096  # bytes that are looked at
 GLOBAL, THREAD_LOCAL = 0, 1
 
 caching = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
@@ -56,13 +57,13 @@ def test_a_graph_is_replayed_while_others_allocate(make_cuda) -> None:
     """Its bytes go to nobody else, whatever happens in between: frees, emptying, running out."""
     allocator = make_cuda()
     with raw_cuda.stream() as stream:
-        out = allocator.allocate(MIB, stream=stream)
+        out = allocator.allocate(SPOT, stream=stream)
         with allocator.capture(stream) as pool:
             begin(stream)
             work = allocator.allocate(12 * MIB, stream=stream)
-            raw_cuda.fill(work.ptr, 5, MIB, on=stream)
+            raw_cuda.fill(work.ptr, 5, SPOT, on=stream)
             with raw_cuda.current():
-                raw_cuda.call("cuMemcpyDtoDAsync", out.ptr, work.ptr, MIB, stream)
+                raw_cuda.call("cuMemcpyDtoDAsync", out.ptr, work.ptr, SPOT, stream)
             inside = range(work.ptr, work.ptr + 12 * MIB)
             work.free()
             graph = end(stream)
@@ -73,12 +74,13 @@ def test_a_graph_is_replayed_while_others_allocate(make_cuda) -> None:
                     assert block.ptr not in inside
                     assert block.ptr + 7 * MIB - 1 not in inside
                     others.append(block)
-                if turn % 10 == 0:
-                    raw_cuda.fill(others[0].ptr, turn, MIB, on=stream)
-                    raw_cuda.fill(out.ptr, 0, MIB, on=stream)
-                    raw_cuda.call("cuGraphLaunch", made, stream)
-                    assert raw_cuda.read(out.ptr, MIB) == bytes([5]) * MIB
-                    assert raw_cuda.read(others[0].ptr, MIB) == bytes([turn]) * MIB
+                for block in others:
+                    raw_cuda.fill(block.ptr, turn, SPOT, on=stream)
+                raw_cuda.fill(out.ptr, 0, SPOT, on=stream)
+                raw_cuda.call("cuGraphLaunch", made, stream)
+                assert raw_cuda.read(out.ptr, SPOT) == bytes([5]) * SPOT
+                for block in others:
+                    assert raw_cuda.read(block.ptr, SPOT) == bytes([turn]) * SPOT
                 for block in others:
                     block.free()
                 allocator.empty_cache()

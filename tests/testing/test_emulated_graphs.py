@@ -12,7 +12,7 @@ from cuda_calls import alloc, code, cu, enter, event, fill, ok, peek, stream
 
 from bfc.testing import cuda_emulator as emulator
 
-INVALID_VALUE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 401, 801
+INVALID_VALUE, INVALID_HANDLE, ILLEGAL_STATE, NOT_SUPPORTED = 1, 400, 401, 801
 UNSUPPORTED, INVALIDATED, MERGE, UNMATCHED, UNJOINED, ISOLATION = 900, 901, 902, 903, 904, 905
 IMPLICIT, CAPTURED_EVENT, WRONG_THREAD, UPDATE_FAILURE = 906, 907, 908, 910
 MODES = cu.CUstreamCaptureMode
@@ -139,25 +139,52 @@ def outside_event(queue: Any) -> Any:
     return mark
 
 
-SPOILERS: dict[str, tuple[Callable[[Any], Any], int]] = {
-    "cuMemAlloc": (lambda _: cu.cuMemAlloc(8), UNSUPPORTED),
-    "cuMemAllocHost": (lambda _: cu.cuMemHostAlloc(8, 0), UNSUPPORTED),
+NO_CALLBACK = cu.CUstreamCallback(1)  # never called
+
+#: What conflicts with a capture: a relaxed thread may not call it either.
+CONFLICTS: dict[str, tuple[Callable[[Any], Any], int]] = {
     "query": (lambda queue: cu.cuStreamQuery(queue), UNSUPPORTED),
     "synchronise": (lambda queue: cu.cuStreamSynchronize(queue), UNSUPPORTED),
     "context": (lambda _: cu.cuCtxSynchronize(), UNSUPPORTED),
-    "event": (lambda _: cu.cuEventQuery(event()), UNSUPPORTED),
+    "callback": (lambda queue: cu.cuStreamAddCallback(queue, NO_CALLBACK, 0, 0), UNSUPPORTED),
+    "attach": (lambda queue: cu.cuStreamAttachMemAsync(queue, MEMORY[0], 0, 1), UNSUPPORTED),
     "captured": (lambda queue: cu.cuEventQuery(captured_event(queue)), CAPTURED_EVENT),
     "waited": (lambda queue: cu.cuEventSynchronize(captured_event(queue)), CAPTURED_EVENT),
+    "timed": (
+        lambda queue: cu.cuEventElapsedTime(captured_event(queue), event()),
+        CAPTURED_EVENT,
+    ),
     "isolation": (lambda queue: cu.cuStreamWaitEvent(queue, outside_event(queue), 0), ISOLATION),
+    "joined": (lambda queue: cu.cuStreamWaitEvent(0, captured_event(queue), 0), IMPLICIT),
     "free": (lambda queue: cu.cuMemFreeAsync(MEMORY[0], queue), INVALID_VALUE),
 }
+#: What is only unsafe.
+UNSAFE: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "cuMemAlloc": (lambda _: cu.cuMemAlloc(8), UNSUPPORTED),
+    "cuMemAllocManaged": (lambda _: cu.cuMemAllocManaged(8, 1), UNSUPPORTED),
+    "cuMemFree": (lambda _: cu.cuMemFree(MEMORY[1]), UNSUPPORTED),
+    "cuMemAllocHost": (lambda _: cu.cuMemHostAlloc(8, 0), UNSUPPORTED),
+    "cuMemFreeHost": (lambda _: cu.cuMemFreeHost(MEMORY[2]), UNSUPPORTED),
+    "cuModuleLoadData": (lambda _: cu.cuModuleLoadData(b"code"), UNSUPPORTED),
+    "event": (lambda _: cu.cuEventQuery(event()), UNSUPPORTED),
+    "wait": (lambda _: cu.cuEventSynchronize(event()), UNSUPPORTED),
+}
+SPOILERS = CONFLICTS | UNSAFE
 MEMORY: list[int] = []
 
 
+@pytest.fixture
+def memory() -> None:
+    """Of a pool, of the device, of the host."""
+    pooled = int(ok(cu.cuMemAllocAsync(8, 0)))
+    MEMORY[:] = [pooled, alloc(8), int(ok(cu.cuMemHostAlloc(8, 0)))]
+
+
 @pytest.mark.parametrize("name", SPOILERS)
-def test_a_forbidden_call_fails_and_spoils_the_capture(gpu: emulator.Driver, name: str) -> None:
+def test_a_forbidden_call_fails_and_spoils_the_capture(
+    gpu: emulator.Driver, memory: None, name: str
+) -> None:
     queue = stream(1)
-    MEMORY[:] = [int(ok(cu.cuMemAllocAsync(8, queue)))]
     call, error = SPOILERS[name]
     begin(queue)
     assert code(call(queue)) == error
@@ -169,13 +196,76 @@ def test_a_forbidden_call_fails_and_spoils_the_capture(gpu: emulator.Driver, nam
     assert peek(MEMORY[0]) == b"\3"
 
 
-@pytest.mark.parametrize("name", ["cuMemAlloc", "cuMemAllocHost", "event"])
-def test_a_relaxed_thread_may_call_what_is_only_unsafe(gpu: emulator.Driver, name: str) -> None:
+@pytest.mark.parametrize("begun", [GLOBAL, RELAXED])
+@pytest.mark.parametrize("name", SPOILERS)
+def test_a_relaxed_thread_or_capture_allows_what_is_only_unsafe(
+    gpu: emulator.Driver, memory: None, name: str, begun: Any
+) -> None:
     queue = stream(1)
-    begin(queue)
-    before = ok(cu.cuThreadExchangeStreamCaptureMode(RELAXED))
-    assert code(SPOILERS[name][0](queue)) == 0
+    call, error = SPOILERS[name]
+    begin(queue, begun)
+    before = ok(cu.cuThreadExchangeStreamCaptureMode(GLOBAL if begun == RELAXED else RELAXED))
+    assert code(call(queue)) == (0 if name in UNSAFE else error)
     ok(cu.cuThreadExchangeStreamCaptureMode(before))
+    spoilt = name in CONFLICTS
+    assert int(ok(cu.cuStreamIsCapturing(queue))) == (INVALID if spoilt else ACTIVE)
+    assert code(cu.cuStreamEndCapture(queue)) == (INVALIDATED if spoilt else 0)
+
+
+@pytest.mark.parametrize("theirs", [GLOBAL, THREAD_LOCAL])
+@pytest.mark.parametrize("begun", [GLOBAL, THREAD_LOCAL])
+def test_another_thread_is_forbidden_only_if_both_modes_are_global(
+    gpu: emulator.Driver, memory: None, begun: Any, theirs: Any
+) -> None:
+    queue, results = stream(1), {}
+    context = ok(cu.cuCtxGetCurrent())
+    forbidden = begun == theirs == GLOBAL
+
+    def other_thread() -> None:
+        ok(cu.cuCtxSetCurrent(context))
+        ok(cu.cuThreadExchangeStreamCaptureMode(theirs))
+        for name, (call, _error) in UNSAFE.items():
+            results[name] = code(call(queue))
+
+    begin(queue, begun)
+    thread = threading.Thread(target=other_thread)
+    thread.start()
+    thread.join()
+    assert results == dict.fromkeys(UNSAFE, UNSUPPORTED if forbidden else 0)
+    assert int(ok(cu.cuStreamIsCapturing(queue))) == (INVALID if forbidden else ACTIVE)
+    cu.cuStreamEndCapture(queue)
+
+
+#: With the legacy stream, which waits for all streams that are not non-blocking.
+LEGACY: dict[str, Callable[[], Any]] = {
+    "fill": lambda: cu.cuMemsetD8Async(MEMORY[1], 1, 8, 0),
+    "copy": lambda: cu.cuMemcpyDtoD(MEMORY[1], MEMORY[1], 8),
+    "record": lambda: cu.cuEventRecord(event(), 0),
+    "wait": lambda: cu.cuStreamWaitEvent(0, captured_event(stream(0)), 0),
+    "query": lambda: cu.cuStreamQuery(0),
+    "synchronise": lambda: cu.cuStreamSynchronize(0),
+    "allocate": lambda: cu.cuMemAllocAsync(8, 0),
+}
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("name", LEGACY)
+def test_the_legacy_stream_may_not_be_used_while_a_blocking_stream_captures(
+    gpu: emulator.Driver, memory: None, name: str, blocking: bool
+) -> None:
+    queue = stream(0 if blocking else 1)
+    begin(queue)
+    result = code(LEGACY[name]())
+    assert result == (IMPLICIT if blocking else 0)
+    assert int(ok(cu.cuStreamIsCapturing(queue))) == (INVALID if blocking else ACTIVE)
+    cu.cuStreamEndCapture(queue)
+
+
+def test_to_ask_whether_the_legacy_stream_captures_spoils_nothing(gpu: emulator.Driver) -> None:
+    queue = stream(0)
+    begin(queue)
+    assert code(cu.cuStreamIsCapturing(0)) == IMPLICIT
+    assert code(cu.cuStreamGetCaptureInfo(0)) == IMPLICIT
     assert int(ok(cu.cuStreamIsCapturing(queue))) == ACTIVE
     ok(cu.cuStreamEndCapture(queue))
 
@@ -270,6 +360,40 @@ def test_external_events_are_recorded_and_awaited_at_each_launch(gpu: emulator.D
     assert peek(memory) == b"\0"
     gpu.release(queue)
     assert peek(memory) == b"\1"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_launch_is_refused_if_an_event_of_its_graph_was_destroyed(
+    gpu: emulator.Driver, waits: bool
+) -> None:
+    queue, mark, memory = stream(1), event(), alloc(8)
+    begin(queue)
+    if waits:
+        ok(cu.cuStreamWaitEvent(queue, mark, 1))
+    else:
+        ok(cu.cuEventRecordWithFlags(mark, queue, 1))
+    fill(memory, 3, queue)
+    made = run(ok(cu.cuStreamEndCapture(queue)), queue)
+    fill(memory, 0, queue)
+    ok(cu.cuEventDestroy(mark))
+    assert code(cu.cuGraphLaunch(made, queue)) == INVALID_HANDLE
+    assert "was destroyed" in gpu.complaints[0]
+    gpu.clear()
+    assert peek(memory) == b"\0"
+
+
+def test_a_graph_does_not_run_beside_itself(gpu: emulator.Driver) -> None:
+    first, second, source, out = stream(1), stream(1), alloc(8), alloc(8)
+    begin(first)
+    ok(cu.cuMemcpyDtoDAsync(out, source, 8, first))
+    made = ok(cu.cuGraphInstantiate(ok(cu.cuStreamEndCapture(first)), 0))
+    fill(source, 5, second)
+    gpu.hold(first)
+    ok(cu.cuGraphLaunch(made, first))
+    ok(cu.cuGraphLaunch(made, second))
+    assert peek(out) == b"\0"
+    gpu.release(first)
+    assert peek(out) == b"\5"
 
 
 def test_an_update_takes_the_same_shape_only(gpu: emulator.Driver) -> None:
