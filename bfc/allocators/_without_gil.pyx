@@ -22,13 +22,16 @@ cdef enum:
     POLLS = 100     # of 1 ms
 
 
-cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
+cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, const uint64_t* pool,
+                                uint64_t* ptr) noexcept nogil:
     """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
 
     If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
     that thread may need the GIL, while the thread that has the GIL may be waiting for a mutex that our caller holds.
 
     No fence is made for the memory: its free names a stream, and the home stream waits for that one.
+
+    `pool` is the id of the private pool, two numbers, that the request is for unless a scope diverts it; or NULL.
     """
     cdef Placement placed
     cdef Request request
@@ -44,6 +47,9 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         if poll == 0:   # under the lock: a thread with the GIL may be changing the settings that round it
             allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
             request.asking.without_gil = True
+            if pool != NULL:
+                request.captured[0] = pool[0]
+                request.captured[1] = pool[1]
             request.owner = owner if allocator.pool.owned.know(owner) else NO_OWNER
         closed = allocator.is_closed
         if not closed and not request.refused:

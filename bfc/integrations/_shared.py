@@ -112,6 +112,20 @@ def is_captured(allocator: Allocator, stream: object) -> bool:
     return mine != 0 and any(capture_id(other) == mine for other in streams)
 
 
+def refuse_unknown_capture(allocator: Allocator, stream: int) -> None:
+    """Raises RuntimeError if a stream captures a graph that the allocator was not told of.
+
+    A temporary array of the capture would be freed at its end, and its memory go to others, while
+    each launch of the graph still writes there. One driver call; none for the default stream.
+    """
+    if allocator.sub_allocator.capture_id(stream) and not is_captured(allocator, stream):
+        raise RuntimeError(
+            f"stream {stream:#x} captures a CUDA graph, which uses its memory at each launch, and "
+            "others would get that memory once it is freed here\n  try: `with "
+            "allocator.capture(stream) as graph_pool:` around the capture; or allocate before it"
+        )
+
+
 class Blocks:
     """Allocations by address, for libraries that also name a stream when they free.
 

@@ -1,33 +1,51 @@
 """The functions that PyTorch looks up by name in this extension module, as CUDAPluggableAllocator wants them.
 
 PyTorch calls them from any thread with its own mutex held. Meanwhile another thread may hold the GIL and wait for that
-mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing below takes it. See
-`bfc/native/source.h`.
+mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing that allocates or frees takes
+it. See `bfc/native/source.h`. What begins and ends a pool takes it: PyTorch holds no mutex then.
 """
 
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport Counters
+from bfc.interpreter._process cimport exiting
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._allocator cimport Allocator
+from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
+
+from bfc.errors import ClosedError
+from bfc.policies._caching import CachingAllocator
 
 cdef extern from *:
     """
+    #include <atomic>
     #include <cstddef>
+    #include <cstdint>
     #include <cstdio>
+    #include <functional>
+    #include <mutex>
     #include <new>
+    #include <stdexcept>
+    #include <utility>
+    #include <vector>
+
+    struct CUstream_st;
+    using bfc_pool_id = std::pair<unsigned long long, unsigned long long>;     /* c10's MempoolId_t */
+    using bfc_filter = std::function<bool(CUstream_st*)>;
 
     #define BFC_EXPORT extern "C" __attribute__((visibility("default")))
 
     struct bfc_figures { unsigned long long in_use, reserved, limit, largest_free; int closed, fault; };
     static void* (*bfc_pool)(int);      /* the allocator of a pool's pair of functions, or NULL */
     static void* (*bfc_device)(int);    /* the one that serves a device instead of PyTorch's, or NULL */
-    static bool (*bfc_allocate)(void*, size_t, void*, void**);
+    static bool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**);
     static bool (*bfc_free)(void*, void*, void*, bool);
     static void (*bfc_read)(void*, bfc_figures*);
+    enum { BFC_BEGIN, BFC_END, BFC_RELEASE };
+    static bool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t);   /* false: the text says why */
 
     namespace {
     /* PyTorch shows what() as the text of its error. */
@@ -56,20 +74,87 @@ cdef extern from *:
     void* pool_alloc(int number, size_t size, void* stream) noexcept {
         void* ptr = nullptr;
         void* allocator = bfc_pool(number);
-        if (allocator) bfc_allocate(allocator, size, stream, &ptr);
+        if (allocator) bfc_allocate(allocator, size, stream, nullptr, &ptr);
         return ptr;
     }
     void pool_free(int number, void* ptr, void* stream) noexcept {
         void* allocator = bfc_pool(number);
         if (allocator) bfc_free(allocator, ptr, stream, true);
     }
+
+    /* What PyTorch has begun: allocations for the streams that the filter names belong to the pool. A filter asks the
+     * driver whether its stream is part of the capture. Never destroyed: PyTorch may allocate as the process ends. */
+    struct Scope { int device; uint64_t pool[2]; bfc_filter takes; };
+    std::mutex& scopes_lock = *new std::mutex;
+    std::vector<Scope>& scopes = *new std::vector<Scope>;
+    std::atomic<size_t> open_scopes{0};
+
+    /* Of our own ids, which count like PyTorch's, these differ in one bit. */
+    void own_id(bfc_pool_id id, uint64_t* pool) noexcept {
+        pool[0] = id.first | 1ull << 32;
+        pool[1] = id.second;
+    }
+    bool find_scope(int device, void* stream, uint64_t* pool) {
+        if (!open_scopes.load(std::memory_order_acquire)) return false;
+        std::lock_guard<std::mutex> held(scopes_lock);
+        for (const Scope& it : scopes)
+            if (it.device == device && it.takes(static_cast<CUstream_st*>(stream))) {
+                pool[0] = it.pool[0];
+                pool[1] = it.pool[1];
+                return true;
+            }
+        return false;
+    }
+    void add_scope(int device, const uint64_t* pool, bfc_filter takes) {
+        std::lock_guard<std::mutex> held(scopes_lock);
+        scopes.push_back(Scope{device, {pool[0], pool[1]}, std::move(takes)});
+        open_scopes.store(scopes.size(), std::memory_order_release);
+    }
+    void remove_scope(int device, const uint64_t* pool) {
+        std::lock_guard<std::mutex> held(scopes_lock);
+        for (size_t i = 0; i < scopes.size(); ++i)
+            if (scopes[i].device == device && scopes[i].pool[0] == pool[0] && scopes[i].pool[1] == pool[1]) {
+                scopes.erase(scopes.begin() + i);
+                break;
+            }
+        open_scopes.store(scopes.size(), std::memory_order_release);
+    }
+    bool use(int what, int device, const uint64_t* pool, char* text, size_t room) noexcept {
+        void* allocator = bfc_device(device);
+        return !allocator || bfc_use(allocator, what, pool[0], pool[1], text, room);
+    }
+    }
+
+    /* What PyTorch calls around a capture. A failure must be thrown, but for a release, which destructors call. */
+    BFC_EXPORT void bfc_torch_begin_pool(int device, bfc_pool_id id, bfc_filter takes) {
+        char text[400] = "";
+        uint64_t pool[2];
+        own_id(id, pool);
+        if (!use(BFC_BEGIN, device, pool, text, sizeof text)) throw std::runtime_error(text);
+        add_scope(device, pool, std::move(takes));
+    }
+    BFC_EXPORT void bfc_torch_end_pool(int device, bfc_pool_id id) {
+        char text[400] = "";
+        uint64_t pool[2];
+        own_id(id, pool);
+        remove_scope(device, pool);
+        if (!use(BFC_END, device, pool, text, sizeof text)) throw std::runtime_error(text);
+    }
+    BFC_EXPORT void bfc_torch_release_pool(int device, bfc_pool_id id) {
+        char text[1];
+        uint64_t pool[2];
+        own_id(id, pool);
+        use(BFC_RELEASE, device, pool, text, 0);
     }
 
     /* Instead of PyTorch's allocator. PyTorch does not look at the result, so a failure must be thrown. */
     BFC_EXPORT void* bfc_torch_alloc(size_t size, int device, void* stream) {
         void* ptr = nullptr;
         void* allocator = bfc_device(device);
-        if (!allocator || !bfc_allocate(allocator, size, stream, &ptr)) throw OutOfMemory(allocator, size, device);
+        uint64_t pool[2];
+        const uint64_t* wanted = find_scope(device, stream, pool) ? pool : nullptr;
+        if (!allocator || !bfc_allocate(allocator, size, stream, wanted, &ptr))
+            throw OutOfMemory(allocator, size, device);
         return ptr;
     }
     BFC_EXPORT void bfc_torch_free(void* ptr, size_t, int device, void* stream) {
@@ -96,9 +181,14 @@ cdef extern from *:
         int fault
     void* (*bfc_pool)(int) noexcept nogil
     void* (*bfc_device)(int) noexcept nogil
-    cbool (*bfc_allocate)(void*, size_t, void*, void**) noexcept nogil
+    cbool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil
     cbool (*bfc_free)(void*, void*, void*, cbool) noexcept nogil
     void (*bfc_read)(void*, bfc_figures*) noexcept nogil
+    cbool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil
+    cdef enum:
+        BFC_BEGIN
+        BFC_END
+        BFC_RELEASE
 
 cdef enum:
     POOLS = 32                      # as many as there are pairs above
@@ -158,9 +248,11 @@ cdef void* device_at(int device) noexcept nogil:
 
 # A borrowed reference cannot be used as an object without the GIL, but it can be passed as one.
 
-cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, void** ptr) noexcept nogil:
+cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uint64_t* pool,
+                       void** ptr) noexcept nogil:
     cdef uint64_t address = 0, on = <size_t>stream
-    if size and not allocate_without_gil(allocator, size, 0 if on == allocator.default_stream_alias else on, &address):
+    on = 0 if on == allocator.default_stream_alias else on
+    if size and not allocate_without_gil(allocator, size, on, pool, &address):
         return False
     ptr[0] = <void*>address
     return True
@@ -185,8 +277,73 @@ cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     now.limit = allocator.limit
 
 
+cdef cbool use_pool(Allocator allocator, int what, uint64_t first, uint64_t second, char* text,
+                    size_t room) noexcept nogil:
+    if exiting:
+        return True
+    return use_pool_with_gil(allocator, what, first, second, text, room)
+
+
+cdef cbool use_pool_with_gil(Allocator allocator, int what, uint64_t first, uint64_t second, char* text,
+                             size_t room) noexcept with gil:
+    try:
+        use_pool_of(allocator, what, (first, second))
+    except BaseException as error:
+        if what == BFC_RELEASE:
+            report_unraisable(error, "the release of the memory of a graph of PyTorch's")
+        else:
+            say(str(error), text, room)
+        return False
+    return True
+
+
+cdef int use_pool_of(allocator, int what, tuple pool) except -1:
+    if not isinstance(allocator, CachingAllocator):
+        raise NotImplementedError(f"a {type(allocator).__name__} does not serve PyTorch's graphs and pools under "
+                                  "bfc.integrations.torch.replace: use a CachingAllocator")
+    if allocator.closed:
+        if what == BFC_BEGIN:
+            raise ClosedError("the allocator that serves this device is closed")
+    elif what == BFC_RELEASE:
+        allocator.release_pool(pool)
+    elif what == BFC_END:
+        end_pool(allocator, pool)
+    else:
+        begin_pool(allocator, pool)
+    return 0
+
+
+cdef int begin_pool(allocator, tuple pool) except -1:
+    """PyTorch's filter decides which requests are for the pool, and not a scope of ours: it is one of no stream."""
+    allocator.begin_allocate_to_pool(pool, "none")
+    try:
+        allocator.mark_capture_begin()
+    except BaseException:
+        allocator.end_allocate_to_pool(pool)
+        allocator.release_pool(pool)
+        raise
+    return 0
+
+
+cdef int end_pool(allocator, tuple pool) except -1:
+    try:
+        allocator.mark_capture_end()
+    finally:
+        allocator.end_allocate_to_pool(pool)
+    return 0
+
+
+cdef void say(str words, char* text, size_t room) noexcept:
+    cdef bytes encoded = words.encode("ascii", "replace")[:room - 1]
+    cdef size_t i
+    for i in range(<size_t>len(encoded)):
+        text[i] = encoded[i]
+    text[len(encoded)] = 0
+
+
 bfc_pool = pool_at
 bfc_device = device_at
-bfc_allocate = <cbool (*)(void*, size_t, void*, void**) noexcept nogil>allocate_in
+bfc_allocate = <cbool (*)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil>allocate_in
 bfc_free = <cbool (*)(void*, void*, void*, cbool) noexcept nogil>free_in
 bfc_read = <void (*)(void*, bfc_figures*) noexcept nogil>figures_of
+bfc_use = <cbool (*)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil>use_pool

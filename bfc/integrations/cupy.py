@@ -24,6 +24,7 @@ from bfc.integrations._shared import (
     by_device,
     client,
     no_allocator,
+    refuse_unknown_capture,
     require_runtime,
 )
 from bfc.pinned import PinnedAllocator
@@ -61,7 +62,8 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     -------
     callable
         It takes a number of bytes and returns a `MemoryPointer`, and raises what
-        `Allocator.allocate` does, or DeviceUnavailableError if the device has no allocator.
+        `Allocator.allocate` does, DeviceUnavailableError if the device has no allocator, or
+        RuntimeError if the stream captures a CUDA graph outside of `CachingAllocator.capture`.
 
     Raises
     ------
@@ -75,7 +77,8 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     stream uses it, call `allocator.record_stream(array.data.ptr, stream)`. The stream object is
     kept until the memory is reused; the owner of an `ExternalStream` must keep the stream itself.
 
-    Cost: as `allocate`, and two small objects of CuPy. Source: `cupy.cuda.memory`.
+    Cost: as `allocate`, and two small objects of CuPy; on a stream other than the default one, a
+    driver call, which asks whether it captures. Source: `cupy.cuda.memory`.
     """
     pools = by_device(allocators)
     cupy = client("cupy", INSTALL)
@@ -88,7 +91,10 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
         pool = pools.get(device) or no_allocator(pools, device)
         stream = current_stream()
         # Reading `ptr` is cheaper than asking the object, which only other streams need.
-        buffer = pool.allocate(nbytes, stream if stream.ptr else 0)
+        handle = stream.ptr
+        if handle:
+            refuse_unknown_capture(pool, handle)
+        buffer = pool.allocate(nbytes, stream if handle else 0)
         # An explicit device saves CuPy a driver call, which would fail for an address of 0.
         return pointer(memory(buffer.ptr, nbytes, buffer, device), 0)
 

@@ -7,6 +7,7 @@ from the allocator of bfc. This works at any time, in the thread that enters the
 With `replace` every tensor of the process comes from the allocator of bfc. PyTorch allows it only
 once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots
 then raise errors, `Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
+`torch.cuda.graph` and `make_graphed_callables` get private pools of a `CachingAllocator`.
 
 PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
 that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
@@ -20,6 +21,7 @@ rest.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -28,6 +30,13 @@ from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
 from bfc.integrations import _torch
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
+
+#: What PyTorch calls around a capture: the methods of its class that take our functions.
+_HOOKS = {
+    "set_begin_allocate_to_pool": "bfc_torch_begin_pool",
+    "set_end_allocate_to_pool_fn": "bfc_torch_end_pool",
+    "set_release_pool": "bfc_torch_release_pool",
+}
 
 _kept: list[Any] = []  # for ever: PyTorch may call them for as long as the process lives
 _pools: dict[int, Any] = {}  # of `install`, by the id of the allocator, which is kept for ever too
@@ -47,6 +56,14 @@ def _pluggable(torch: Any, alloc: str, free: str) -> Any:
     pluggable = torch.cuda.memory.CUDAPluggableAllocator(_torch.__file__, alloc, free)
     _kept.append(pluggable)
     return pluggable
+
+
+def _let_it_capture(pluggable: Any) -> None:
+    """Hands over the functions that give a graph a private pool."""
+    functions = ctypes.CDLL(_torch.__file__)
+    for method, name in _HOOKS.items():
+        address = ctypes.cast(getattr(functions, name), ctypes.c_void_p).value
+        getattr(pluggable.allocator(), method)(address)
 
 
 def mem_pool(allocator: Allocator, **options: Any) -> Any:
@@ -114,6 +131,10 @@ def replace(allocators: OneOrMore) -> None:
     On the allocator's own stream an allocation makes no driver call. On another stream, that stream
     waits for the allocator's at an allocation, and the reverse at a free: two driver calls each.
     Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
+
+    `torch.cuda.graph` works with a `CachingAllocator`: its graph has a private pool, shared as
+    PyTorch shares it (`pool=`), which goes back when the last graph is gone. A `BFCAllocator`
+    refuses the capture. Source: `CUDAPluggableAllocator` of PyTorch 2.15.
     """
     torch = _torch_with_cuda()
     with ExitStack() as undo:
@@ -121,6 +142,7 @@ def replace(allocators: OneOrMore) -> None:
             _torch.serve_device(allocator, ordinal)
             undo.callback(_torch.serve_device, None, ordinal)
         ours = _pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
+        _let_it_capture(ours)
         torch.cuda.memory.change_current_allocator(ours)
         undo.pop_all()
 

@@ -129,8 +129,8 @@ class GraphPool:
         Parameters
         ----------
         graph : object
-            Anything that can be referred to weakly, such as `cupy.cuda.Graph`, or an object of
-            yours that holds the graph.
+            Anything that can be referred to weakly, such as a graph of cuda.core or PyTorch, or an
+            object of yours that holds the graph. `cupy.cuda.Graph` cannot be.
 
         Raises
         ------

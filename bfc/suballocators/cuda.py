@@ -226,6 +226,8 @@ class CUDASubAllocator(SubAllocator):
     def capture_id(self, stream: int) -> int:
         if stream <= calls.LEGACY:
             return 0  # the default stream cannot capture, and may not be asked while others do
+        if stream > calls.PER_THREAD and not self._memory.is_capturing(stream):
+            return 0
         status, number, *_graph = calls.call("cuStreamGetCaptureInfo", stream)
         return int(number) or 1 if int(status) else 0
 

@@ -23,12 +23,13 @@ from pathlib import Path
 import pytest
 import raw_cuda
 from cuda_machine import ON_GPU
+from torch_harness import Harness, build
 
 import bfc
 from bfc.integrations import _torch
 from bfc.integrations import torch as integration
 
-HERE = Path(__file__).parent
+HELPERS = Path(__file__).parents[1] / "helpers"
 MIB = 1 << 20
 
 
@@ -38,69 +39,9 @@ both_policies = pytest.mark.parametrize(
 )
 
 
-class Harness:
-    """`alloc` raises MemoryError with the text of the C++ exception."""
-
-    def __init__(self, library: Path, pool: int | None = None) -> None:
-        self.calls = ctypes.CDLL(str(library))
-        self.calls_with_gil = ctypes.PyDLL(str(library))
-        functions = ctypes.CDLL(_torch.__file__)
-        alloc, free = "bfc_torch_alloc", "bfc_torch_free"
-        if pool is not None:
-            alloc, free = f"bfc_torch_pool_alloc_{pool}", f"bfc_torch_pool_free_{pool}"
-        self._alloc = ctypes.cast(getattr(functions, alloc), ctypes.c_void_p)
-        self._free = ctypes.cast(getattr(functions, free), ctypes.c_void_p)
-
-    def alloc(self, nbytes: int, device: int = 0, stream: int = 0) -> int:
-        ptr, text = ctypes.c_void_p(), ctypes.create_string_buffer(512)
-        failed = self.calls.harness_alloc(
-            self._alloc,
-            ctypes.c_size_t(nbytes),
-            device,
-            ctypes.c_void_p(stream),
-            ctypes.byref(ptr),
-            text,
-            ctypes.c_size_t(512),
-        )
-        if failed:
-            raise MemoryError(text.value.decode())
-        return ptr.value or 0
-
-    def hammer(self, streams: list[int], *, rounds: int, seed: int) -> int:
-        """A thread for each stream, all at once. How often one found another's bytes in its own."""
-        return self.calls.harness_hammer(
-            self._alloc,
-            self._free,
-            (ctypes.c_void_p * len(streams))(*streams),
-            len(streams),
-            rounds,
-            ctypes.c_uint64(seed),
-        )
-
-    def free(self, ptr: int, device: int = 0, stream: int = 0, *, with_gil: bool = False) -> None:
-        calls = self.calls_with_gil if with_gil else self.calls
-        calls.harness_free(
-            self._free, ctypes.c_void_p(ptr), ctypes.c_size_t(0), device, ctypes.c_void_p(stream)
-        )
-
-
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("torch") / "harness.so"
-    subprocess.run(
-        [
-            "g++",
-            "-std=c++17",
-            "-shared",
-            "-fPIC",
-            "-pthread",
-            "-o",
-            made,
-            HERE / "torch_harness.cpp",
-        ],
-        check=True,
-    )
-    return made
+    return build(tmp_path_factory.mktemp("torch"))
 
 
 @pytest.fixture
@@ -443,16 +384,16 @@ def test_no_deadlock_where_the_gil_is_held_and_the_mutex_wanted(library) -> None
     held, and wants the mutex. Whoever took the GIL inside of an allocation would wait for ever."""
     script = f"""
         import sys, threading
-        sys.path[:0] = [{str(HERE.parent / "helpers")!r}, {str(HERE)!r}]
+        sys.path.insert(0, {str(HELPERS)!r})
         from pathlib import Path
         from bfc.testing import cuda_emulator as emulator
         {"" if ON_GPU else "emulator.load()"}
-        import bfc, test_torch
+        import bfc, torch_harness
         from bfc.integrations import _torch
         source = bfc.CUDASubAllocator()
         allocator = bfc.BFCAllocator(source, memory_limit="64 MiB", allow_growth=True)
         _torch.serve_device(allocator, 0)
-        whole = test_torch.Harness(Path({str(library)!r}))
+        whole = torch_harness.Harness(Path({str(library)!r}))
         def work():
             for n in range(300):
                 first = whole.alloc(1 << 20)
@@ -749,7 +690,11 @@ class StandIn(types.ModuleType):
                 log.append((alloc, free))
 
             def allocator(self) -> object:
-                return self
+                return types.SimpleNamespace(
+                    set_begin_allocate_to_pool=lambda it: log.append(("begin", it)),
+                    set_end_allocate_to_pool_fn=lambda it: log.append(("end", it)),
+                    set_release_pool=lambda it: log.append(("release", it)),
+                )
 
         class MemPool:
             def __init__(self, allocator: object, **options: object) -> None:
@@ -788,12 +733,20 @@ def test_a_pool_is_entered_and_left(monkeypatch, make_cuda) -> None:
     assert torch.log[4:] == [("enter", 0), ("exit", 0)], "one pool is enough"
 
 
-def test_replacing_hands_over_the_pair_that_throws(monkeypatch, make_cuda) -> None:
+def test_replacing_hands_over_the_pair_that_throws_and_what_serves_graphs(
+    monkeypatch, make_cuda
+) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
     integration.replace(make_cuda(1))
     _torch.serve_device(None, 1)
+    functions = ctypes.CDLL(_torch.__file__)
+    hooks = [
+        (what, ctypes.cast(functions[f"bfc_torch_{what}_pool"], ctypes.c_void_p).value)
+        for what in ("begin", "end", "release")
+    ]
     assert torch.log == [
         ("bfc_torch_alloc", "bfc_torch_free"),
+        *hooks,
         ("change", "CUDAPluggableAllocator"),
     ]
 

@@ -486,6 +486,14 @@ cdef class DeviceMemory:
             raise failure(result, f"cuStreamGetId of stream {stream:#x} on device {self.ordinal}")
         return id
 
+    def is_capturing(self, uint64_t stream):
+        """Whether a stream captures a graph, or has until that was spoilt. No default stream. Raises DriverError."""
+        cdef int capturing = 0
+        cdef CUresult result = cu.stream_is_capturing(stream_handle(stream), &capturing)
+        if failed(result):
+            raise failure(result, f"cuStreamIsCapturing of stream {stream:#x} on device {self.ordinal}")
+        return capturing != 0
+
     def synchronize(self):
         """Waits for all work on the device. Raises DriverError, even if only an earlier kernel has failed."""
         cdef CUresult result

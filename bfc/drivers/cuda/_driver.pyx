@@ -88,7 +88,8 @@ _HINTS = {
 _CAPTURE_HINTS = {
     900: "a CUDA graph is being captured: allocate before, or free after the capture",
     906: "a CUDA graph is being captured, and the default stream may not be used meanwhile",
-    CAPTURES_OTHERS: "a CUDA graph is being captured on this stream, which may not wait for others: allocate before",
+    CAPTURES_OTHERS: "a CUDA graph is being captured on this stream, which may not wait for others: allocate before, "
+                     "or within `with allocator.capture(stream):`",
     CAPTURED: "a CUDA graph is being captured on this stream: free or hand over the memory after the capture",
 }
 

@@ -64,6 +64,31 @@ def test_cupys_arrays_of_a_capture_are_the_graphs(cupy, make_cuda) -> None:
         cupy.current.stream = None
 
 
+def test_cupys_arrays_of_an_unknown_capture_are_refused(cupy, make_cuda) -> None:
+    """Others would get their memory once they are freed, and the graph would still write there."""
+    pool = make_cuda()
+    with raw_cuda.stream() as stream, bfc.use(pool, "cupy"):
+        cupy.current.stream = cupy.module.cuda.Stream.from_external(Handle(stream))
+        begin(stream)
+        with pytest.raises(RuntimeError, match=r"captures a CUDA graph(?s:.)*allocator\.capture"):
+            cupy.module.ndarray((MIB,), "u1")
+        raw_cuda.call("cuGraphDestroy", raw_cuda.call("cuStreamEndCapture", stream))
+        cupy.module.ndarray((MIB,), "u1")
+        cupy.current.stream = None
+
+
+def test_a_captured_stream_that_the_pool_was_not_told_of_is_refused(core, make_cuda) -> None:
+    """Its memory comes from the allocator's own stream, which it may not wait for."""
+    pool, stream = make_cuda(), core.Device(0).create_stream()
+    pool.allocate(MIB).free()
+    with bfc.use(pool, "cuda_core"):
+        begin(int(stream.handle))
+        with pytest.raises(bfc.DriverError, match=r"allocator\.capture"):
+            core.Device(0).allocate(MIB, stream=stream)
+        graph = raw_cuda.call("cuStreamEndCapture", int(stream.handle))
+        raw_cuda.call("cuGraphDestroy", graph)
+
+
 def test_numbas_arrays_of_a_capture_are_the_graphs(numba, make_cuda) -> None:
     pool = make_cuda()
     with raw_cuda.stream() as stream, bfc.use(pool, "numba"):

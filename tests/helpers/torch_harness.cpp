@@ -3,14 +3,21 @@
 #include <cstdint>
 #include <cstring>
 #include <dlfcn.h>
+#include <exception>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 typedef void* (*alloc_t)(size_t, int, void*);
 typedef void (*free_t)(void*, size_t, int, void*);
+
+struct CUstream_st;
+using pool_id = std::pair<unsigned long long, unsigned long long>;
+using filter = std::function<bool(CUstream_st*)>;
 
 static std::mutex mutex;  // as that of PyTorch's caching allocator
 
@@ -48,6 +55,27 @@ int work(alloc_t alloc, free_t free, void* stream, int rounds, uint64_t seed) {
     while (!live.empty()) give_back(0);
     return overwritten;
 }
+
+// The number of the capture that a stream is part of, or 0.
+unsigned long long capture_of(CUstream_st* stream) {
+    using info = int (*)(CUstream_st*, int*, unsigned long long*, void*, void*, void*);
+    static const auto ask =
+        reinterpret_cast<info>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuStreamGetCaptureInfo_v2"));
+    int status = 0;
+    unsigned long long id = 0;
+    ask(stream, &status, &id, nullptr, nullptr, nullptr);
+    return status == 1 ? id : 0;
+}
+
+int told(char* text, size_t room, const std::function<void()>& action) {
+    try {
+        action();
+        return 0;
+    } catch (const std::exception& error) {
+        std::strncpy(text, error.what(), room - 1);
+        return 1;
+    }
+}
 }  // namespace
 
 extern "C" {
@@ -79,6 +107,27 @@ int harness_hammer(void* alloc, void* free, void** streams, int threads, int rou
         });
     for (auto& worker : workers) worker.join();
     return overwritten;
+}
+
+// What torch.cuda.CUDAGraph calls. Each returns 0, or writes what() of the exception.
+int harness_begin_pool(void* function, int device, unsigned long long first, unsigned long long second,
+                       CUstream_st* captured, char* text, size_t room) {
+    return told(text, room, [&] {
+        reinterpret_cast<void (*)(int, pool_id, filter)>(function)(device, {first, second}, [captured](CUstream_st* one) {
+            const unsigned long long mine = capture_of(captured);
+            return mine && capture_of(one) == mine;
+        });
+    });
+}
+
+int harness_end_pool(void* function, int device, unsigned long long first, unsigned long long second, char* text,
+                     size_t room) {
+    return told(text, room, [&] { reinterpret_cast<void (*)(int, pool_id)>(function)(device, {first, second}); });
+}
+
+int harness_release_pool(void* function, int device, unsigned long long first, unsigned long long second, char* text,
+                         size_t room) {
+    return harness_end_pool(function, device, first, second, text, room);
 }
 
 void harness_lock() { mutex.lock(); }

@@ -1,0 +1,341 @@
+"""Graphs of PyTorch's under `bfc.integrations.torch.replace`: its hooks, called as it calls them.
+
+The first tests have a small stand-in for PyTorch's side, and run on the emulated driver. The last
+need PyTorch itself: one a build for CUDA, and no GPU; the others a GPU, with BFC_TEST_GPU=1.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import raw_cuda
+from cuda_machine import ON_GPU
+from documents import BLOCK, ROOT
+from torch_harness import Harness, build
+
+import bfc
+from bfc.integrations import _torch
+
+MIB = 1 << 20
+SPOT = 4096  # bytes that are looked at
+POOL, OTHER = (3, 0), (0, 5)  # as PyTorch numbers them: its own, and a user's graph_pool_handle()
+
+caching = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("torch"))
+
+
+@pytest.fixture
+def whole(library: Path) -> Harness:
+    return Harness(library)
+
+
+@pytest.fixture
+def served(make_cuda) -> Iterator[bfc.Allocator]:
+    allocator = make_cuda()
+    _torch.serve_device(allocator, 0)
+    yield allocator
+    _torch.serve_device(None, 0)
+
+
+def capture(whole: Harness, stream: int, work: Callable[[], None], pool: tuple[int, int]) -> Any:
+    """What `with torch.cuda.graph(...)` does. Returns the graph."""
+    from cuda.bindings import driver
+
+    whole.begin_pool(pool, stream)
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    raw_cuda.call("cuStreamBeginCapture", stream, mode)
+    work()
+    graph = raw_cuda.call("cuStreamEndCapture", stream)
+    whole.end_pool(pool)
+    return graph
+
+
+def pool_bytes(allocator: bfc.Allocator, private: bool) -> int:
+    regions = allocator.snapshot().regions
+    return sum(region.size for region in regions if (region.pool_id != (0, 0)) == private)
+
+
+@caching
+def test_a_graph_keeps_what_was_freed_in_its_capture(served, whole) -> None:
+    """Launched each turn, while others take and fill all that there is."""
+    with raw_cuda.stream() as stream:
+        out = whole.alloc(SPOT, stream=stream)
+        taken: list[int] = []
+
+        def work() -> None:
+            for _ in range(2):
+                taken.append(whole.alloc(12 * MIB, stream=stream))
+                raw_cuda.fill(taken[-1], 5, SPOT, on=stream)
+                whole.free(taken[-1], stream=stream)
+            with raw_cuda.current():
+                raw_cuda.call("cuMemcpyDtoDAsync", out, taken[0], SPOT, stream)
+
+        graph = capture(whole, stream, work, POOL)
+        assert taken[0] == taken[1], "the graph's memory serves the graph again"
+        inside = range(taken[0], taken[0] + 12 * MIB)
+        with raw_cuda.current():
+            made = raw_cuda.call("cuGraphInstantiate", graph, 0)
+        for turn in range(1, 20):
+            others = []
+            try:
+                while True:
+                    others.append(whole.alloc(7 * MIB, stream=stream))
+                    raw_cuda.fill(others[-1], turn, SPOT, on=stream)
+            except MemoryError:
+                pass
+            assert others
+            assert not any(it in inside or it + 7 * MIB - 1 in inside for it in others)
+            raw_cuda.call("cuGraphLaunch", made, stream)
+            raw_cuda.synchronize(stream)
+            assert raw_cuda.read(out, SPOT) == bytes([5]) * SPOT
+            for ptr in others:
+                assert raw_cuda.read(ptr, SPOT) == bytes([turn]) * SPOT
+                whole.free(ptr, stream=stream)
+            served.empty_cache()
+        with raw_cuda.current():
+            raw_cuda.call("cuGraphExecDestroy", made)
+            raw_cuda.call("cuGraphDestroy", graph)
+        whole.release_pool(POOL)
+        whole.free(out, stream=stream)
+        served.empty_cache()
+        assert served.stats().pool_bytes == 0
+
+
+@caching
+def test_graphs_share_a_pool_until_the_last_is_gone(served, whole) -> None:
+    """As those of `make_graphed_callables`, and of a server with a graph for each batch size."""
+    places: list[int] = []
+    with raw_cuda.stream() as stream:
+
+        def work() -> None:
+            places.append(whole.alloc(12 * MIB, stream=stream))
+            whole.free(places[-1], stream=stream)
+
+        for _ in range(3):
+            raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, OTHER))
+        assert len(set(places)) == 1
+        for left in (2, 1, 0):
+            whole.release_pool(OTHER)
+            served.empty_cache()
+            assert bool(pool_bytes(served, private=True)) == bool(left)
+
+
+@caching
+def test_only_the_streams_of_the_capture_are_diverted(served, whole) -> None:
+    """One that joins it, and none of another thread."""
+    with raw_cuda.stream() as stream, raw_cuda.stream() as side, raw_cuda.stream() as outside:
+        taken: list[tuple[int, int]] = []
+
+        def elsewhere() -> None:
+            taken.append((whole.alloc(3 * MIB, stream=outside), outside))
+
+        def work() -> None:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            assert pool_bytes(served, private=True) == 0
+            with raw_cuda.current():
+                event = raw_cuda.call("cuEventCreate", 0)
+                raw_cuda.call("cuEventRecord", event, stream)
+                raw_cuda.call("cuStreamWaitEvent", side, event, 0)
+            before = pool_bytes(served, private=False)
+            taken.append((whole.alloc(3 * MIB, stream=side), side))
+            assert pool_bytes(served, private=True) > 0
+            assert pool_bytes(served, private=False) == before
+            raw_cuda.fill(taken[-1][0], 1, SPOT, on=side)
+            raw_cuda.call("cuEventRecord", event, side)
+            raw_cuda.call("cuStreamWaitEvent", stream, event, 0)
+            raw_cuda.call("cuEventDestroy", event)
+
+        raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, POOL))
+        for ptr, on in taken:
+            whole.free(ptr, stream=on)
+        whole.release_pool(POOL)
+
+
+@caching
+def test_memory_that_runs_out_in_a_capture_does_not_spoil_it(served, whole) -> None:
+    with raw_cuda.stream() as stream:
+
+        def work() -> None:
+            with pytest.raises(MemoryError, match="asked for 83886080 bytes"):
+                whole.alloc(80 * MIB, stream=stream)
+            whole.free(whole.alloc(3 * MIB, stream=stream), stream=stream)
+
+        raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, POOL))
+        whole.release_pool(POOL)
+
+
+@caching
+def test_what_cannot_be_begun_or_ended_is_an_error_in_words(served, whole) -> None:
+    with raw_cuda.stream() as stream:
+        whole.begin_pool(POOL, stream)
+        with pytest.raises(RuntimeError, match="in use already"):
+            whole.begin_pool(POOL, stream)
+        whole.end_pool(POOL)
+        with pytest.raises(RuntimeError, match="is not in use"):
+            whole.end_pool(POOL)
+        whole.release_pool(POOL)
+        served.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            whole.begin_pool(POOL, stream)
+
+
+@caching
+def test_a_release_too_many_is_told_and_not_thrown(served, whole, monkeypatch) -> None:
+    """PyTorch releases in a destructor, from which nothing may be thrown."""
+    told: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: told.append(str(it.exc_value)))
+    whole.release_pool(POOL)
+    assert "released already, or never made" in told[0]
+
+
+def test_a_bfc_allocator_refuses_graphs_in_words(served, whole) -> None:
+    with raw_cuda.stream() as stream:
+        with pytest.raises(RuntimeError, match=r"BFCAllocator does not serve .*CachingAllocator"):
+            whole.begin_pool(POOL, stream)
+        whole.free(whole.alloc(1000))
+
+
+# -- PyTorch itself --------------------------------------------------------------------------------
+
+
+def run(script: str) -> str:
+    """Runs a script in a process of its own: `replace` is for good."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def has_torch_for_cuda() -> bool:
+    try:
+        return "+cpu" not in importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+HAS_TORCH = has_torch_for_cuda()
+
+
+def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
+    skip = pytest.mark.skipif(not (ON_GPU and HAS_TORCH), reason="needs a GPU and PyTorch")
+    return pytest.mark.gpu(skip(test))
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="needs a build of PyTorch for CUDA")
+def test_pytorchs_own_class_calls_the_hooks() -> None:
+    """Without a GPU: it begins and ends pools for a thread, which asks no driver."""
+    script = """
+        from bfc.testing import cuda_emulator
+        cuda_emulator.load()
+        import torch, bfc
+        from bfc.integrations import _torch
+        from bfc.integrations import torch as integration
+        allocator = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB")
+        _torch.serve_device(allocator, 0)
+        ours = integration._pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
+        integration._let_it_capture(ours)
+        torch.cuda.memory.change_current_allocator(ours)
+        pool = (7, 0)
+        key = (7 | 1 << 32, 0)
+        torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
+        print(allocator._pool_use_count(key))
+        try:
+            torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
+        except RuntimeError as error:
+            print(error)
+        torch._C._cuda_endAllocateToPool(0, pool)
+        torch._C._cuda_releasePool(0, pool)
+        print(allocator._pool_use_count(key))
+    """
+    first, error, last = run(script).splitlines()
+    assert (first, last) == ("1", "0")
+    assert "is in use already" in error
+
+
+PROGRAM = """
+    import torch, bfc
+    pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="2 GiB")
+    {begin}
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+    x = torch.zeros(16, 64, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(3):
+            model(x)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph{pool}):
+        y = model(x)
+    for turn in range(100):
+        junk = [torch.full((1 << 18,), float(turn), device="cuda") for _ in range(20)]
+        x.normal_()
+        graph.replay()
+        with torch.no_grad():
+            assert torch.allclose(y, model(x), atol=1e-5)
+        assert all(bool((it == turn).all()) for it in junk)
+        del junk
+    print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "pool"),
+    [
+        ("bfc.integrations.torch.replace(pool)", ""),
+        ("mem_pool = bfc.integrations.torch.mem_pool(pool)", ", pool=mem_pool.id"),
+    ],
+    ids=["replace", "mem_pool"],
+)
+@on_gpu
+def test_a_graph_of_pytorchs_is_replayed_while_others_allocate(begin: str, pool: str) -> None:
+    assert run(PROGRAM.format(begin=begin, pool=pool)) == "done\n"
+
+
+@on_gpu
+def test_graphed_callables_train_in_a_pool() -> None:
+    script = """
+        import torch, bfc
+        pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="2 GiB")
+        bfc.integrations.torch.replace(pool)
+        model = torch.nn.Linear(64, 8).cuda()
+        x = torch.randn(16, 64, device="cuda", requires_grad=True)
+        fast = torch.cuda.make_graphed_callables(model, (x,))
+        for _ in range(20):
+            given = torch.randn(16, 64, device="cuda", requires_grad=True)
+            fast(given).sum().backward()
+            assert torch.allclose(given.grad, model.weight.sum(0).expand(16, 64), atol=1e-5)
+        print("done")
+    """
+    assert run(script) == "done\n"
+
+
+@on_gpu
+def test_the_programs_of_the_how_to_run() -> None:
+    text = (ROOT / "docs/how-to/graphs.md").read_text()
+    programs = [code for kind, code in BLOCK.findall(text) if kind == "py" and "torch" in code]
+    assert len(programs) == 3
+    for program in programs:
+        run(program)
