@@ -8,12 +8,12 @@ it. See `bfc/native/source.h`. What begins and ends a pool takes it: PyTorch hol
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport Counters
 from bfc.interpreter._process cimport exiting
+from bfc._core cimport Counters
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
 
 from bfc.errors import ClosedError

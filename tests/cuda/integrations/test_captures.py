@@ -1,15 +1,23 @@
 """Libraries that allocate from a pool while a stream of theirs captures a graph.
 
-CuPy's own begin_capture goes through the CUDA runtime, which refuses the emulated driver, and numba
-has none: there the driver's calls begin and end the capture. cuda.core's graph builder is real.
+CuPy's own begin_capture goes through the CUDA runtime, which refuses the emulated driver: the last
+tests run it in processes of their own, where the driver's calls take the runtime's place. numba has
+no captures: there the driver's calls begin and end them. cuda.core's graph builder is real.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import cupy_runtime
 import pytest
 import raw_cuda
+from cuda_machine import ON_GPU
+from documents import BLOCK, ROOT
 
 import bfc
+
+from .conftest import Run
 
 MIB = 1 << 20
 
@@ -132,3 +140,74 @@ def test_cuda_cores_graph_builder_takes_its_memory_from_the_pool(core, make_cuda
         graph_pool.release()
         other.close()
     out.free()
+
+
+@pytest.fixture(scope="session")
+def begin_with_cupy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The beginning of a script that imports CuPy."""
+    pytest.importorskip("cupy_backends")
+    lines = ["import warnings", "warnings.simplefilter('ignore')"]
+    if not ON_GPU:
+        made = cupy_runtime.build(tmp_path_factory.mktemp("cupy"))
+        helpers = str(Path(cupy_runtime.__file__).parent)
+        lines += ["import sys", f"sys.path.insert(0, {helpers!r})"]
+        lines += ["import cupy_runtime", f"cupy_runtime.install({str(made)!r})"]
+    lines += ["import cupy", "warnings.simplefilter('default')", ""]
+    return "\n".join(lines)
+
+
+REPLAYED = """
+pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB")
+n, stream = 3 << 20, cupy.cuda.Stream(non_blocking=True)
+with bfc.use(pool, "cupy"), stream:
+    x, y = cupy.empty(n, "u1"), cupy.empty(n, "u1")
+    with pool.capture(stream) as graph_pool:
+        stream.begin_capture()
+        work = cupy.empty(n, "u1")
+        work.data.copy_from_device_async(x.data, n)
+        y.data.copy_from_device_async(work.data, n)
+        inside = work.data.ptr
+        del work
+        graph = stream.end_capture()
+    for turn in range(20):
+        others = [cupy.empty(n, "u1") for _ in range(5)]
+        assert inside not in [other.data.ptr for other in others]
+        for other in others:
+            other.data.memset_async(100 + turn, n)
+        x.data.memset_async(turn, n)
+        graph.launch()
+        stream.synchronize()
+        assert set(y.get()[::4096].tolist()) == {turn}
+        assert all(set(other.get()[::4096].tolist()) == {100 + turn} for other in others)
+        del others, other
+        pool.empty_cache()
+    del graph
+    graph_pool.release()
+    stream.begin_capture()
+    try:
+        cupy.empty(n, "u1")
+    except RuntimeError as error:
+        print("allocator.capture" in str(error))
+    assert stream.is_capturing()
+    stream.end_capture()
+    del x, y
+pool.empty_cache()
+print(pool.stats().pool_bytes)
+"""
+
+
+def test_a_graph_of_cupys_is_replayed_while_others_allocate(
+    run_alone: Run, begin_with_cupy: str, make_cuda
+) -> None:
+    run_alone(begin_with_cupy + REPLAYED, says="True\n0\n", CUPY_CACHE_IN_MEMORY="1")
+
+
+def test_the_program_of_the_how_to_runs(run_alone: Run, begin_with_cupy: str, make_cuda) -> None:
+    """Its kernels are compiled, loaded, captured and launched; the emulated driver runs none."""
+    text = (ROOT / "docs/how-to/graphs.md").read_text()
+    [program] = [code for kind, code in BLOCK.findall(text) if kind == "py" and "cupy" in code]
+    after = """
+print(y.data.ptr in [chunk.ptr for region in pool.snapshot().regions for chunk in region.chunks
+                     if region.pool_id == graph_pool.id], graph_pool.released)
+"""
+    run_alone(begin_with_cupy + program + after, says="True True\n", CUPY_CACHE_IN_MEMORY="1")
