@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.cli.sizes import device_bytes
@@ -38,7 +39,8 @@ torch.cuda.max_memory_allocated() counts, "reserved" what is taken from the devi
 In the tables, numbers in names of modules are joined: layers.*.attn are those of all layers.
 
 A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to PyTorch, such as
-24GiB, with --cc and --sms for what operators ask of it.
+24GiB, with --cc and --sms for what operators ask of it. The names are
+{fill(", ".join(devices.DEVICES), 96)}.
 
 exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed, 130 interrupted.
 """
@@ -113,6 +115,11 @@ def run_command(arguments: argparse.Namespace) -> bool:
             "What the script itself is to be told stands behind --"
         )
     device = arguments.device or "h100"
+    if SCRIPTS_DEVICES.fullmatch(device):
+        raise ValueError(
+            f"--device {device} names no GPU: write a GPU such as h100, or a size such as 24GiB. "
+            f"An option of the script's stands behind it: bfc predict {script} --device {device}"
+        )
     if devices.find(device).usable == devices.find(device).memory:  # a size
         device_bytes(device, "--device")
     ran = run(

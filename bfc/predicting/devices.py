@@ -1,11 +1,12 @@
 """The usual GPUs by name: what memory they have, and what the rules of operators ask of them.
 
-Numbers of multiprocessors are from NVIDIA's data sheets and architecture papers; those of V100,
-A10G, L4, RTX 4090, H100 and B200 were compared with what `torch.cuda.get_device_properties` printed
-in public logs. Threads of a multiprocessor are from the table of compute capabilities in the CUDA
-programming guide. The memory is the "total capacity" that PyTorch's out-of-memory errors name on
-such a GPU, in public reports: one of several, since drivers differ by some MiB on GPUs for servers
-(81082 to 81090 on an H100), and by hundreds on GPUs that drive screens (24082 to 24563 on an RTX
+Numbers of multiprocessors are from NVIDIA's data sheets and architecture papers. They were compared
+with what `torch.cuda.get_device_properties` or other programs printed in public logs, for all but
+the RTX 4070 and the V100 of 32 GB, which has the chip of the other. Threads of a multiprocessor are
+from the table of compute capabilities in the CUDA programming guide. The memory is what such logs
+and PyTorch's out-of-memory errors name on such a GPU under Linux: one of several, since drivers
+differ by some MiB on GPUs for servers (81008 to 81090 on an H100, 81038 to 81251 on an A100, 40441
+to 40654 on one of 40 GB), and by hundreds on GPUs that drive screens (24082 to 24563 on an RTX
 4090). `bfc devices` says what yours has.
 """
 
@@ -69,8 +70,8 @@ DEVICES: dict[str, GPU] = {
     "rtx2080ti": _gpu("GeForce RTX 2080 Ti", 10.75, (7, 5), 68),
     "t4": _gpu("Tesla T4", 14.74, (7, 5), 40),
     "a100": _gpu("A100-SXM4-80GB", 79.15, (8, 0), 108),
-    "a100-40gb": _gpu("A100-SXM4-40GB", 39.39, (8, 0), 108),
-    "a30": _gpu("A30", 23.50, (8, 0), 56),
+    "a100-40gb": _gpu("A100-SXM4-40GB", 39.49, (8, 0), 108),
+    "a30": _gpu("A30", 23.60, (8, 0), 56),
     "a10": _gpu("A10", 22.06, (8, 6), 72),
     "a10g": _gpu("A10G", 22.06, (8, 6), 80),
     "a40": _gpu("A40", 44.35, (8, 6), 84),
@@ -81,18 +82,20 @@ DEVICES: dict[str, GPU] = {
     "l4": _gpu("L4", 22.03, (8, 9), 58),
     "l40s": _gpu("L40S", 44.39, (8, 9), 142),
     "rtx6000-ada": _gpu("RTX 6000 Ada Generation", 47.37, (8, 9), 142),
-    "rtx4070": _gpu("GeForce RTX 4070", 11.60, (8, 9), 46),
-    "rtx4080": _gpu("GeForce RTX 4080", 15.70, (8, 9), 76),
+    "rtx4070": _gpu("GeForce RTX 4070", 11.71, (8, 9), 46),
+    "rtx4080": _gpu("GeForce RTX 4080", 15.67, (8, 9), 76),
     "rtx4090": _gpu("GeForce RTX 4090", 23.52, (8, 9), 128),
     "h100": _gpu("H100 80GB HBM3", 79.18, (9, 0), 132),
-    "h100-pcie": _gpu("H100 PCIe", 79.18, (9, 0), 114),
-    "h100-nvl": _gpu("H100 NVL", 93.10, (9, 0), 132),
+    "h100-pcie": _gpu("H100 PCIe", 79.11, (9, 0), 114),
+    "h100-nvl": _gpu("H100 NVL", 92.62, (9, 0), 132),
     "h200": _gpu("H200", 139.80, (9, 0), 132),
     "b200": _gpu("B200", 178.35, (10, 0), 148),
     "rtx5080": _gpu("GeForce RTX 5080", 15.47, (12, 0), 84),
     "rtx5090": _gpu("GeForce RTX 5090", 31.36, (12, 0), 170),
     "rtx-pro-6000": _gpu("RTX PRO 6000 Blackwell", 94.97, (12, 0), 188),
 }
+#: A few that are named where no name is like the one that was given.
+SOME = ("a100", "h100", "l4", "rtx4090")
 #: Other names of theirs.
 ALIASES = {
     "v100-16gb": "v100",
@@ -175,9 +178,9 @@ def _of_size(device: SupportsIndex | str) -> GPU:
             raise
         near = get_close_matches(_key(device), list(_NAMES), n=4, cutoff=0.5)
         names = dict.fromkeys(_NAMES[key] for key in near)
+        known = f"near names are {', '.join(names)}" if names else f"such are {', '.join(SOME)}"
         raise ValueError(
-            f"no GPU named {device!r} is known; "
-            f"{'near names are' if names else 'known are'} {', '.join(names or DEVICES)}. Or say "
+            f"no GPU named {device!r} is known; {known}, and bfc predict --help lists all. Or say "
             "how many bytes PyTorch can take, such as 24GiB, with the compute capability (--cc "
             "8.9) and the number of multiprocessors (--sms 128)"
         ) from None

@@ -211,6 +211,10 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
         (["predict", "nothing.py"], "no such script: nothing.py"),
         (["predict"], "which script?"),
         (["predict", "train.py", "--device", "h1000"], "no GPU named 'h1000'"),
+        (
+            ["predict", "--device", "cuda", "train.py"],
+            "behind it: bfc predict train.py --device cuda",
+        ),
         (["predict", "train.py", "--device", "24"], "Write 24GiB"),
         (["predict", "train.py", "--settings", "no_such_key:1"], "no_such_key"),
         (["predict", "train.py", "--steps", "-1"], "--steps is 0"),
