@@ -161,8 +161,8 @@ class TransformerLM(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.table = Table(sizes.vocabulary, sizes.d_model)
-        rotary = Rotary(sizes.context, sizes.d_model // sizes.heads)
-        self.blocks = nn.ModuleList(Block(sizes, rotary) for _ in range(sizes.layers))
+        self.rotary = Rotary(sizes.context, sizes.d_model // sizes.heads)
+        self.blocks = nn.ModuleList(Block(sizes, self.rotary) for _ in range(sizes.layers))
         self.last = RootMeanSquare(sizes.d_model)
         self.head = Projection(sizes.d_model, sizes.vocabulary)
 

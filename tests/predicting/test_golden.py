@@ -64,5 +64,9 @@ def test_every_event_is_as_recorded(name, program, sizes, argument, warm, tmp_pa
         for trace in (predicted, recorded)
     )
     assert a.peak_bytes_live == b.peak_bytes_live
-    if name != "wedsonlin_medium_256_training":  # 40 MiB of another history before it
+    # There 40 MiB more were reserved. The addresses do not matter: twelve random orders of them
+    # reserve the same. Nor do the warm passes: the segments differ from the first step's optimizer
+    # on. With one more block of 4 MiB, that lives from the first step to the second forward pass,
+    # all 495 segments are as recorded, in their order; no event says whose it was.
+    if name != "wedsonlin_medium_256_training":
         assert a.peak_bytes_reserved == b.peak_bytes_reserved
