@@ -13,6 +13,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers
     fake_torch.py         what is replaced in PyTorch
+    legacy_types.py       `torch.cuda.FloatTensor` and its like
     cuda_module.py        what `torch.cuda` answers
     prediction.py         what was found
     session.py            `bfc.predict`

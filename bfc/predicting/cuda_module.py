@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Self
 import torch
 
 from bfc.files import replacing
+from bfc.predicting import legacy_types
 from bfc.predicting.places import Places
 from bfc.predicting.recorder import Recorder, no_such_device
 
-#: The versions that a program is told: the CUDA and cuDNN that wheels of PyTorch bring.
-CUDA_VERSION, CUDNN_VERSION = "12.8", 91002
+#: The versions that a program is told: CUDA, cuDNN and NCCL as wheels of PyTorch bring them.
+CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "12.8", 91002, (2, 27, 5)
 
 
 #: PyTorch has so many streams for each priority, and hands them out in turn (CUDAStream.cpp).
@@ -113,6 +114,19 @@ class _Device:
 
     def __exit__(self, *exc_info: object) -> None:
         pass
+
+
+class PlanCache:
+    """`torch.backends.cuda.cufft_plan_cache`, also of one device: it holds no plan."""
+
+    def __init__(self) -> None:
+        self.size, self.max_size = 0, 4096
+
+    def __getitem__(self, device: Any) -> Self:
+        return self
+
+    def clear(self) -> None:
+        """Forgets nothing."""
 
 
 def _ordinal(device: Any) -> int:
@@ -294,8 +308,10 @@ class CudaModule:
         yield cuda.nvtx, "range", nothing_around
         for name in ("start", "stop"):
             yield cuda.profiler, name, nothing
-        yield cuda.streams, "Stream", Stream
-        yield cuda.streams, "Event", Event
+        for module in (cuda.streams, torch):
+            yield module, "Stream", Stream
+            yield module, "Event", Event
+        yield from legacy_types.replacements()
         yield from self._elsewhere()
         yield from self._accelerator()
 
@@ -358,8 +374,15 @@ class CudaModule:
             "get_device_properties": self.properties,
             "get_arch_list": lambda: [f"sm_{gpu.cc[0]}{gpu.cc[1]}"],
             "can_device_access_peer": lambda device, peer: False,
-            "utilization": lambda device=None: 0,
-            "memory_usage": lambda device=None: 0,
+            **dict.fromkeys(
+                ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"),
+                lambda device=None: 0,
+            ),
+            "get_sync_debug_mode": lambda: 0,
+            "set_sync_debug_mode": nothing,
+            "current_blas_handle": lambda: 0,
+            "check_error": nothing,
+            "_sleep": nothing,
             "Stream": Stream,
             "ExternalStream": Stream,
             "Event": Event,
@@ -389,6 +412,13 @@ class CudaModule:
         yield torch.backends.cudnn, "is_available", lambda: True
         yield torch.backends.cudnn, "version", lambda: CUDNN_VERSION
         yield torch.backends.cuda, "is_built", lambda: True
+        yield torch.backends.cuda, "cufft_plan_cache", PlanCache()
+        for name in ("preferred_linalg_library", "preferred_blas_library"):
+            yield torch.backends.cuda, name, nothing
+        yield torch.cuda.nccl, "version", lambda: NCCL_VERSION
+        if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):
+            # which torch._inductor imports where there is CUDA
+            yield torch._C, "_cuda_CUDAAllocator_AllocatorState", object
         if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
             settings = self.memory.set_settings
             yield torch._C, "_accelerator_setAllocatorSettings", settings

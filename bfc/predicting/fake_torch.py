@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -85,7 +86,11 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield fake_tensor, "init_gpu_context", lambda device: None
     yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
     yield fake_tensor, "run_fallback_kernel", _without_the_device(fake_tensor.run_fallback_kernel)
+    yield fake_tensor.log, "disabled", True  # what it says is in the error that it raises
+    yield FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data)
     yield FakeTensor, "__deepcopy__", _deepcopy
+    yield FakeTensor, "__reduce_ex__", _reduced
+    yield FakeTensorMode, "create_symbolic_nested_int", _nested_int
     dispatch = vars(FakeTensorMode)["__torch_dispatch__"]
     while hasattr(dispatch, "__wrapped__"):  # what keeps torch._dynamo out, and imports it
         dispatch = dispatch.__wrapped__
@@ -108,6 +113,43 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
             new.grad = _deepcopy(self.grad, memo)
     memo[id(self)] = new
     return new
+
+
+def _set_data(self: Any, new: Any) -> None:
+    """`tensor.data = other`, which takes the device of the other."""
+    torch.Tensor.data.__set__(self, new)
+    if isinstance(new, FakeTensor):
+        self.fake_device = new.fake_device
+
+
+def _reduced(self: Any, protocol: int) -> tuple[Any, ...]:
+    """What is pickled of a fake tensor: what makes one like it."""
+    made = (tuple(self.shape), tuple(self.stride()), self.dtype, str(self.fake_device))
+    is_parameter = isinstance(self, torch.nn.Parameter)
+    return _restored, (*made, self.requires_grad and self.is_leaf, is_parameter)
+
+
+def _restored(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: Any,
+    device: str,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> Any:
+    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    if is_parameter:
+        return torch.nn.Parameter(made, requires_grad)
+    return made.requires_grad_(requires_grad)
+
+
+#: The numbers that stand for lengths of nested tensors, which no one knows.
+_NUMBERS = itertools.count(1 << 20)
+
+
+def _nested_int(self: Any, *, nt_tensor_id: int | None = None) -> Any:
+    """The length of the rows of a nested tensor, as one of real numbers has it."""
+    return torch._C._get_nested_int(next(_NUMBERS) if nt_tensor_id is None else nt_tensor_id, 1)
 
 
 def _without_the_device(build: Any) -> Any:
@@ -152,8 +194,6 @@ def _moved(parameter: Any, fn: Any) -> Any:
         return torch.nn.Parameter(new, parameter.requires_grad)
     if new is not parameter:
         parameter.data = new
-        parameter.fake_device = new.fake_device
     if gradient is not None and gradient is not parameter.grad:
         parameter.grad.data = gradient
-        parameter.grad.fake_device = gradient.fake_device
     return parameter

@@ -16,19 +16,26 @@ Three things are not as on a GPU, and are put right here:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, UnsupportedOperatorException
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import WORKSPACES
@@ -39,6 +46,7 @@ from bfc.predicting.rules.interface import (
     BEFORE,
     COMPOSED,
     COMPOSITIONS,
+    KERNELS,
     RULES,
     Call,
     Release,
@@ -78,6 +86,20 @@ def no_such_device(number: int) -> Exception:
     return error
 
 
+def _no_fake_form(name: str) -> str:
+    """What is said of an operator that cannot run on tensors that are only shapes."""
+    if name.startswith("aten::"):
+        return (
+            f"PyTorch does not say what {name} returns for tensors that are only shapes, so a "
+            "prediction cannot run it. Leave it out of the prediction, or put an operator in its "
+            "place that returns as much"
+        )
+    return (
+        f"nobody has said what {name} returns for tensors that are only shapes; "
+        f"@torch.library.register_fake({name!r}) on a function that returns such tensors does"
+    )
+
+
 class Operator:
     """What is known of an operator, looked up once."""
 
@@ -89,6 +111,7 @@ class Operator:
         "composed",
         "fills_zeros",
         "is_add",
+        "kernel",
         "mutates",
         "name",
         "unknowable",
@@ -103,6 +126,7 @@ class Operator:
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
+        self.kernel = KERNELS.get(self.name)
         self.amend = AMENDMENTS.get(self.name)
         self.unknowable = unknowable(schema.name)
         self.is_add = func is _aten.add.Tensor
@@ -191,10 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return tensor.fake_device
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
-            raise NotImplementedError(
-                f"bfc does not know what {func} does: it takes functions, and is made to be "
-                "compiled. Give the program something else in its place"
-            )
+            return self._higher_order(func, args, kwargs)
         for one in types:
             if (
                 one is not FakeTensor
@@ -235,21 +256,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._follow(known, args, kwargs, result, overwritten)
         return result
 
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that takes functions: as its compiled kernel, where a rule knows that."""
+        name = f"higher_order::{func.name()}"
+        if name not in RULES:
+            raise NotImplementedError(
+                f"bfc does not know what {func.name()} does: it takes functions, and is made to be "
+                "compiled. Give the program something else in its place"
+            )
+        call = self._call(func, args, kwargs)
+        with self._workspaces() as held:
+            with _pop_mode_temporarily() as fake_mode:
+                run = func.python_key_table[FakeTensorMode]
+                call.result = run(fake_mode, *args, **kwargs)
+            self._track(call.result, name)
+            for rule in RULES[name]:
+                self._obey(rule(call), held)
+        return call.result
+
     def _result(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         """What the operator returns. One that only overwrites its arguments needs no kernel."""
+        if known.kernel is not None:
+            return known.kernel(self._call(func, args, kwargs))
         if func is _to_copy and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
         try:
             result = func(*args, **kwargs)
             return result if known.amend is None else known.amend(result)
-        except (NotImplementedError, UnsupportedOperatorException) as error:
+        except (
+            NotImplementedError,
+            UnsupportedOperatorException,
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+        ) as error:
             if known.mutates and not func._schema.returns:
                 return None
-            raise NotImplementedError(
-                f"nobody has said what {known.name} returns for tensors that are only shapes; "
-                f"@torch.library.register_fake({known.name!r}) on a function that returns such "
-                "tensors does"
-            ) from error
+            raise NotImplementedError(_no_fake_form(known.name)) from error
 
     # -- rules ----------------------------------------------------------------------------------
 
@@ -262,18 +304,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None
     ) -> Any:
         call = self._call(func, args, kwargs)
-        held: dict[Workspace, Allocation] = {}
-        try:
+        with self._workspaces() as held:
             for rule in known.before:
                 self._obey(rule(call), held)
             call.result = self._result(known, func, args, kwargs)
             self._follow(known, args, kwargs, call.result, overwritten)
             for rule in known.after:
                 self._obey(rule(call), held)
+        return call.result
+
+    @contextlib.contextmanager
+    def _workspaces(self) -> Iterator[dict[Workspace, Allocation]]:
+        """The workspaces of one operator: what it has not freed is freed at its end."""
+        held: dict[Workspace, Allocation] = {}
+        try:
+            yield held
         finally:
             for made in reversed(held.values()):
                 self.memory.free(made)
-        return call.result
 
     def _obey(
         self, wanted: Iterable[Workspace | Release], held: dict[Workspace, Allocation]

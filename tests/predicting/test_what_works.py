@@ -445,14 +445,11 @@ def test_a_profiler_sees_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Pa
     assert assumed(run)["a profiler"] == "sees nothing"
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 def test_an_operator_that_takes_functions_is_refused_in_words() -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
     with bfc.predict("a100"):
-        query = torch.randn(1, 2, 128, 16, device="cuda")
-        with pytest.raises(NotImplementedError, match=r"does not know what flex_attention does"):
-            flex_attention(query, query, query)
+        numbers = torch.randn(8, device="cuda")
+        with pytest.raises(NotImplementedError, match=r"does not know what cond does"):
+            torch.cond(numbers.sum() > 0, torch.sin, torch.cos, (numbers,))
 
 
 def test_what_is_taken_for_valid(monkeypatch: pytest.MonkeyPatch) -> None:

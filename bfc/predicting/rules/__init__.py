@@ -19,6 +19,8 @@ encoder.py            layers of a transformer in inference, which are one operat
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is
+files.py              what is saved, and loaded again
+shapes.py             results that PyTorch says nothing of for fake tensors
 distributed.py        the memory of one process among several
 unknowable.py         operators whose kernels take memory that only a GPU knows
 """
@@ -30,6 +32,7 @@ from bfc.predicting.rules import (
     copies,
     distributed,
     encoder,
+    files,
     foreach,
     gemm,
     indexing,
@@ -38,6 +41,7 @@ from bfc.predicting.rules import (
     recurrent,
     reductions,
     sdpa,
+    shapes,
     sorting,
     values,
 )
@@ -56,6 +60,7 @@ __all__ = [
     "copies",
     "distributed",
     "encoder",
+    "files",
     "foreach",
     "gemm",
     "indexing",
@@ -65,6 +70,7 @@ __all__ = [
     "reductions",
     "rule",
     "sdpa",
+    "shapes",
     "sorting",
     "values",
 ]

@@ -214,3 +214,16 @@ def _sums_of_rows(rows: int, head: int) -> Iterator[Workspace | Release]:
     yield Release(product)
     yield Workspace(rows * FLOAT, what="sums in order")
     yield Release(sums)
+
+
+# -- flex_attention, which is made to be compiled -----------------------------------------------
+
+
+@rule("higher_order::flex_attention", "higher_order::flex_attention_backward")
+def flex(call: Call) -> Iterator[Workspace | Release]:
+    """As the compiled kernel, which holds no scores; for the gradient a sum of each row. From
+    torch/_inductor/kernel/flex/flex_attention.py."""
+    call.assume("flex_attention: as its compiled kernel", "no scores")
+    if call.func.name().endswith("_backward"):
+        batch, heads, queries, _ = call.args[0].shape
+        yield Workspace(batch * heads * queries * FLOAT, what="sums of rows")

@@ -125,6 +125,18 @@ class Unprofiled:
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __float__(self) -> float:
+        return 0.0
+
     def __str__(self) -> str:
         return ""
 
@@ -145,6 +157,7 @@ def no_profiles(recorder: Any) -> Iterator[None]:
         patch.object(torch.profiler, "profile", profile),
         patch.object(torch.profiler, "_KinetoProfile", profile),
         patch.object(old, "profile", profile),
+        patch.object(old, "emit_nvtx", profile),
     ):
         yield
 
@@ -301,6 +314,18 @@ def values(recorder: Any) -> Iterator[None]:
         recorder.assume(".tolist()", value)
         return np.full(tuple(self.shape), value, kind).tolist()
 
+    of_real = torch.UntypedStorage.data_ptr
+
+    def place(self: Any) -> int:
+        """A number that tells a storage from others: programs ask which tensors share one."""
+        if self.device.type != "meta":
+            return int(of_real(self))
+        return int(self._cdata) if self.nbytes() else 0
+
+    def address(self: Any) -> int:
+        begin = place(self.untyped_storage())
+        return begin + self.storage_offset() * self.element_size() if begin else 0
+
     def formatted(self: Any, spec: str) -> str:
         """As `f"{loss:.3f}"` of a real tensor."""
         return format(self.item() if not self.shape else repr(self), spec)
@@ -310,19 +335,7 @@ def values(recorder: Any) -> Iterator[None]:
             wrapped = numpy(getattr(torch.Tensor, name))
             stack.enter_context(patch.object(torch.Tensor, name, wrapped))
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
-        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
+        stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", place))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
-        yield
-
-
-@around
-@contextmanager
-def nothing_saved(recorder: Any) -> Iterator[None]:
-    """`torch.save` writes nothing: there is nothing to write."""
-    import torch
-
-    def save(what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.assume("torch.save", "writes nothing")
-
-    with patch.object(torch, "save", save):
         yield

@@ -49,6 +49,9 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
         replace(comm, "scatter", _scattered)
         replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
+        for module in (distributed, distributed.distributed_c10d):
+            for name, function in OBJECTS.items():
+                replace(module, name, function)
         replace(
             distributed,
             "init_process_group",
@@ -99,11 +102,50 @@ def _with_hook(build: Callable[..., Any], register: Callable[..., Any]) -> Calla
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        # which are used it asks the device; what that takes is a number for each parameter
+        kwargs["find_unused_parameters"] = False
         build(self, *args, **kwargs)
         _returned.__annotations__.clear()  # they are compared with types of torch.distributed
         register(self, None, _returned)
 
     return init
+
+
+# Objects are sent as tensors of bytes, which have no values: each process has what this one has.
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[0]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+OBJECTS: dict[str, Callable[..., None]] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": _nothing,
+    "send_object_list": _nothing,
+}
 
 
 def _returned(state: Any, bucket: Any) -> Any:

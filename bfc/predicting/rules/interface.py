@@ -6,6 +6,8 @@
 - `answer`: the function runs in place of the operator, is called with the `Call` and with a
   function that runs the operator (with other arguments, if it is given any), and returns the
   result.
+- `kernel`: the function stands in for the operator's kernel: it is called with the `Call`, and
+  returns the result. Rules of the operator count.
 - `amend`: the function is called with what the operator returned for fake tensors, and returns what
   it returns on a GPU, before any of it counts as allocated.
 - `composed`: operators that PyTorch computes by others, on every device. They are taken apart, so
@@ -102,6 +104,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 RULES: dict[str, list[Rule]] = {}
 BEFORE: dict[str, list[Rule]] = {}
 ANSWERS: dict[str, Answer] = {}
+KERNELS: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 COMPOSED: set[str] = set()
 COMPOSITIONS: dict[str, Callable[..., Any]] = {}
@@ -135,6 +138,16 @@ def answer(*operators: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         ANSWERS.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def kernel(*operators: str) -> Callable[[F], F]:
+    """Registers what operators return, where PyTorch says nothing for fake tensors."""
+
+    def register(function: F) -> F:
+        KERNELS.update(dict.fromkeys(operators, function))
         return function
 
     return register

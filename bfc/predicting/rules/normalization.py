@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, before, kernel, rule
 from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
     Made,
@@ -115,6 +115,50 @@ def batch_norm_backward(call: Call) -> Iterator[Workspace | Release]:
         for name in ("mean of gradients", "mean of products"):
             yield Workspace(int(tensor.shape[1]) * 4, what=name)
         yield from _shared_channels(tensor, 2)
+
+
+# -- batch norm over several processes ---------------------------------------------------------
+
+
+def _of_channels(tensor: Any, like: Any) -> Any:
+    """A number for each channel, in the precision that sums are kept in."""
+    import torch
+
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return tensor.new_empty(tensor.shape[1:2], dtype=dtype)
+
+
+@kernel("aten::batch_norm_stats")
+def statistics(call: Call) -> Any:
+    """Mean and deviation of each channel in this process."""
+    tensor = call.args[0]
+    return _of_channels(tensor, tensor), _of_channels(tensor, tensor)
+
+
+@kernel("aten::batch_norm_gather_stats_with_counts", "aten::batch_norm_gather_stats")
+def statistics_of_all(call: Call) -> Any:
+    """The same of all processes."""
+    tensor, mean = call.args[0], call.args[1]
+    return _of_channels(tensor, mean), _of_channels(tensor, mean)
+
+
+@kernel("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt")
+def each_element(call: Call) -> Any:
+    """What is normalised, or its gradient: in the backward pass the gradient comes first."""
+    import torch
+
+    return torch.empty_like(call.args[0])
+
+
+@kernel("aten::batch_norm_backward_reduce")
+def sums_of_gradients(call: Call) -> Any:
+    """Two sums of each channel, and the gradients of weight and bias."""
+    tensor, mean = call.args[1], call.args[2]
+    asked = (argument(call, name) for name in ("weight_g", "bias_g"))
+    weight = argument(call, "weight")
+    like = tensor if weight is None else weight
+    gradients = [like.new_empty(tensor.shape[1:2]) if one else None for one in asked]
+    return mean.new_empty(mean.shape), mean.new_empty(mean.shape), *gradients
 
 
 def uses_cudnn(call: Call) -> bool:

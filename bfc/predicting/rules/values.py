@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bfc.predicting.rules.interface import Call, answer
+from bfc.predicting.rules.interface import Call, answer, kernel
 
 
 @answer("aten::_local_scalar_dense")
@@ -48,14 +48,15 @@ def pin_memory(call: Call, run: Callable[[], Any]) -> Any:
 
 @answer("aten::is_pinned")
 def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
-    return False
+    """Yes: how host memory is held makes no difference here, and DDP insists on it."""
+    return True
 
 
 # -- results whose size depends on values: at most all ------------------------------------------
 
 
-@answer("aten::nonzero")
-def nonzero(call: Call, run: Callable[..., Any]) -> Any:
+@kernel("aten::nonzero")
+def nonzero(call: Call) -> Any:
     """The places of what is not zero: at most all."""
     import torch
 
@@ -65,8 +66,8 @@ def nonzero(call: Call, run: Callable[..., Any]) -> Any:
     return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
 
 
-@answer("aten::masked_select")
-def masked_select(call: Call, run: Callable[..., Any]) -> Any:
+@kernel("aten::masked_select")
+def masked_select(call: Call) -> Any:
     """What a mask selects: at most all."""
     import torch
 

@@ -1,0 +1,162 @@
+"""What operators return of which PyTorch says nothing for fake tensors, or of which the size of a
+result depends on values: at most all.
+
+From PyTorch's ATen/native/cuda/LossCTC.cu (ctc_loss_gpu_template and its gradient),
+ATen/native/BatchLinearAlgebra.cpp (linalg_lstsq), ATen/native/SpectralOps.cpp (istft), and
+ATen/native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    around,
+    before,
+    kernel,
+    on_cuda,
+)
+from bfc.predicting.rules.tensors import argument, nbytes
+
+INDEX = 8
+
+
+@kernel("aten::_ctc_loss")
+def ctc_loss(call: Call) -> Any:
+    """The losses, and the probabilities of all prefixes of the longest target."""
+    scores, targets = call.args[0], call.args[1]
+    steps, batch, _ = scores.shape
+    longest = targets.shape[1] if len(targets.shape) == 2 else -(-targets.shape[0] // batch)
+    call.assume("the lengths of targets: all as long as the longest", int(longest))
+    prefixes = scores.new_empty((batch, steps, 2 * longest + 1))
+    return scores.new_empty(batch), prefixes
+
+
+@kernel("aten::_ctc_loss_backward")
+def ctc_loss_gradient(call: Call) -> Any:
+    """The gradient of the scores."""
+    return call.args[1].new_empty(call.args[1].shape)
+
+
+@around
+@contextmanager
+def lengths(recorder: Any) -> Iterator[None]:
+    """`torch.ctc_loss` with lengths as tuples, which it would put into a tensor in C++."""
+    import torch
+
+    build = torch.ctc_loss
+
+    def loss(scores: Any, targets: Any, inputs: Any, outputs: Any, *others: Any) -> Any:
+        if on_cuda(scores):
+            inputs, outputs = (
+                one if isinstance(one, torch.Tensor) else torch.tensor(one, device=scores.device)
+                for one in (inputs, outputs)
+            )
+        return build(scores, targets, inputs, outputs, *others)
+
+    with patch.object(torch, "ctc_loss", loss):
+        yield
+
+
+@kernel("aten::linalg_lstsq")
+def least_squares(call: Call) -> Any:
+    """The solution, and the residuals where there are more equations than unknowns."""
+    import torch
+
+    matrix, right = call.args[0], call.args[1]
+    rows, columns = matrix.shape[-2:]
+    vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
+    count = 1 if vector else right.shape[-1]
+    batch = tuple(matrix.shape[:-2])
+    solution = right.new_empty((*batch, count, columns)).mT
+    left = (*batch, count) if rows > columns else (0,)
+    ranks = torch.empty(0, dtype=torch.int64, device=matrix.device)
+    found = solution.squeeze(-1) if vector else solution
+    return found, right.new_empty(left), ranks, right.new_empty(0)
+
+
+@kernel(
+    "aten::fake_quantize_per_tensor_affine_cachemask",
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "aten::fake_quantize_per_channel_affine_cachemask",
+)
+def fake_quantized(call: Call) -> Any:
+    """The rounded numbers, and a mask of those that were in range."""
+    import torch
+
+    tensor = call.args[0]
+    return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
+
+
+@around
+@contextmanager
+def waves(recorder: Any) -> Iterator[None]:
+    """`torch.istft`, which reads in C++ whether its windows leave gaps."""
+    import torch
+
+    build = torch.istft
+
+    def istft(
+        input: Any,  # as PyTorch calls it
+        n_fft: int,
+        hop_length: int | None = None,
+        win_length: int | None = None,
+        window: Any = None,
+        center: bool = True,
+        normalized: bool = False,
+        onesided: bool | None = None,
+        length: int | None = None,
+        return_complex: bool = False,
+    ) -> Any:
+        if not on_cuda(input):
+            return build(
+                *(input, n_fft, hop_length, win_length, window, center, normalized),
+                *(onesided, length, return_complex),
+            )
+        hop = n_fft // 4 if hop_length is None else hop_length
+        if window is None:
+            window = torch.ones(win_length or n_fft, device=input.device)
+        return _overlapped(input, n_fft, hop, window, center, length)
+
+    with patch.object(torch, "istft", istft), patch.object(torch.Tensor, "istft", istft):
+        yield
+
+
+def _overlapped(
+    spectrum: Any, size: int, hop: int, window: Any, center: bool, length: int | None
+) -> Any:
+    """The frames back in time, added up where they overlap, and divided by their windows."""
+    import torch
+
+    batched = spectrum.unsqueeze(0) if spectrum.dim() == 2 else spectrum
+    window = torch.nn.functional.pad(window, (0, size - window.shape[0]))
+    frames = torch.fft.irfft(batched.transpose(1, 2), n=size, dim=2) * window
+    count, total = frames.shape[1], size + hop * (frames.shape[1] - 1)
+    squares = window.pow(2).expand(1, count, size)
+    wave, envelope = (
+        torch.ops.aten.unfold_backward(one, (one.shape[0], total), 1, size, hop)
+        for one in (frames, squares)
+    )
+    begin = size // 2 if center else 0
+    end = total - begin if length is None else min(begin + length, total)
+    wave, envelope = wave[:, begin:end], envelope[:, begin:end]
+    envelope.abs().min()
+    wave = wave / envelope
+    if length is not None and length > wave.shape[1]:
+        wave = torch.nn.functional.pad(wave, (0, length - wave.shape[1]))
+    return wave.squeeze(0) if spectrum.dim() == 2 else wave
+
+
+@before("aten::_ctc_loss_backward")
+def prefixes_from_the_end(call: Call) -> Iterator[Workspace | Release]:
+    """The probabilities of all suffixes, as large as those of the prefixes."""
+    scores, prefixes = call.args[1], argument(call, "log_alpha")
+    yield Workspace(nbytes(prefixes), what="probabilities of suffixes")
+    yield Workspace(math.prod(scores.shape[1:2]) * INDEX, what="lengths")

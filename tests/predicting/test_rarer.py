@@ -1,0 +1,272 @@
+"""What fewer programs do, as on a GPU: each by what it costs in memory, or by what was refused."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+import bfc
+
+MIB = 1 << 20
+
+
+def allocated() -> int:
+    return torch.cuda.memory_allocated()
+
+
+def assumed(run: Any) -> dict[str, Any]:
+    return {one["what"]: one["value"] for one in run.assumptions}
+
+
+@pytest.fixture
+def group() -> Any:
+    """Rank 0 of two."""
+
+    def begin() -> None:
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+
+    yield begin
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+# -- checkpoints ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("location", "taken"), [("cuda", 3 * MIB + 512), ("cpu", 0), (None, 3 * MIB), ({}, 3 * MIB)]
+)
+def test_what_was_saved_is_loaded_again(tmp_path: Path, location: Any, taken: int) -> None:
+    """Weights and two states of each, once more, and with them the number of steps."""
+    path = tmp_path / "model.pt"
+    with bfc.predict("a100"):
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        optimizer = torch.optim.Adam(layer.parameters())
+        layer(torch.randn(1, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        held = {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3}
+        torch.save(held, path)
+        before = allocated()
+        loaded = torch.load(path, map_location=location)
+        assert allocated() - before == taken
+        layer.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
+        assert loaded["epoch"] == 3
+    assert not path.exists()
+
+
+def test_what_was_saved_holds_no_memory() -> None:
+    file = io.BytesIO()
+    with bfc.predict("a100"):
+        layer = nn.Linear(512, 512).cuda()
+        torch.save(layer.state_dict(), file)
+        del layer
+        assert allocated() == 0
+        assert list(torch.load(file)) == ["weight", "bias"]
+
+
+def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(nn.Linear(512, 512, bias=False).state_dict(), path)
+    with bfc.predict("a100"):
+        assert torch.load(path, map_location="cuda")["weight"].is_cuda
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        layer.load_state_dict(torch.load(path, map_location="cpu"))
+
+
+def test_tensors_are_pickled_as_shapes() -> None:
+    with bfc.predict("a100"):
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        before = allocated()
+        twin = pickle.loads(pickle.dumps(layer))
+        assert isinstance(twin.weight, nn.Parameter)
+        assert allocated() - before == MIB
+
+
+def test_data_of_another_device_takes_its_place() -> None:
+    """So programs swap layers out. The device of a fake tensor once stayed as it was."""
+    with bfc.predict("a100"):
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        layer.weight.data = layer.weight.data.cpu()
+        assert allocated() == 0
+        assert layer.weight.device.type == "cpu"
+        layer.weight.data = layer.weight.data.to("cuda")
+        assert allocated() == MIB
+
+
+# -- older names ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type:UserWarning")
+def test_types_of_the_device_make_tensors_there() -> None:
+    with bfc.predict("a100"):
+        kind = torch.cuda.FloatTensor
+        assert kind(256, 1024).fill_(1.0).shape == (256, 1024)
+        made = torch.randn(3).type(kind)
+        assert isinstance(made, kind)
+        assert made.type() == "torch.cuda.FloatTensor"
+        assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64
+        assert torch.randn(2).type("torch.cuda.HalfTensor").is_cuda
+        assert not isinstance(torch.randn(2), kind)
+        torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        assert torch.randn(2).is_cuda
+        torch.set_default_tensor_type(torch.FloatTensor)
+        assert not torch.randn(2).is_cuda
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_questions_to_the_device_are_answered() -> None:
+    with bfc.predict("a100"):
+        stream, event = torch.Stream(device="cuda"), torch.Event(device="cuda")
+        stream.record_event(event)
+        torch.backends.cuda.cufft_plan_cache[0].max_size = 8
+        torch.backends.cuda.cufft_plan_cache.clear()
+        torch.backends.cuda.preferred_linalg_library("cusolver")
+        assert torch.cuda.nccl.version() >= (2, 0)
+        assert torch.cuda.get_sync_debug_mode() == 0
+        torch.compiler.cudagraph_mark_step_begin()
+        with torch.autograd.profiler.emit_nvtx(), torch.profiler.profile() as seen:
+            torch.ones(2, device="cuda")
+        print(seen.key_averages().table()[:80], len(seen.key_averages()))
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
+def test_flex_attention_counts_as_its_compiled_kernel() -> None:
+    """The output, two numbers of each row in 32 bits, and no scores."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    with bfc.predict("a100") as run:
+        query = torch.randn(2, 4, 1024, 64, device="cuda", requires_grad=True)
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        before = allocated()
+        found = torch.compile(flex_attention)(query, query, query, block_mask=mask)
+        rows = 2 * 4 * 1024
+        assert 0 <= allocated() - before - (rows * 64 * 4 + 2 * rows * 4) < 8192
+        found.sum().backward()
+        assert query.grad is not None
+        assert torch.cuda.max_memory_allocated() - before < rows * 1024 * 4
+    assert any(what.startswith("flex_attention") for what in assumed(run))
+
+
+def test_nested_tensors_in_rows_work() -> None:
+    with bfc.predict("a100"):
+        rows = [torch.randn(length, 64, device="cuda") for length in (100, 156)]
+        layer = nn.Linear(64, 64).cuda()
+        before = allocated()
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+        assert allocated() - before >= 256 * 64 * 4
+        layer(nested * 2).values().sum().backward()
+        assert nested.grad is not None
+        with pytest.raises(NotImplementedError, match="prediction cannot run it"):
+            torch.nested.nested_tensor(rows)
+
+
+# -- losses, waves, matrices, quantized numbers --------------------------------------------------
+
+
+@pytest.mark.parametrize("as_numbers", [False, True])
+def test_ctc_loss_keeps_all_prefixes(as_numbers: bool) -> None:
+    steps, batch, longest = 50, 4, 20
+    with bfc.predict("a100") as run:
+        scores = torch.randn(steps, batch, 30, device="cuda", requires_grad=True).log_softmax(2)
+        targets = torch.ones(batch, longest, dtype=torch.int64, device="cuda")
+        lengths: Any = [torch.full((batch,), size, device="cuda") for size in (steps, longest)]
+        if as_numbers:
+            lengths = [(steps,) * batch, (longest,) * batch]
+        functional.ctc_loss(scores, targets, *lengths).backward()
+    sizes = run.trace.size[run.trace.op == 0].tolist()
+    assert sizes.count(batch * steps * (2 * longest + 1) * 4) == 2  # prefixes, and suffixes
+    assert any("lengths of targets" in what for what in assumed(run))
+
+
+def test_waves_are_put_together_again() -> None:
+    with bfc.predict("a100"):
+        window = torch.hann_window(256, device="cuda")
+        wave = torch.randn(2, 4096, device="cuda", requires_grad=True)
+        frames = torch.stft(wave, 256, 64, window=window, return_complex=True)
+        again = torch.istft(frames, 256, 64, window=window, length=4096)
+        assert again.shape == wave.shape
+        again.sum().backward()
+        assert torch.istft(frames[0], 256, 64, window=window).shape == (4096,)
+
+
+def test_least_squares() -> None:
+    with bfc.predict("a100") as run:
+        matrix, right = torch.randn(3, 16, 8, device="cuda"), torch.randn(3, 16, 2, device="cuda")
+        found = torch.linalg.lstsq(matrix, right)
+        assert (found.solution.shape, found.residuals.shape) == ((3, 8, 2), (3, 2))
+        assert torch.linalg.lstsq(matrix, right[..., 0]).solution.shape == (3, 8)
+    assert "aten::linalg_lstsq" in run.unknown
+
+
+def test_numbers_that_are_rounded_on_purpose_keep_a_mask() -> None:
+    with bfc.predict("a100"):
+        given = torch.randn(512, 512, device="cuda", requires_grad=True)
+        before = allocated()
+        found = torch.fake_quantize_per_tensor_affine(given, 0.1, 0, -128, 127)
+        assert allocated() - before == 512 * 512 * (4 + 1)
+        found.sum().backward()
+
+
+# -- several processes ---------------------------------------------------------------------------
+
+
+def test_batch_norm_over_processes(group: Any) -> None:
+    with bfc.predict("a100"):
+        group()
+        layer = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm2d(8)).cuda()
+        images = torch.randn(2, 8, 16, 16, device="cuda", requires_grad=True)
+        layer(images).sum().backward()
+        assert images.grad is not None
+
+
+def test_parameters_that_may_be_unused(group: Any) -> None:
+    """DDP asks the device which ones are; the next step once failed."""
+    with bfc.predict("a100"):
+        group()
+        layers = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)}).cuda()
+        layers.forward = lambda x: layers["used"](x)  # type: ignore[method-assign]
+        model = nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
+        for _ in range(3):
+            model(torch.randn(2, 8, device="cuda")).sum().backward()
+
+
+def test_objects_are_sent_to_all(group: Any) -> None:
+    with bfc.predict("a100"):
+        group()
+        found: list[Any] = [None, None]
+        torch.distributed.all_gather_object(found, {"a": 1})
+        assert found == [{"a": 1}] * 2
+        told = ["b"]
+        torch.distributed.broadcast_object_list(told)
+        assert told == ["b"]
+
+
+@pytest.mark.filterwarnings("ignore:.*FSDP.*:FutureWarning")
+def test_the_older_fsdp_moves_its_shards(group: Any) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with bfc.predict("a100"):
+        group()
+        layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(2)))
+        model = FullyShardedDataParallel(layers, device_id=0, use_orig_params=True)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(2, 512, device="cuda")).sum().backward()
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert allocated() >= 3 * MIB  # half of two layers, and two states of each
+        copy.copy(optimizer.state_dict())
