@@ -30,12 +30,14 @@ static void capture_end(struct capture *capture)
     for (size_t i = 0; i < machine.captures; i++)
         if (machine.capture_list[i] == capture)
             machine.capture_list[i] = machine.capture_list[--machine.captures];
+    nodes_clear(&capture->left);
     if (capture->graph)
         graph_gone(capture->graph, DEAD);
     free(capture);
 }
 
-/* The stream goes while it captures. Nobody could end a capture that began on it any more. */
+/* The stream goes while it captures. Nobody could end a capture that began on it any more. Another
+ * one may go once it is joined: cuda.core destroys branches of a graph so. */
 void capture_leave(struct stream *stream)
 {
     if (!stream->capture)
@@ -44,7 +46,8 @@ void capture_leave(struct stream *stream)
         capture_end(stream->capture);
         return;
     }
-    capture_invalidate(stream->capture);
+    if (!nodes_add_all(&stream->capture->left, &stream->terminals))
+        capture_invalidate(stream->capture);
     leave(stream);
 }
 
@@ -217,6 +220,8 @@ static bool is_unjoined(const struct capture *capture)
 {
     bool unjoined = false;
     nodes_mark(capture->graph, &capture->origin->terminals);
+    for (size_t i = 0; i < capture->left.count; i++)
+        unjoined |= !capture->left.items[i]->marked;
     for (size_t i = 0; i < machine.streams.high; i++) {
         const struct stream *stream =
             (const struct stream *)(machine.streams.base + i * machine.streams.size);

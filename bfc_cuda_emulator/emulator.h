@@ -228,6 +228,7 @@ struct capture {
     struct stream *origin;
     bool invalid;
     struct graph *graph;
+    struct nodes left; /* the last nodes of streams that were destroyed: they have to be joined, too */
 };
 
 struct node {

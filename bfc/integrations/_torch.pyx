@@ -2,7 +2,7 @@
 
 PyTorch calls them from any thread with its own mutex held. Meanwhile another thread may hold the GIL and wait for that
 mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing that allocates or frees takes
-it. See `bfc/native/source.h`. What begins and ends a pool takes it: PyTorch holds no mutex then.
+it. See `bfc/native/source.h`. What begins or ends a pool, or empties, takes it: PyTorch holds no mutex then.
 """
 
 from libc.stdint cimport uint64_t
@@ -46,6 +46,7 @@ cdef extern from *:
     static void (*bfc_read)(void*, bfc_figures*);
     enum { BFC_BEGIN, BFC_END, BFC_RELEASE };
     static bool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t);   /* false: the text says why */
+    static bool (*bfc_empty)(char*, size_t);                                 /* the same */
 
     namespace {
     /* PyTorch shows what() as the text of its error. */
@@ -125,7 +126,7 @@ cdef extern from *:
     }
     }
 
-    /* What PyTorch calls around a capture. A failure must be thrown, but for a release, which destructors call. */
+    /* What PyTorch calls besides. A failure must be thrown, but for a release, which destructors call. */
     BFC_EXPORT void bfc_torch_begin_pool(int device, bfc_pool_id id, bfc_filter takes) {
         char text[400] = "";
         uint64_t pool[2];
@@ -145,6 +146,10 @@ cdef extern from *:
         uint64_t pool[2];
         own_id(id, pool);
         use(BFC_RELEASE, device, pool, text, 0);
+    }
+    BFC_EXPORT void bfc_torch_empty_cache() {
+        char text[400] = "";
+        if (!bfc_empty(text, sizeof text)) throw std::runtime_error(text);
     }
 
     /* Instead of PyTorch's allocator. PyTorch does not look at the result, so a failure must be thrown. */
@@ -185,6 +190,7 @@ cdef extern from *:
     cbool (*bfc_free)(void*, void*, void*, cbool) noexcept nogil
     void (*bfc_read)(void*, bfc_figures*) noexcept nogil
     cbool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil
+    cbool (*bfc_empty)(char*, size_t) noexcept nogil
     cdef enum:
         BFC_BEGIN
         BFC_END
@@ -333,6 +339,23 @@ cdef int end_pool(allocator, tuple pool) except -1:
     return 0
 
 
+cdef cbool empty_all(char* text, size_t room) noexcept nogil:
+    return exiting or empty_all_with_gil(text, room)
+
+
+cdef cbool empty_all_with_gil(char* text, size_t room) noexcept with gil:
+    cdef int device
+    cdef cbool emptied = True
+    for device in range(DEVICES):
+        try:
+            if devices[device] != NULL:
+                (<Allocator>devices[device]).empty_cache()
+        except BaseException as error:      # the others are emptied all the same
+            say(str(error), text, room)
+            emptied = False
+    return emptied
+
+
 cdef void say(str words, char* text, size_t room) noexcept:
     cdef bytes encoded = words.encode("ascii", "replace")[:room - 1]
     cdef size_t i
@@ -346,4 +369,5 @@ bfc_device = device_at
 bfc_allocate = <cbool (*)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil>allocate_in
 bfc_free = <cbool (*)(void*, void*, void*, cbool) noexcept nogil>free_in
 bfc_read = <void (*)(void*, bfc_figures*) noexcept nogil>figures_of
+bfc_empty = empty_all
 bfc_use = <cbool (*)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil>use_pool

@@ -31,8 +31,9 @@ from bfc.errors import DeviceUnavailableError
 from bfc.integrations import _torch
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 
-#: What PyTorch calls around a capture: the methods of its class that take our functions.
+#: What else PyTorch calls: the methods of its class that take our functions.
 _HOOKS = {
+    "set_reset_fn": "bfc_torch_empty_cache",
     "set_begin_allocate_to_pool": "bfc_torch_begin_pool",
     "set_end_allocate_to_pool_fn": "bfc_torch_end_pool",
     "set_release_pool": "bfc_torch_release_pool",
@@ -58,8 +59,8 @@ def _pluggable(torch: Any, alloc: str, free: str) -> Any:
     return pluggable
 
 
-def _let_it_capture(pluggable: Any) -> None:
-    """Hands over the functions that give a graph a private pool."""
+def _hand_over_hooks(pluggable: Any) -> None:
+    """Hands over the functions that empty the cache, and give a graph a private pool."""
     functions = ctypes.CDLL(_torch.__file__)
     for method, name in _HOOKS.items():
         address = ctypes.cast(getattr(functions, name), ctypes.c_void_p).value
@@ -132,6 +133,7 @@ def replace(allocators: OneOrMore) -> None:
     waits for the allocator's at an allocation, and the reverse at a free: two driver calls each.
     Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
 
+    `torch.cuda.empty_cache()` calls `empty_cache` of each allocator, and waits as that does.
     `torch.cuda.graph` works with a `CachingAllocator`: its graph has a private pool, shared as
     PyTorch shares it (`pool=`), which goes back when the last graph is gone. A `BFCAllocator`
     refuses the capture. Source: `CUDAPluggableAllocator` of PyTorch 2.15.
@@ -142,7 +144,7 @@ def replace(allocators: OneOrMore) -> None:
             _torch.serve_device(allocator, ordinal)
             undo.callback(_torch.serve_device, None, ordinal)
         ours = _pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
-        _let_it_capture(ours)
+        _hand_over_hooks(ours)
         torch.cuda.memory.change_current_allocator(ours)
         undo.pop_all()
 

@@ -691,6 +691,7 @@ class StandIn(types.ModuleType):
 
             def allocator(self) -> object:
                 return types.SimpleNamespace(
+                    set_reset_fn=lambda it: log.append(("empty", it)),
                     set_begin_allocate_to_pool=lambda it: log.append(("begin", it)),
                     set_end_allocate_to_pool_fn=lambda it: log.append(("end", it)),
                     set_release_pool=lambda it: log.append(("release", it)),
@@ -740,9 +741,10 @@ def test_replacing_hands_over_the_pair_that_throws_and_what_serves_graphs(
     integration.replace(make_cuda(1))
     _torch.serve_device(None, 1)
     functions = ctypes.CDLL(_torch.__file__)
+    names = ["empty_cache", "begin_pool", "end_pool", "release_pool"]
     hooks = [
-        (what, ctypes.cast(functions[f"bfc_torch_{what}_pool"], ctypes.c_void_p).value)
-        for what in ("begin", "end", "release")
+        (name.partition("_")[0], ctypes.cast(functions[f"bfc_torch_{name}"], ctypes.c_void_p).value)
+        for name in names
     ]
     assert torch.log == [
         ("bfc_torch_alloc", "bfc_torch_free"),

@@ -203,6 +203,19 @@ def test_a_release_too_many_is_told_and_not_thrown(served, whole, monkeypatch) -
     assert "released already, or never made" in told[0]
 
 
+def test_pytorch_empties_the_cache(served, whole, emulated) -> None:
+    whole.free(whole.alloc(3 * MIB))
+    assert served.stats().pool_bytes > 0
+    whole.empty_cache()
+    assert served.stats().pool_bytes == 0
+    whole.free(whole.alloc(3 * MIB))
+    emulated.fail("cuMemFree", "CUDA_ERROR_UNKNOWN")
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+        whole.empty_cache()
+    whole.empty_cache()
+    assert served.stats().pool_bytes == 0
+
+
 def test_a_bfc_allocator_refuses_graphs_in_words(served, whole) -> None:
     with raw_cuda.stream() as stream:
         with pytest.raises(RuntimeError, match=r"BFCAllocator does not serve .*CachingAllocator"):
@@ -255,7 +268,7 @@ def test_pytorchs_own_class_calls_the_hooks() -> None:
         allocator = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB")
         _torch.serve_device(allocator, 0)
         ours = integration._pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
-        integration._let_it_capture(ours)
+        integration._hand_over_hooks(ours)
         torch.cuda.memory.change_current_allocator(ours)
         pool = (7, 0)
         key = (7 | 1 << 32, 0)
@@ -267,10 +280,12 @@ def test_pytorchs_own_class_calls_the_hooks() -> None:
             print(error)
         torch._C._cuda_endAllocateToPool(0, pool)
         torch._C._cuda_releasePool(0, pool)
-        print(allocator._pool_use_count(key))
+        allocator.allocate("3 MiB").free()
+        torch._C._cuda_emptyCache()
+        print(allocator._pool_use_count(key), allocator.stats().pool_bytes)
     """
     first, error, last = run(script).splitlines()
-    assert (first, last) == ("1", "0")
+    assert (first, last) == ("1", "0 0")
     assert "is in use already" in error
 
 

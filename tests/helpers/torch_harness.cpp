@@ -130,6 +130,10 @@ int harness_release_pool(void* function, int device, unsigned long long first, u
     return harness_end_pool(function, device, first, second, text, room);
 }
 
+int harness_empty_cache(void* function, char* text, size_t room) {
+    return told(text, room, [&] { reinterpret_cast<void (*)()>(function)(); });
+}
+
 void harness_lock() { mutex.lock(); }
 void harness_unlock() { mutex.unlock(); }
 

@@ -76,6 +76,13 @@ class Harness:
         """What the end of a CUDAGraph does, as a destructor."""
         self._use("release", device, *map(ctypes.c_ulonglong, pool))
 
+    def empty_cache(self) -> None:
+        """What torch.cuda.empty_cache() calls."""
+        text = ctypes.create_string_buffer(512)
+        function = ctypes.cast(ctypes.CDLL(_torch.__file__).bfc_torch_empty_cache, ctypes.c_void_p)
+        if self.calls.harness_empty_cache(function, text, ctypes.c_size_t(512)):
+            raise RuntimeError(text.value.decode())
+
     def _use(self, what: str, *arguments: object) -> None:
         functions = ctypes.CDLL(_torch.__file__)
         function = ctypes.cast(getattr(functions, f"bfc_torch_{what}_pool"), ctypes.c_void_p)

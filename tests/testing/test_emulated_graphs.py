@@ -298,14 +298,18 @@ def test_who_may_end_a_capture(gpu: emulator.Driver) -> None:
     assert code(cu.cuStreamEndCapture(first)) == INVALID_VALUE
 
 
-def test_a_stream_that_is_destroyed_ends_or_spoils_its_capture(gpu: emulator.Driver) -> None:
-    first, second, third = stream(1), stream(1), stream(1)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_stream_may_be_destroyed_once_it_is_joined(gpu: emulator.Driver, joined: bool) -> None:
+    first, second, third, memory = stream(1), stream(1), stream(1), alloc(8)
     begin(first)
+    ok(cu.cuStreamDestroy(first))  # and its capture is over
     begin(second)
     follow(third, second)
-    ok(cu.cuStreamDestroy(first))
+    fill(memory, 1, third)
+    if joined:
+        follow(second, third)
     ok(cu.cuStreamDestroy(third))
-    assert code(cu.cuStreamEndCapture(second)) == INVALIDATED
+    assert code(cu.cuStreamEndCapture(second)) == (0 if joined else UNJOINED)
 
 
 def test_memory_of_a_graph_lives_from_its_node_to_its_free(gpu: emulator.Driver) -> None:

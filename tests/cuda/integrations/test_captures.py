@@ -17,7 +17,7 @@ from documents import BLOCK, ROOT
 
 import bfc
 
-from .conftest import Run
+from .conftest import Run, library
 
 MIB = 1 << 20
 
@@ -95,6 +95,36 @@ def test_a_captured_stream_that_the_pool_was_not_told_of_is_refused(core, make_c
             core.Device(0).allocate(MIB, stream=stream)
         graph = raw_cuda.call("cuStreamEndCapture", int(stream.handle))
         raw_cuda.call("cuGraphDestroy", graph)
+
+
+def test_rmm_is_refused_on_a_stream_that_captures(rmm, core, make_cuda) -> None:
+    resource = bfc.integrations.rmm.resource(make_cuda())
+    stream = core.Device(0).create_stream()
+    theirs = library("rmm.pylibrmm.stream").Stream(stream)
+    begin(int(stream.handle))
+    with pytest.raises(RuntimeError, match=r"allocator\.capture"):  # it comes through C++
+        resource.allocate(MIB, theirs)
+    graph = raw_cuda.call("cuStreamEndCapture", int(stream.handle))
+    raw_cuda.call("cuGraphDestroy", graph)
+
+
+def test_a_branch_of_a_graph_that_is_built_takes_the_graphs_memory(core, make_cuda) -> None:
+    pool, device = make_cuda(), core.Device(0)
+    with bfc.use(pool, "cuda_core"):
+        builder = device.create_graph_builder()
+        builder.begin_building()
+        with pool.capture(builder) as graph_pool:
+            left, right = builder.split(2)
+            buffer = device.allocate(3 * MIB, stream=right)
+            buffer.fill(7, stream=right)
+            buffer.close()
+            builder = core.graph.GraphBuilder.join(left, right)
+            builder.end_building()
+        graph = builder.complete()
+        assert [region.pool_id for region in pool.snapshot().regions] == [graph_pool.id]
+        graph.close()
+        builder.close()
+        graph_pool.release()
 
 
 def test_numbas_arrays_of_a_capture_are_the_graphs(numba, make_cuda) -> None:
