@@ -46,6 +46,7 @@ except ImportError as _error:
     raise
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
+from bfc.allocators.graph_pool import GraphPool
 from bfc.browser.report import report
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._scopes import owner, use_stream
@@ -70,7 +71,6 @@ from bfc.pinned import PinnedAllocator
 from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
-from bfc.policies.graph_pool import GraphPool
 from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.predicting.prediction import Prediction
 from bfc.predicting.session import predict

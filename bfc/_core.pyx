@@ -234,9 +234,10 @@ cdef class Pool:
         return i
 
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
-        """Whether a lane has neither regions nor ranges, and is not about to get one."""
+        """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
+        default pool are the first pair for good."""
         cdef uint32_t kind, ranges
-        if pair == self.kept_lane:
+        if pair == self.kept_lane or (pair == 0 and self.usage == NULL and self.pages == NULL):
             return False
         for kind in range(2):
             ranges = self.bin_sets[pair + kind].ranges
@@ -766,23 +767,14 @@ cdef class Pool:
         return index
 
     cdef uint32_t open_plan_set(self, size_t number) noexcept nogil:
-        """Opens a set of bins for one stream of a plan; with lanes two. NO_LANE: the host is out of memory."""
+        """Opens two sets of bins for one stream of a plan; BFC uses the second. NO_LANE: the host is out of memory."""
         cdef uint32_t kind
         cdef Lane lane = Lane([0, 0], number, IN_PLANS)
-        cdef uint32_t opened = 1
-        cdef BinSet bin_set
-        if self.usage != NULL:
-            opened = self.open_lane(&lane)
-        else:
-            while opened < self.bin_sets.size() and self.bin_sets[opened].regions:
-                opened += 1
-            if opened == self.bin_sets.size():
-                bin_set = bin_set_of(new_bins(), LARGE)
-                if bin_set.bins == NULL or not try_push_back(self.bin_sets, bin_set):
-                    del bin_set.bins
-                    return NO_LANE
+        cdef uint32_t opened = self.open_lane(&lane)
         if opened == NO_LANE:
             return NO_LANE
+        if self.usage == NULL:
+            opened += LARGE
         for kind in range(2 if self.usage != NULL else 1):
             self.bin_sets[opened + kind].split_remainder = UNLIMITED
             self.bin_sets[opened + kind].oversize = self.bin_sets[opened + kind].cuts_below = UNLIMITED
@@ -1078,7 +1070,7 @@ cdef class Pool:
         cdef ChunkHandle last = NO_CHUNK
         cdef Region region = Region(ptr, ptr + size, NO_CHUNK, 0)
         join = join and before != self.regions.end() and not self.bin_sets[bin_set].is_plan
-        if join and self.chunks[deref(before).second.first].state != DIVIDED:
+        if join and self.chunks[deref(before).second.first].bin_set == bin_set:
             region = deref(before).second
             region.end = ptr + size
             last = self.chunk_at_end(&deref(before).second)

@@ -1,18 +1,21 @@
 """What both policies share: a pool behind a lock, on top of a sub-allocator. In order:
 
-_changes.pyx       changes of a pool that few requests need: frees with a count, growth, addresses
-_pages.pyx         pages that have several addresses
-_lock.pxd          the lock around a pool
-_reasons.pxd       why a call has more to do than ask the pool
-_reading.pyx       what can be read from a pool: totals, pages, a snapshot's columns, faults
-_source.pyx        a sub-allocator behind a limit: what is asked of it, and what goes back
-_recorder.pyx      what a history writes down, and what PyTorch's policy counts
-_fences.pyx        marks in the queues of streams, and what waits behind them
-_frees.pyx         frees: at once, from finalisers, after fences
-_tags.pyx          which tag an allocation belongs to, and which tags sleep
-_plans.pyx         plans in use: steps, and the regions of plans: a part that an allocator may have
-mapping/           memory that is mapped to addresses: a part that an allocator may have
-_allocator.pyx     the allocator: hits, misses, frees, regions, and what a user can see
-_without_gil.pyx   for callers that must not take the GIL
-_play.pyx          a trace, replayed in one compiled loop
+_changes.pyx        changes of a pool that few requests need: frees with a count, growth, addresses
+_pages.pyx          pages that have several addresses
+_lock.pxd           the lock around a pool
+_private_pools.pyx  private pools: who uses them, and the scopes that divert requests into them
+_reasons.pxd        why a call has more to do than ask the pool
+_reading.pyx        what can be read from a pool: totals, pages, a snapshot's columns, faults
+_source.pyx         a sub-allocator behind a limit: what is asked of it, and what goes back
+_recorder.pyx       what a history writes down, and what PyTorch's policy counts
+_fences.pyx         marks in the queues of streams, and what waits behind them
+_frees.pyx          frees: at once, from finalisers, after fences
+_captures.pyx       which captures of graphs are marked, and where their streams take memory from
+_tags.pyx           which tag an allocation belongs to, and which tags sleep
+_plans.pyx          plans in use: steps, and the regions of plans: a part that an allocator may have
+mapping/            memory that is mapped to addresses: a part that an allocator may have
+graph_pool.py       the memory of captured graphs
+_allocator.pyx      the allocator: hits, misses, frees, regions, and what a user can see
+_without_gil.pyx    for callers that must not take the GIL
+_play.pyx           a trace, replayed in one compiled loop
 """

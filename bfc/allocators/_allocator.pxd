@@ -6,12 +6,14 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport NO_HOST_MEMORY, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
-from bfc.buffers._buffer cimport Buffer, BufferOwner
+from bfc.buffers._buffer cimport HOST_STREAM, Buffer, BufferOwner
 from bfc.allocators._lock cimport Lock, Shown
+from bfc.allocators._private_pools cimport PoolUses, PrivatePools, is_private
 from bfc.allocators._source cimport Asking, Source, Taken
 from bfc.allocators._recorder cimport Recorder
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport Frees
+from bfc.allocators._captures cimport Captures
 from bfc.allocators._tags cimport Tags
 from bfc.allocators._plans cimport Planned
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
@@ -69,6 +71,9 @@ cdef class Allocator(BufferOwner):
     cdef Fences fences                  # streams that use memory, and what was freed and waits for them
     cdef Frees frees                    # how memory comes back
     cdef Tags tags                      # which parts of its memory can sleep, each for itself
+    cdef PrivatePools private_pools     # memory of parts of a program, and which requests are diverted there
+    cdef PoolUses pool_uses
+    cdef Captures captures              # the graphs that are captured, and their private pools
     cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
 
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
@@ -77,6 +82,7 @@ cdef class Allocator(BufferOwner):
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
     cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
+    cdef bint has_lanes                 # a hit looks for the lane of its request: under BFC, if not all use the same
     cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
 
     cdef uint64_t limit
@@ -109,6 +115,9 @@ cdef class Allocator(BufferOwner):
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil
     cdef void regions_released(self) noexcept nogil
     cdef int plan_changed(self) except -1   # a plan came into use, or is not in use any more
+    cdef void scopes_changed(self) noexcept     # requests are diverted into private pools from now on, or no more
+    cdef int pool_ended(self, pool) except -1       # a scope of a private pool was closed
+    cdef int pool_released(self, pool) except -1    # the last reference to one is gone
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
     cdef int check_alignment(self, uint64_t alignment) except -1
@@ -142,6 +151,9 @@ cdef class Allocator(BufferOwner):
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
     cdef Planned planned_part(self)
     cdef int attempt(self, Request* request, Placement* placed) except -1
+    cdef cbool is_in_capture(self, Request* request) noexcept nogil
+    cdef int look_at_captures(self, Request* request) except -1
+    cdef int refuse_order(self, uint64_t on) except -1
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
     cdef int after_miss(self, Request* request, Placement* placed) except -1
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1
@@ -182,3 +194,9 @@ cdef class Allocator(BufferOwner):
 
     cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)
     cdef object look(self, bint with_history, bint noted)
+
+
+cdef inline cbool is_apart(Allocator allocator, const Lane* lane) noexcept nogil:
+    """Whether the free chunks of a lane serve one stream alone, in the order of its work. Under BFC that is so in
+    private pools only: a graph orders its streams, and no other one may be made to wait for them."""
+    return allocator.by_stream or (is_private(lane) and allocator.home_stream != HOST_STREAM)

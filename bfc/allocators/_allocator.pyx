@@ -36,6 +36,9 @@ from bfc.buffers._scopes cimport (
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, BufferOwner, become
 from bfc.allocators._changes cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
+from bfc.allocators._private_pools cimport (
+    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_private, scope_of as scope_of_pool,
+)
 from bfc.allocators._reasons cimport (
     FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
 )
@@ -47,6 +50,7 @@ from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
+from bfc.allocators._captures cimport Captures
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
 from bfc.allocators._plans cimport Planned, new_step
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
@@ -54,6 +58,7 @@ from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
 
 from bfc.allocators import _plans
 from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED
+from bfc.allocators.graph_pool import Capture, GraphPool
 from bfc.errors import (
     AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
     out_of_host_memory,
@@ -61,7 +66,7 @@ from bfc.errors import (
 from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
-from bfc.streams import is_queue as _is_queue
+from bfc.streams import is_queue as _is_queue, stream_handle
 from bfc.suballocators.base import SubAllocator, check_members, checked_memory_info, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
@@ -177,6 +182,11 @@ cdef class Allocator(BufferOwner):
         self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.is_closed)
         self.tags = Tags()
         self.tags.attach(&self.lock, &self.reasons)
+        self.private_pools = PrivatePools()
+        self.pool_uses = PoolUses()
+        self.pool_uses.attach(&self.lock, self.private_pools)
+        self.captures = Captures()
+        self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools, self.pool_uses)
         self.recorder = Recorder()
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
@@ -293,6 +303,15 @@ cdef class Allocator(BufferOwner):
     cdef int plan_changed(self) except -1:
         return 0
 
+    cdef void scopes_changed(self) noexcept:
+        pass
+
+    cdef int pool_ended(self, pool) except -1:
+        return 0
+
+    cdef int pool_released(self, pool) except -1:
+        return 0
+
     cdef object against_pieces(self):
         """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
         return ""
@@ -317,7 +336,16 @@ cdef class Allocator(BufferOwner):
         return not self.reasons.has(FREES_DEFERRED)
 
     cdef int check_tag(self, Request* request) except -1:
-        return self.tags.refuse_if_asleep(request.tag)
+        """Also refuses a request that a private pool is to serve as well."""
+        self.tags.refuse_if_asleep(request.tag)
+        self.acquire()
+        self.set_lane(&request.lane, request.stream)
+        cdef cbool elsewhere = is_private(&request.lane)
+        self.lock.release()
+        if elsewhere:
+            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
+            raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one")
+        return 0
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
@@ -537,7 +565,8 @@ cdef class Allocator(BufferOwner):
         """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
         if nbytes == 0 or not self.reasons.none():
             return False
-        if on != self.home_stream and (not self.by_stream or self.may_be_unordered or on == self.default_stream_alias):
+        if on != self.home_stream and (not (self.by_stream or self.has_lanes) or self.may_be_unordered
+                                       or on == self.default_stream_alias):
             return False
         cdef uint32_t owner = owner_here(self) if owners_used else 0
         acquire_lock(self.lock)
@@ -580,7 +609,7 @@ cdef class Allocator(BufferOwner):
                 if how & OR_NONE:
                     return 0
                 raise self.refusal_of(&request)
-        if on != self.home_stream and size and (unordered or not self.by_stream):
+        if on != self.home_stream and size and (unordered or not is_apart(self, &request.lane)):
             self.leave_home(placed, on, stream)
         if self.reasons.has(IS_TOLD) and placed.allocation_id:
             self.announce(placed, changes)
@@ -923,6 +952,185 @@ cdef class Allocator(BufferOwner):
             self.place_after_miss(request, placed)
         return 0
 
+    # -- captures -----------------------------------------------------------------------------------------------------
+
+    @cython.final
+    cdef cbool is_in_capture(self, Request* request) noexcept nogil:
+        """Whether a request comes while its stream captures, or may capture: nothing is waited for then."""
+        return self.fences.capture_is_marked() and (request.in_capture or request.asking.without_gil)
+
+    cdef int look_at_captures(self, Request* request) except -1:
+        """Asks the source about the request's stream: whether it captures, and for which graph."""
+        cdef PoolId pool = self.captures.pool_for(request.stream)
+        request.captured[0] = pool.first
+        request.captured[1] = pool.second
+        request.in_capture = self.captures.is_captured(request.stream, self.strict)
+        request.has_waited = request.has_waited or request.in_capture
+        if request.in_capture and self.fences.reuses:
+            self.frees.free_safe_in_capture(request.stream)
+        return 0
+
+    def capture(self, stream, pool=None):
+        """Capture a CUDA graph: allocations of the capture come from a pool that is the graph's own.
+
+        Parameters
+        ----------
+        stream : int or stream object
+            The stream whose capture begins inside of the `with`, by the library that you capture with.
+        pool : GraphPool, optional
+            Of an earlier capture, to share its memory. The graphs must then be launched one after the
+            other, in the order of their captures.
+
+        Returns
+        -------
+        context manager
+            It enters with a `GraphPool`. Keep that as long as the graph.
+
+        Raises
+        ------
+        RuntimeError
+            If the stream is being captured already when it is entered, or `pool` was released.
+        TypeError
+            If `stream` is not a stream, or `pool` not a GraphPool.
+        ValueError
+            If the stream belongs to another device, or `pool` to another allocator.
+        ClosedError
+            If the allocator is closed.
+
+        Notes
+        -----
+        In the `with` come from the pool: what is allocated for `stream`, for streams that have joined
+        its capture, and all that this thread allocates. While the stream captures, nothing that the
+        driver forbids is called: no event is asked, a free of memory that captured streams use is put
+        off until the capture is over, and a request that does not fit is refused without a retry. New
+        memory is taken in the relaxed capture mode. If the `with` is left by an exception, the pool is
+        released. Source: `torch.cuda.graph`, PyTorch's behaviour, 2.15.
+
+        TensorFlow's allocator serves no captures. A BFCAllocator places what a graph is given as another
+        BFCAllocator would that has no more to do, on regions that grow from 2 MiB on, for each stream of
+        the graph by itself. They count against the limit, of which `allow_growth=False` leaves nothing
+        once memory was allocated: such an allocator refuses what a graph asks for.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> device = bfc.SimulatedSubAllocator("1 GiB")
+        >>> allocator = bfc.CachingAllocator(device)
+        >>> with allocator.capture(7) as pool:
+        ...     buffer = allocator.allocate(1000, stream=7)
+        >>> pool.use_count()
+        1
+        >>> pool.release()
+        """
+        if pool is not None and not isinstance(pool, GraphPool):
+            raise TypeError(f"pool is a bfc.GraphPool, as capture() returns it, not {type(pool).__name__}")
+        self.require_set_up()
+        handle = stream_handle(stream)
+        self.sub_allocator.check_stream(handle)
+        return Capture(self, handle, pool)
+
+    def _begin_capture(self, pool, stream):
+        self.require_set_up()
+        if self.is_closed:
+            raise closed()
+        self.captures.begin(id_of(pool), stream, self.strict)
+        self.scopes_changed()
+
+    def _end_capture(self, pool):
+        self.require_set_up()
+        try:
+            self.captures.mark(-1)
+        finally:
+            self.end_allocate_to_pool(pool)
+
+    def _captured_streams(self):
+        streams = []
+        for stream, _pool in self.captures.streams():
+            streams.append(stream)
+        return streams
+
+    def mark_capture_begin(self):
+        """Say that a capture has begun, as PyTorch's `markCaptureBegin` does. `capture` does it by itself.
+
+        From now on an allocation or a free asks the sub-allocator whether its stream captures, and
+        waits for nothing if it does.
+
+        Notes
+        -----
+        Source: PyTorch's behaviour, 2.15.
+        """
+        self.require_set_up()
+        self.captures.mark(1)
+
+    def mark_capture_end(self):
+        """Say that a capture has ended.
+
+        Raises
+        ------
+        RuntimeError
+            If none has begun.
+        """
+        self.require_set_up()
+        self.captures.mark(-1)
+
+    def begin_allocate_to_pool(self, pool, streams="all"):
+        """Divert allocations into a private pool, and hold a reference to it, as PyTorch's function does.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id. It is made if it is new.
+        streams : {"all", "thread", "none"} or int, optional
+            Whose allocations: those of every stream, of this thread, of none, or of one stream.
+
+        Raises
+        ------
+        RuntimeError
+            If the pool is in use already.
+        """
+        self.require_set_up()
+        self.pool_uses.begin(scope_of_pool(pool, streams), self.strict)
+        self.scopes_changed()
+
+    def end_allocate_to_pool(self, pool):
+        """End what `begin_allocate_to_pool` has begun. The reference stays.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id.
+
+        Raises
+        ------
+        RuntimeError
+            If the pool is not in use.
+        """
+        self.require_set_up()
+        self.pool_uses.end(id_of(pool))
+        self.scopes_changed()
+        self.pool_ended(pool)
+
+    def release_pool(self, pool):
+        """Take one reference to a private pool away. Without any, what it caches goes back with the next emptying.
+
+        Parameters
+        ----------
+        pool : tuple of (int, int)
+            The pool's id.
+
+        Raises
+        ------
+        RuntimeError
+            If it has no reference.
+        """
+        self.require_set_up()
+        if self.pool_uses.release_reference(id_of(pool)):
+            self.pool_released(pool)
+
+    def _pool_use_count(self, pool):
+        """How many references a pool has; 0 if it is not known."""
+        return self.pool_uses.count_references(id_of(pool))
+
     # -- where a hit is not enough ------------------------------------------------------------------------------------
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
@@ -958,11 +1166,21 @@ cdef class Allocator(BufferOwner):
             if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
                 stream_id = self.sub_allocator.stream_id(on)
                 if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
+                    self.refuse_order(on)
                     self.sub_allocator.order(self.home_stream, on)
                     self.was_ordered(stream_id, home_frees)
             self.fences.uses(placed.allocation_id, on, stream)
         except BaseException as error:
             raise self.frees.undo(placed.handle, placed.allocation_id) or error
+        return 0
+
+    cdef int refuse_order(self, uint64_t on) except -1:
+        """Refuses to let a stream wait for the home stream where that would spoil the capture of a graph, or draw the
+        stream into it."""
+        if self.fences.capture_is_marked() and self.fences.some_capture((self.home_stream, on)):
+            raise SubAllocatorError(f"stream {on:#x} cannot be made to wait for the allocator's stream, "
+                                    f"{self.home_stream:#x}, while a graph is captured: allocate before the capture or "
+                                    f"inside of capture(), or give the allocator a stream= of its own")
         return 0
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
@@ -1001,6 +1219,8 @@ cdef class Allocator(BufferOwner):
 
     cdef int attempt(self, Request* request, Placement* placed) except -1:
         """Makes one complete attempt. `placed.handle` is NO_CHUNK if nothing fits, and for 0 bytes."""
+        if self.fences.capture_is_marked() or self.private_pools.open_captures.get():
+            self.look_at_captures(request)
         placed.handle = NO_CHUNK
         placed.allocation_id = 0
         placed.ptr = 0
@@ -1029,7 +1249,7 @@ cdef class Allocator(BufferOwner):
         if self.pool.history != NULL and self.pool.usage == NULL:
             self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
         self.pool.set_owner(handle, request.owner)
-        if request.shared or (request.stream != self.home_stream and not self.by_stream):
+        if request.shared or (request.stream != self.home_stream and not is_apart(self, &request.lane)):
             chunk.state |= USED_ELSEWHERE
 
     cdef int after_miss(self, Request* request, Placement* placed) except -1:
@@ -1461,7 +1681,7 @@ cdef class Allocator(BufferOwner):
 
     cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
         """Whether a free of the chunk has to wait for this stream."""
-        if self.by_stream:
+        if is_apart(self, &self.pool.bin_sets[chunk.bin_set].lane):
             return stream != chunk.stream or self.is_of_thread(stream)
         # a chunk that was allocated for another stream may be used on the home stream only after this call
         return stream != self.home_stream or chunk.stream != self.home_stream
@@ -1502,7 +1722,7 @@ cdef class Allocator(BufferOwner):
         cdef bint indexed = chunk.state & INDEXED or self.pool.index_chunk(handle)
         cdef uint64_t stream = chunk.stream
         cdef int64_t allocation_id = chunk.allocation_id
-        cdef bint elsewhere = stream != self.home_stream and not self.by_stream
+        cdef bint elsewhere = stream != self.home_stream and not is_apart(self, &self.pool.bin_sets[chunk.bin_set].lane)
         if elsewhere:
             chunk.state |= USED_ELSEWHERE
         self.lock.release()
@@ -1541,6 +1761,9 @@ cdef class Allocator(BufferOwner):
     def release_free_regions(self):
         """Give every region without a live allocation back to the sub-allocator.
 
+        The regions of a private pool are given back only after the pool was released. While the stream of
+        this thread captures a graph, only those are given back, and no stream is asked.
+
         Returns
         -------
         int
@@ -1567,12 +1790,16 @@ cdef class Allocator(BufferOwner):
         """
         cdef vector[Region] regions
         cdef uint64_t released
-        self.frees.drain(QUERY | AGAIN)
+        cdef bint captures = self.fences.is_in_capture(self.home_stream)
+        if not captures:
+            self.frees.drain(QUERY | AGAIN)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
         self.pool.release_id = mark
         self.pool.list_regions(regions, False)
+        self.private_pools.keep_used(self.pool, not captures, regions)
         released = self.source.forget(regions) + self.source.unreturned_bytes
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.regions_released()
         self.source.take_unreturned(regions)
         self.lock.release()
@@ -1582,7 +1809,7 @@ cdef class Allocator(BufferOwner):
                 self.check_books()
             if self.planned is not None:
                 self.planned.give_back_empty()
-            return released + self.release_mapped()
+            return released + (0 if captures else self.release_mapped())
         finally:
             self.pool.release_id = 0
 

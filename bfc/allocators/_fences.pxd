@@ -70,6 +70,7 @@ cdef class Fences:
     cdef list unfinished(self, int64_t allocation_id)
 
     cdef bint capture_is_marked(self) noexcept nogil
+    cdef bint asks_at_once(self) noexcept nogil
     cdef bint is_capturing(self, stream) except -1
     cdef bint is_captured(self, uint64_t stream) except -1
     cdef bint is_in_capture(self, uint64_t made_on) except -1

@@ -156,6 +156,8 @@ cdef class Fences:
                 if stream not in marked:
                     fences.append((stream, OVER))
             return fences
+        if not self.asks_at_once():
+            return fences
         unfinished = []
         for entry in fences:
             if not entry[1].done():
@@ -167,6 +169,10 @@ cdef class Fences:
     cdef bint capture_is_marked(self) noexcept nogil:
         """Whether any capture is marked. Until then the source is not asked which streams capture."""
         return self.captures.get() > 0
+
+    cdef bint asks_at_once(self) noexcept nogil:
+        """Whether any call may ask a fence, and not only an allocation."""
+        return not self.asks_later and not self.capture_is_marked()
 
     cdef bint is_capturing(self, stream) except -1:
         return self.source.capture_id(stream) != 0

@@ -111,9 +111,11 @@ cdef class Frees:
         """Lets a freed chunk wait for the streams that use it. Whether there are any that have not finished."""
         acquire_lock(self.lock[0])
         cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
+        # streams may share a lane where PyTorch's counts are not kept
+        cdef uint64_t made_on = lane.stream if self.pool.usage != NULL else self.pool.chunks[handle].stream
         self.lock.release()
-        if self.fences.defers(allocation_id, lane.stream):
-            self.fences.defer(handle, allocation_id, lane.stream, (lane.pool[0], lane.pool[1]))
+        if self.fences.defers(allocation_id, made_on):
+            self.fences.defer(handle, allocation_id, made_on, (lane.pool[0], lane.pool[1]))
             return True
         fences = self.fences.unfinished(allocation_id)
         self.fences.wait_behind(handle, fences)
@@ -205,7 +207,7 @@ cdef class Frees:
 
         If the device fails for a chunk, the chunk is set aside and the error reported like that of a finaliser, as it
         does not belong to the caller. PyTorch's policy asks its fences at an allocation only, unless a scope of a
-        private pool is open (PyTorch's behaviour, 0.3 and 2.12).
+        private pool is open (PyTorch's behaviour, 0.3 and 2.12). While a capture is marked, so does TensorFlow's.
         """
         cdef bint asks
         cdef list faults
@@ -213,7 +215,7 @@ cdef class Frees:
         if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not is_due:
             return 0
         faults = []
-        asks = how & QUERY or not self.fences.asks_later or (how & AT_ALLOCATION and not self.fences.scopes_defer())
+        asks = how & QUERY or self.fences.asks_at_once() or (how & AT_ALLOCATION and not self.fences.scopes_defer())
         asks = asks and not how & IN_CAPTURE
         if how & RECORD:
             self.record_deferred(True, None, faults)

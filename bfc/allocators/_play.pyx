@@ -15,7 +15,7 @@ from bfc._core cimport (
 from bfc.buffers._scopes cimport number_of_owner, owner_here
 from bfc.allocators._reading cimport end_peaks, start_peaks
 from bfc.allocators._fences cimport some_wait
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
 
 from bfc.errors import ClosedError, out_of_host_memory
 
@@ -236,6 +236,8 @@ cdef class Run:
         """Whether no event needs a look at fences."""
         if self.allocator.by_stream:
             return not some_wait(self.allocator.fences) and self.allocator.plays_alone()
+        if self.allocator.has_lanes:
+            return False        # a private pool may be open
         return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 
     cdef int play_some(self, Allocator allocator, size_t start, size_t end) except -1 nogil:
@@ -294,7 +296,7 @@ cdef class Run:
             self.allocator.attempt(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)
-            elif placed.handle != NO_CHUNK and not self.allocator.by_stream:
+            elif placed.handle != NO_CHUNK and not is_apart(self.allocator, &request.lane):
                 if request.stream != self.allocator.home_stream:
                     self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK

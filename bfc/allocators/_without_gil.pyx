@@ -10,10 +10,10 @@ from libcpp cimport bool as cbool
 from posix.unistd cimport usleep
 
 from bfc.interpreter._process cimport exiting
-from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle
+from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle, Lane
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
 
 cdef extern from "owners.hpp":
     pass
@@ -35,6 +35,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     """
     cdef Placement placed
     cdef Request request
+    cdef Lane lane
     cdef int poll
     cdef cbool closed = False
     cdef uint32_t owner = owner_without_gil()
@@ -45,12 +46,14 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     for poll in range(POLLS):
         allocator.acquire()
         if poll == 0:   # under the lock: a thread with the GIL may be changing the settings that round it
-            allocator.set_request(&request, nbytes, stream if allocator.by_stream else allocator.home_stream)
+            allocator.set_request(&request, nbytes, stream)
             request.asking.without_gil = True
             if pool != NULL:
                 request.captured[0] = pool[0]
                 request.captured[1] = pool[1]
             request.owner = owner if allocator.pool.owned.know(owner) else NO_OWNER
+        allocator.set_lane(&lane, stream)
+        request.stream = stream if is_apart(allocator, &lane) else allocator.home_stream
         closed = allocator.is_closed
         if not closed and not request.refused:
             allocator.fill(allocator.place(&request), &request, &placed)
@@ -70,7 +73,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     if placed.handle >= NO_HOST_MEMORY:
         return False
     ptr[0] = placed.ptr
-    if stream == allocator.home_stream or allocator.by_stream or wait_for_home(allocator, stream):
+    if stream == allocator.home_stream or is_apart(allocator, &request.lane) or wait_for_home(allocator, stream):
         return True
     free_without_gil(allocator, placed.ptr, allocator.home_stream, False)
     return False
@@ -106,7 +109,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
         elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
-        if allocator.by_stream:
+        if is_apart(allocator, &allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane):
             home = allocator.pool.chunks[handle].stream
     allocator.lock.release()
     if handle == NO_CHUNK:
@@ -139,7 +142,8 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef cbool is_hit
     if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not allocator.reasons.none():
         return False    # so many bytes would be rounded up to 0
-    if stream != allocator.home_stream and (not allocator.by_stream or stream == allocator.default_stream_alias):
+    if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes)
+                                            or stream == allocator.default_stream_alias):
         return False
     owner = owner_without_gil()
     allocator.acquire()

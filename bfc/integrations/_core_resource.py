@@ -29,7 +29,7 @@ def resource_class() -> type:
         stream, or on the one that was given to `close` or `set_deallocation_stream`, has finished.
 
         Raises what `Allocator.allocate` does, and TypeError for a graph that is being built outside
-        of `CachingAllocator.capture`. Cost: no driver call on the allocator's own stream; on
+        of `Allocator.capture`. Cost: no driver call on the allocator's own stream; on
         another two, and two for the free.
         """
 

@@ -1,10 +1,8 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
-_private_pools.pyx     who uses PyTorch's private pools, and the scopes that divert into them
 _releasing.pyx         which regions PyTorch's policy gives back, and in what order
 _paged.pyx             what both policies do where memory is mapped page by page
 _bfc.pyx               TensorFlow's best fit with coalescing
-graph_pool.py          the memory of captured graphs
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy
 device_allocator.py    an allocator on each OpenCL device, for a framework's back end

@@ -3,23 +3,16 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport ChunkHandle
+from bfc._core cimport ChunkHandle, Lane
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef uint64_t backpedal(uint64_t size) noexcept nogil
 
 
-cdef class Growth:
-    cdef readonly uint64_t next_region_size
-    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil
-    cdef void succeeded(self, cbool grew) noexcept nogil
-    cdef void reset(self) noexcept nogil
-    cdef void double(self) noexcept nogil
-    cdef uint64_t first_size
-
-
 cdef class BFCAllocator(Allocator):
-    cdef Growth growth
+    cdef uint64_t first_region          # bytes
+    cdef uint64_t next_size             # of the next region
+    cdef uint64_t slack_cap             # a chunk with as much left over is always split
     cdef readonly bint allow_growth
     cdef readonly bint garbage_collection
     cdef readonly double fragmentation_fraction
@@ -27,4 +20,9 @@ cdef class BFCAllocator(Allocator):
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_for(self, Request* request) except -1 nogil
+    cdef uint64_t* next_size_of(self, Request* request) noexcept nogil
+    cdef cbool hit_in_lane(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil
+    cdef void tell_apart(self, Lane* lane, uint64_t stream) noexcept nogil
+    cdef void set_up_lane(self, uint32_t lane) noexcept nogil
+    cdef cbool takes_pages(self, Request* request) noexcept nogil
     cdef int place_in_pages_after_miss(self, Request* request, Placement* placed) except -1 nogil

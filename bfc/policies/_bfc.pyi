@@ -7,11 +7,6 @@ from bfc.plans.plan import Plan
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
-class Growth:
-    def __init__(self, first_size: int) -> None: ...
-    @property
-    def next_region_size(self) -> int: ...
-
 class BFCAllocator(Allocator):
     def __init__(
         self,

@@ -8,19 +8,21 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_REGIONS, MINIMUM_SIZE, NO_CHUNK, NO_LANE, OPTIONS, UNLIMITED, ChunkHandle, Lane, Region, SharedCounter, is_large,
-    round_up,
+    IN_REGIONS, LARGE, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED, BinSet, ChunkHandle, Lane,
+    Region, SharedCounter, is_large, round_up,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
+from bfc.allocators._private_pools cimport (
+    PoolId, PrivatePool, default_pool, is_private, pool_of, put_in_pool, this_thread,
+)
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
-from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
-from bfc.policies._private_pools cimport this_thread
+from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart, note_hit, set_plain_request
 from bfc.policies._paged cimport (
-    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, page_size_for, place_in_pages, set_up_pages,
-    trim_for,
+    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, may_be_mapped, page_size_for, place_in_pages,
+    set_up_pages, trim_for,
 )
 
 from bfc.units import format_bytes
@@ -43,39 +45,42 @@ cdef uint64_t backpedal(uint64_t size) noexcept nogil:
     return smaller if smaller < size else size - MINIMUM_SIZE
 
 
-cdef class Growth:
-    """How large the next region is, if the limit allows it: doubling from a first size (TensorFlow's behaviour,
-    2.4)."""
+cdef uint64_t grow_to(uint64_t* next_size, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil:
+    """The bytes to ask for, where regions double from one to the next (TensorFlow's behaviour, 2.4). `grew` tells
+    region_came() that a large request has doubled the size already."""
+    grew[0] = False
+    while rounded > next_size[0]:
+        double_size(next_size)
+        grew[0] = True
+    return min(next_size[0], available)
 
-    def __cinit__(self, uint64_t first_size):
-        self.first_size = round_up(first_size, MINIMUM_SIZE)
-        self.next_region_size = self.first_size
 
-    cdef uint64_t grow_to(self, uint64_t rounded, uint64_t available, cbool* grew) noexcept nogil:
-        """The bytes to ask for. `grew` tells succeeded() that a large request has doubled the size already."""
-        grew[0] = False
-        while rounded > self.next_region_size:
-            self.double()
-            grew[0] = True
-        return min(self.next_region_size, available)
+cdef void region_came(uint64_t* next_size, cbool grew) noexcept nogil:
+    if not grew:
+        double_size(next_size)
 
-    cdef void succeeded(self, cbool grew) noexcept nogil:
-        if not grew:
-            self.double()
 
-    cdef void reset(self) noexcept nogil:
-        self.next_region_size = self.first_size
-
-    cdef inline void double(self) noexcept nogil:
-        # Upstream doubles past 2**64 to 0 and then loops for ever.
-        if self.next_region_size <= (<uint64_t>1 << 62):
-            self.next_region_size *= 2
+cdef inline void double_size(uint64_t* next_size) noexcept nogil:
+    # Upstream doubles past 2**64 to 0 and then loops for ever.
+    if next_size[0] <= (<uint64_t>1 << 62):
+        next_size[0] *= 2
 
 
 cdef enum:
     FIRST_REGION = 2 << 20              # where regions grow
     DEFAULT_SLACK_CAP = 128 << 20       # a chunk with more left over is always split
     SLACK_BESIDE_PLANS = 20 << 20       # PyTorch's max_non_split_rounding_mb
+
+
+cdef inline cbool hit_plainly(BFCAllocator allocator, uint64_t nbytes, uint64_t stream,
+                              Placement* placed) noexcept nogil:
+    """A hit where all requests use the same bins."""
+    cdef uint64_t rounded = round_up(nbytes, allocator.pool.granularity)
+    if allocator.pool.plan != NULL:
+        return note_hit(allocator.pool, allocator.pool.take_planned(rounded, nbytes, stream), placed)
+    if allocator.pool.timestamped.size():
+        return False
+    return note_hit(allocator.pool, allocator.pool.allocate_chunk(0, rounded, nbytes, stream, 0, True), placed)
 
 
 cdef int check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict) except -1:
@@ -163,9 +168,6 @@ cdef class BFCAllocator(Allocator):
     67108864
     """
 
-    def __cinit__(self, *args, **kwargs):
-        self.growth = Growth(0)
-
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
                  fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0, virtual_memory=False,
                  page_size=None, headroom=0.0, plan=None):
@@ -181,12 +183,16 @@ cdef class BFCAllocator(Allocator):
         self.garbage_collection = garbage_collection
         self.fragmentation_fraction = fragmentation_fraction
         self.retry_seconds = retry_seconds
-        cdef uint64_t slack_cap = DEFAULT_SLACK_CAP
+        self.slack_cap = DEFAULT_SLACK_CAP
         if fragmentation_fraction > 0:
-            slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
+            self.slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
         if not virtual_memory:
-            self.pool.add_bin_set(slack_cap, True)
-        self.growth = Growth(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit)
+            self.pool.add_bin_set(self.slack_cap, True)
+            self.pool.add_bin_set(UNLIMITED, False)     # never used: those of lanes come in pairs
+        self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
+                                     MINIMUM_SIZE)
+        self.next_size = self.first_region
+        self.has_lanes = virtual_memory
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
@@ -203,7 +209,7 @@ cdef class BFCAllocator(Allocator):
     @property
     def next_region_size(self):
         """The size in bytes of the next region, if the limit leaves that much."""
-        return self.growth.next_region_size
+        return self.next_size
 
     def set_timing_counter(self, SharedCounter counter not None):
         """Mark each free with the next count of a counter (TensorFlow's `SetTimingCounter`).
@@ -276,46 +282,76 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        return self.hit_in_lane(nbytes, stream, placed) if self.has_lanes else hit_plainly(self, nbytes, stream, placed)
+
+    cdef cbool hit_in_lane(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
+        """A hit where pages are mapped, or where requests are diverted into private pools."""
         cdef Lane lane
+        cdef uint32_t bin_set
+        self.set_lane(&lane, stream)
+        if stream != self.home_stream and not is_apart(self, &lane):
+            return False        # it has to wait for the home stream
+        if is_private(&lane):
+            bin_set = self.pool.find_lane(&lane)
+            if bin_set == NO_LANE or self.pool.timestamped.size():
+                return False
+            return note_hit(self.pool, self.pool.allocate_chunk(
+                bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
+        if self.private_pools.open_captures.get():
+            return False        # the stream may have joined a capture: `look_at_captures` asks
         if self.stitches:
-            self.set_lane(&lane, stream)
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
-        if self.pool.plan != NULL:
-            return note_hit(self.pool, self.pool.take_planned(round_up(nbytes, self.pool.granularity), nbytes, stream),
-                            placed)
-        if self.pool.timestamped.size():
-            return False
-        cdef ChunkHandle handle = self.pool.allocate_chunk(0, round_up(nbytes, self.pool.granularity), nbytes, stream,
-                                                           0, True)
-        return note_hit(self.pool, handle, placed)
+        return hit_plainly(self, nbytes, stream, placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
         set_plain_request(request, nbytes, round_up(nbytes, self.pool.granularity), stream)
 
     @cython.final
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
-        lane.pool[0] = lane.pool[1] = lane.thread = 0
-        lane.stream = stream if self.by_stream else self.home_stream
-        if self.stitches and self.thread_streams.size() and self.is_of_thread(stream):
-            lane.thread = this_thread()
+        lane.pool[0] = lane.pool[1] = 0
+        if self.private_pools.open_scopes.get():
+            self.private_pools.divert(lane, stream)
+        self.tell_apart(lane, stream)
+
+    cdef void tell_apart(self, Lane* lane, uint64_t stream) noexcept nogil:
+        """Fills in the stream of a lane whose pool is known."""
+        cdef cbool apart = is_apart(self, lane)
+        lane.stream = stream if apart else self.home_stream
+        lane.thread = this_thread() if apart and self.thread_streams.size() and self.is_of_thread(stream) else 0
+
+    cdef void scopes_changed(self) noexcept:
+        self.acquire()
+        self.has_lanes = self.stitches or self.private_pools.open_scopes.get() > 0
+        self.lock.release()
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
-        if self.stitches:
-            self.set_lane(&request.lane, request.stream)
-            if request.tag:
-                if self.tags.is_asleep(request.tag):
-                    return NO_CHUNK
-                request.lane.pool[0] = TAG_POOLS
-                request.lane.pool[1] = request.tag
+        cdef ChunkHandle handle = NO_CHUNK
+        self.set_lane(&request.lane, request.stream)
+        if not is_private(&request.lane):
+            put_in_pool(&request.lane, PoolId(request.captured[0], request.captured[1]))
+            self.tell_apart(&request.lane, request.stream)
+        if self.stitches and request.tag:
+            if self.tags.is_asleep(request.tag):
+                return NO_CHUNK
+            put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
+        if self.takes_pages(request):
             return place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
-        cdef ChunkHandle handle = self.ask_plan(request) if request.freed_before == 0 else NO_CHUNK
+        if request.freed_before == 0 and not is_private(&request.lane) and not self.is_in_capture(request):
+            handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)
 
+    cdef cbool takes_pages(self, Request* request) noexcept nogil:
+        """Whether a request is for memory that is mapped, or lies in a region only because it cannot be mapped."""
+        return self.stitches and may_be_mapped(&request.lane)
+
     cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
-        return self.pool.allocate_chunk(self.bin_set_of(request), request.rounded, request.nbytes, request.stream,
+        cdef uint32_t bin_set = self.bin_set_of(request)
+        if bin_set == NO_LANE:
+            return NO_HOST_MEMORY
+        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream,
                                         request.freed_before, request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
@@ -323,12 +359,17 @@ cdef class BFCAllocator(Allocator):
         behaviour, 2.2)."""
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
-        if self.stitches:
+        if self.takes_pages(request):
             return self.place_in_pages_after_miss(request, placed)
         self.extend(request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
-        if placed.handle == NO_CHUNK and self.garbage_collection and self.release_for(request):
+        if placed.handle != NO_CHUNK or not self.garbage_collection or self.is_in_capture(request):
+            return 0
+        if self.stitches and not request.asking.fault and not request.asking.without_gil:
+            trim_for(self, request.rounded)
+            self.extend(request, placed)
+        if placed.handle == NO_CHUNK and self.release_for(request):
             self.extend(request, placed)
         return 0
 
@@ -338,12 +379,13 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t nbytes
         if not request.contiguous and not request.asking.without_gil:
             map_for(self, request, placed)
-            if placed.handle == NO_CHUNK and self.release_for(request):
+            if placed.handle == NO_CHUNK and not self.is_in_capture(request) and self.release_for(request):
                 map_for(self, request, placed)
             return 0
         nbytes = round_up(request.rounded, self.stitching.page_size)
         add_region_for(self, request, placed, nbytes)
-        if placed.handle == NO_CHUNK and not request.asking.fault and not request.asking.without_gil:
+        if (placed.handle == NO_CHUNK and not request.asking.fault and not request.asking.without_gil
+                and not self.is_in_capture(request)):
             self.release_for(request)
             trim_for(self, nbytes)
             add_region_for(self, request, placed, nbytes)
@@ -372,8 +414,11 @@ cdef class BFCAllocator(Allocator):
         cdef int got
         self.acquire()
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
-        if rounded <= available:
-            size = self.growth.grow_to(rounded, available, &grew)
+        cdef uint64_t* next_size = self.next_size_of(request)
+        if next_size == NULL:
+            placed.handle = NO_HOST_MEMORY
+        elif rounded <= available:
+            size = grow_to(next_size, rounded, available, &grew)
             if self.pool.plan != NULL:
                 size = min(size, max(rounded, <uint64_t>FIRST_REGION))      # what lies beside a plan does not double
         request.blocked = size == 0 and rounded <= available + self.source.set_aside - self.source.unreturned_bytes
@@ -391,17 +436,32 @@ cdef class BFCAllocator(Allocator):
             got = self.source.ask(&request.asking, size, &block, False)
         if got:
             self.acquire()
-            self.growth.succeeded(grew)
+            next_size = self.next_size_of(request)
+            if next_size != NULL:
+                region_came(next_size, grew)
             self.lock.release()
             self.take_region(request, placed, &block)
         return 0
+
+    cdef uint64_t* next_size_of(self, Request* request) noexcept nogil:
+        """The size of the next region for a request: a private pool has its own. NULL: the host is out of memory. Needs
+        the lock."""
+        cdef PrivatePool* pool
+        if not is_private(&request.lane):
+            return &self.next_size
+        if not self.private_pools.know(pool_of(&request.lane)):
+            return NULL
+        pool = self.private_pools.find(pool_of(&request.lane))
+        if pool.next_region == 0:
+            pool.next_region = round_up(min(self.limit, <uint64_t>FIRST_REGION), MINIMUM_SIZE)
+        return &pool.next_region
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
         """Asks for exactly the rounded request, which upstream never does, unless that was the last size tried."""
         cdef uint64_t rounded = request.rounded
         cdef Region block
         cdef cbool fits
-        if self.strict or self.stitches or request.asking.fault or request.asking.asked == rounded:
+        if self.strict or self.takes_pages(request) or request.asking.fault or request.asking.asked == rounded:
             return 0
         self.acquire()
         fits = rounded <= self.available()
@@ -419,19 +479,21 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t total, kept
         self.acquire()
         self.pool.list_regions(regions, False)
+        self.private_pools.keep_used(self.pool, True, regions)
         total = total_size(regions)
         kept = self.source.taken() - total
         if total == 0 or (not self.stitches and (kept > self.limit or request.rounded > self.limit - kept)):
             self.lock.release()
             return False
         self.source.forget(regions)
+        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
         self.lock.release()
         self.source.give_back(regions, request.asking.without_gil)
         request.asking.changes += regions.size()
         return True
 
     cdef void regions_released(self) noexcept nogil:
-        self.growth.reset()
+        self.next_size = self.first_region
 
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
@@ -446,6 +508,12 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
         return 0
 
+    cdef str refused_by(self, Request* request):
+        if not is_private(&request.lane) or self.allow_growth or self.source.refused_bytes.get():
+            return Allocator.refused_by(self, request)
+        return (f"the memory limit, of which {format_bytes(self.available())} are not taken yet: what a graph is given "
+                f"lies in regions of its own, and allow_growth=True leaves room for them")
+
     cdef object against_pieces(self):
         if self.stitches or self.strict or self.limit < SMALLEST_PAGE:
             return ""
@@ -457,15 +525,25 @@ cdef class BFCAllocator(Allocator):
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
-        cdef uint32_t lane, kind
-        if not self.stitches:
+        cdef uint32_t lane
+        if not self.stitches and not is_private(&request.lane):
             return 0
         lane = self.pool.find_lane(&request.lane)
         if lane == NO_LANE:
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:
                 return NO_LANE
-            for kind in range(2):
-                self.pool.bin_sets[lane + kind].split_remainder = MINIMUM_SIZE
-                self.pool.bin_sets[lane + kind].is_range = not request.lane.thread & IN_REGIONS
-        return lane + is_large(request.rounded)
+            self.set_up_lane(lane)
+        return lane + LARGE if not self.takes_pages(request) else lane + is_large(request.rounded)
+
+    cdef void set_up_lane(self, uint32_t lane) noexcept nogil:
+        """A lane in pages keeps small chunks apart. A private pool has one set of bins, as the default pool has without
+        pages."""
+        cdef BinSet* opened
+        cdef uint32_t kind
+        for kind in range(2):
+            opened = &self.pool.bin_sets[lane + kind]
+            opened.is_range = may_be_mapped(&opened.lane) and not opened.lane.thread & IN_REGIONS
+            opened.split_at_twice = not may_be_mapped(&opened.lane)
+            opened.split_remainder = self.slack_cap if opened.split_at_twice else MINIMUM_SIZE
+            opened.oversize = opened.cuts_below = UNLIMITED

@@ -6,9 +6,9 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Lane, Region
+from bfc.allocators._private_pools cimport PoolId
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc.policies._private_pools cimport PoolId, PoolUses, PrivatePools
 from bfc.policies._releasing cimport Emptying
 
 
@@ -53,8 +53,6 @@ cdef class CachingAllocator(Allocator):
     cdef double threshold
     cdef uint64_t oversize
     cdef uint64_t oversize_slack
-    cdef PrivatePools private_pools
-    cdef PoolUses pool_uses
 
     cdef int apply(self, settings) except -1
     cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF
@@ -64,10 +62,6 @@ cdef class CachingAllocator(Allocator):
     cdef void answer_all(self) noexcept nogil
     cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
-    cdef cbool is_in_capture(self, Request* request) noexcept nogil
-    cdef int look_at_captures(self, Request* request) except -1
-    cdef int join_capture(self, Request* request) except -1
-    cdef int mark_captures(self, int more) except -1
 
     cdef int collect(self, Request* request) except -1 nogil
     cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil

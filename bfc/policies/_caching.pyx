@@ -14,6 +14,9 @@ from bfc._core cimport (
     BinSet, ChunkHandle, Lane, Region, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._private_pools cimport (
+    PoolId, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
+)
 from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport PendingFence
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
@@ -21,10 +24,6 @@ from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
-from bfc.policies._private_pools cimport (
-    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool,
-    scope_of, this_thread,
-)
 from bfc.policies._releasing cimport (
     Emptying, choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
@@ -36,7 +35,6 @@ from bfc.policies._paged cimport (
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
-from bfc.streams import stream_handle
 from bfc.units import format_bytes
 
 cdef extern from "torch_sizes.hpp":
@@ -248,9 +246,6 @@ cdef class CachingAllocator(Allocator):
     """
 
     def __cinit__(self, *args, **kwargs):
-        self.private_pools = PrivatePools()
-        self.pool_uses = PoolUses()
-        self.pool_uses.attach(&self.lock, self.private_pools)
         self.segments = ExpandableSegments()
         self.segments.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
         self.mapped = self.segments
@@ -399,6 +394,7 @@ cdef class CachingAllocator(Allocator):
             sizes.divides = sizes.divides or sizes.division_bits[i] > 0
         self.applied = settings
         self.segments.wanted_reserve = settings.expandable_segments_reserve
+        self.fences.reuses = settings.graph_capture_record_stream_reuse
         self.acquire()
         self.pool.sizes = sizes
         self.rejects_above = UNLIMITED
@@ -417,6 +413,17 @@ cdef class CachingAllocator(Allocator):
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
         cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
         return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if self.pool.plan != NULL else oversize
+
+    cdef int pool_ended(self, pool) except -1:
+        """PyTorch since 2.12 frees here what was put off of the pool, if the graph's structure is looked at."""
+        if self.fences.reuses and not self.scopes_gate:
+            return self.frees.record_deferred_of(tuple(pool))
+        return 0
+
+    cdef int pool_released(self, pool) except -1:
+        if self.rules.forgets_unsplit:
+            self._set_no_split(pool, False)
+        return 0
 
     cdef int plan_changed(self) except -1:
         cdef uint64_t oversize = self.oversize_of(self.applied)
@@ -582,18 +589,6 @@ cdef class CachingAllocator(Allocator):
         if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request):
             handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)
-
-    cdef int check_tag(self, Request* request) except -1:
-        """Also refuses a request that a private pool is to serve as well."""
-        self.tags.refuse_if_asleep(request.tag)
-        self.acquire()
-        self.set_lane(&request.lane, request.stream)
-        cdef cbool elsewhere = not is_default(pool_of(&request.lane))
-        self.lock.release()
-        if elsewhere:
-            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
-            raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one")
-        return 0
 
     @cython.final
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
@@ -999,203 +994,6 @@ cdef class CachingAllocator(Allocator):
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
                                    total if self.allowed == UNLIMITED else self.allowed, device_free)
 
-    # -- captures -----------------------------------------------------------------------------------------------------
-
-    cdef cbool is_in_capture(self, Request* request) noexcept nogil:
-        """Whether a request comes while its stream captures, or may capture: nothing is waited for then."""
-        return self.fences.capture_is_marked() and (request.in_capture or request.asking.without_gil)
-
-    cdef int attempt(self, Request* request, Placement* placed) except -1:
-        if self.fences.capture_is_marked() or self.private_pools.open_captures.get():
-            self.look_at_captures(request)
-        return Allocator.attempt(self, request, placed)
-
-    cdef int look_at_captures(self, Request* request) except -1:
-        """Asks the source about the request's stream: whether it captures, and for which graph."""
-        request.in_capture = self.fences.is_in_capture(request.stream)
-        if self.fences.capture_is_marked() and not self.strict:
-            request.in_capture = request.in_capture or self.fences.is_capturing(request.stream)
-        if self.private_pools.open_captures.get():
-            self.join_capture(request)
-        if request.in_capture and self.applied.graph_capture_record_stream_reuse:
-            self.frees.free_safe_in_capture(request.stream)
-        return 0
-
-    cdef int join_capture(self, Request* request) except -1:
-        """Diverts a request for a stream that has joined a capture, in whichever thread, into the capture's pool."""
-        cdef PoolId pool
-        mine = self.sub_allocator.capture_id(request.stream)
-        if not mine:
-            return 0
-        for stream, name in self.pool_uses.captures():
-            if self.sub_allocator.capture_id(stream) == mine:
-                pool = id_of(name)
-                request.captured[0] = pool.first
-                request.captured[1] = pool.second
-                break
-        return 0
-
-    cdef int mark_captures(self, int more) except -1:
-        """Counts a capture that begins or ends."""
-        self.fences.reuses = self.applied.graph_capture_record_stream_reuse
-        self.fences.mark_captures(more)
-        self.acquire()
-        self.pool.plan_rests = self.fences.capture_is_marked()
-        self.lock.release()
-        return 0
-
-    def capture(self, stream, pool=None):
-        """Capture a CUDA graph: allocations of the capture come from a pool that is the graph's own.
-
-        Parameters
-        ----------
-        stream : int or stream object
-            The stream whose capture begins inside of the `with`, by the library that you capture with.
-        pool : GraphPool, optional
-            Of an earlier capture, to share its memory. The graphs must then be launched one after the
-            other, in the order of their captures.
-
-        Returns
-        -------
-        context manager
-            It enters with a `GraphPool`. Keep that as long as the graph.
-
-        Raises
-        ------
-        RuntimeError
-            If the stream is being captured already when it is entered, or `pool` was released.
-        TypeError
-            If `stream` is not a stream, or `pool` not a GraphPool.
-        ValueError
-            If the stream belongs to another device, or `pool` to another allocator.
-
-        Notes
-        -----
-        In the `with` come from the pool: what is allocated for `stream`, for streams that have joined
-        its capture, and all that this thread allocates. While the stream captures, nothing that the
-        driver forbids is called: no event is asked, a free of memory that captured streams use is put
-        off until the capture is over, and a request that does not fit is refused without a retry. New
-        memory is taken in the relaxed capture mode. If the `with` is left by an exception, the pool is
-        released. Source: `torch.cuda.graph`, PyTorch's behaviour, 2.15.
-
-        Examples
-        --------
-        >>> import bfc
-        >>> device = bfc.SimulatedSubAllocator("1 GiB")
-        >>> allocator = bfc.CachingAllocator(device)
-        >>> with allocator.capture(7) as pool:
-        ...     buffer = allocator.allocate(1000, stream=7)
-        >>> pool.use_count()
-        1
-        >>> pool.release()
-        """
-        from bfc.policies.graph_pool import Capture, GraphPool
-
-        if pool is not None and not isinstance(pool, GraphPool):
-            raise TypeError(f"pool is a bfc.GraphPool, as capture() returns it, not {type(pool).__name__}")
-        self.require_set_up()
-        handle = stream_handle(stream)
-        self.sub_allocator.check_stream(handle)
-        return Capture(self, handle, pool)
-
-    def _begin_capture(self, pool, stream):
-        self.require_set_up()
-        self.pool_uses.begin(scope_of(pool, ("capture", stream)), self.strict)
-        try:
-            self.mark_captures(1)
-        except BaseException:
-            self.pool_uses.end(id_of(pool))
-            self.pool_uses.release_reference(id_of(pool))
-            raise
-
-    def _end_capture(self, pool):
-        self.require_set_up()
-        try:
-            self.mark_captures(-1)
-        finally:
-            self._end_pool(pool)
-
-    def _captured_streams(self):
-        streams = []
-        if self.private_pools.open_captures.get():
-            for stream, _pool in self.pool_uses.captures():
-                streams.append(stream)
-        return streams
-
-    def mark_capture_begin(self):
-        """Say that a capture has begun, as PyTorch's `markCaptureBegin` does. `capture` does it by itself.
-
-        From now on an allocation or a free asks the sub-allocator whether its stream captures, and
-        waits for nothing if it does.
-
-        Notes
-        -----
-        Source: PyTorch's behaviour, 2.15.
-        """
-        self.require_set_up()
-        self.mark_captures(1)
-
-    def mark_capture_end(self):
-        """Say that a capture has ended.
-
-        Raises
-        ------
-        RuntimeError
-            If none has begun.
-        """
-        self.require_set_up()
-        self.mark_captures(-1)
-
-    def begin_allocate_to_pool(self, pool, streams="all"):
-        """Divert allocations into a private pool, and hold a reference to it, as PyTorch's function does.
-
-        Parameters
-        ----------
-        pool : tuple of (int, int)
-            The pool's id. It is made if it is new.
-        streams : {"all", "thread", "none"} or int, optional
-            Whose allocations: those of every stream, of this thread, of none, or of one stream.
-
-        Raises
-        ------
-        RuntimeError
-            If the pool is in use already.
-        """
-        self.require_set_up()
-        self._begin_pool(pool, streams)
-
-    def end_allocate_to_pool(self, pool):
-        """End what `begin_allocate_to_pool` has begun. The reference stays.
-
-        Parameters
-        ----------
-        pool : tuple of (int, int)
-            The pool's id.
-
-        Raises
-        ------
-        RuntimeError
-            If the pool is not in use.
-        """
-        self.require_set_up()
-        self._end_pool(pool)
-
-    def release_pool(self, pool):
-        """Take one reference to a private pool away. Without any, what it caches goes back with the next emptying.
-
-        Parameters
-        ----------
-        pool : tuple of (int, int)
-            The pool's id.
-
-        Raises
-        ------
-        RuntimeError
-            If it has no reference.
-        """
-        self.require_set_up()
-        self._release_pool(pool)
-
     # -- statistics ----------------------------------------------------------------------------------------------------
 
     def memory_stats(self):
@@ -1430,30 +1228,8 @@ cdef class CachingAllocator(Allocator):
                 self._set_no_split(pool)
         except BaseException:
             self._set_use_on_oom(pool, False)
-            self._release_pool(pool)
+            self.release_pool(pool)
             raise
-
-    def _begin_pool(self, pool, streams="thread"):
-        """Diverts allocations into a pool, and adds a reference to it: those of this thread ("thread"), on every
-        stream ("all"), on one, or none ("none")."""
-        self.pool_uses.begin(scope_of(pool, streams), self.strict)
-
-    def _end_pool(self, pool):
-        """Ends what _begin_pool began; the reference stays. PyTorch since 2.12 frees here what was put off of the
-        pool, if the graph's structure is looked at."""
-        self.require_set_up()
-        self.pool_uses.end(id_of(pool))
-        if self.applied.graph_capture_record_stream_reuse and not self.scopes_gate:
-            self.frees.record_deferred_of(tuple(pool))
-
-    def _release_pool(self, pool):
-        """Takes one reference away. Without any, what the pool caches goes back with the next emptying."""
-        if self.pool_uses.release_reference(id_of(pool)) and self.rules.forgets_unsplit:
-            self._set_no_split(pool, False)
-
-    def _pool_use_count(self, pool):
-        """How many references a pool has; 0 if it is not known."""
-        return self.pool_uses.count_references(id_of(pool))
 
     def _set_use_on_oom(self, pool, use=True):
         """Sets whether a pool serves requests that would be refused."""

@@ -7,10 +7,10 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock
+from bfc.allocators._private_pools cimport PoolId, PrivatePool, PrivatePools
 from bfc.allocators._source cimport Source
 from bfc.allocators.mapping._address_ranges cimport Faults
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
-from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools
 
 cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
 cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil

@@ -14,10 +14,10 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of
 from bfc.allocators._source cimport Source, total_size
 from bfc.allocators.mapping._address_ranges cimport Faults, FreePart, raise_faults
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
-from bfc.policies._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept

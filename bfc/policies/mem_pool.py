@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from types import TracebackType
 
+from bfc.allocators.graph_pool import PrivatePool
 from bfc.interpreter._process import is_exiting
 from bfc.policies._caching import CachingAllocator
-from bfc.snapshots.snapshot import Snapshot
 
 _numbers = itertools.count(1)
 #: Each thread's number, kept as an int: there may be no memory to make one when a scope is left.
 _here = threading.local()
 
 
-class MemPool:
+class MemPool(PrivatePool):
     """A private pool of a CachingAllocator: memory that only `use_mem_pool` allocates from.
 
     Parameters
@@ -63,37 +62,12 @@ class MemPool:
         if not isinstance(allocator, CachingAllocator):
             raise TypeError(
                 f"a MemPool is made of a bfc.CachingAllocator, not {type(allocator).__name__}: "
-                f"TensorFlow's policy has one pool"
+                f"TensorFlow's policy has private pools for captured graphs only"
             )
+        super().__init__(allocator, (0, next(_numbers)))
         self._released = True
-        self.allocator = allocator
-        self.id: tuple[int, int] = (0, next(_numbers))
         allocator._create_pool(self.id, bool(use_on_oom), bool(no_split))
         self._released = False
-
-    def __repr__(self) -> str:
-        state = "released" if self._released else f"{self.use_count()} uses"
-        return f"<bfc.MemPool {self.id}, {state}>"
-
-    def use_count(self) -> int:
-        """How many references the pool has.
-
-        Returns
-        -------
-        int
-            1, and one more for each open `use_mem_pool`; 0 once it is released.
-        """
-        return self.allocator._pool_use_count(self.id)
-
-    def snapshot(self) -> Snapshot:
-        """The allocator's snapshot, with this pool's regions only.
-
-        Returns
-        -------
-        Snapshot
-            See `Snapshot.of_pool`.
-        """
-        return self.allocator.snapshot().of_pool(self.id)
 
     def release(self) -> None:
         """End the pool. Releasing twice does nothing.
@@ -112,7 +86,7 @@ class MemPool:
             return
         try:
             self.allocator._set_use_on_oom(self.id, False)
-            self.allocator._release_pool(self.id)
+            self.allocator.release_pool(self.id)
         except BaseException:
             self._released = False
             raise
@@ -157,18 +131,13 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
         me = _here.ident = threading.get_ident()
         self._entered.append(me)
         try:
-            self._pool.allocator._begin_pool(self._pool.id)
+            self._pool.allocator.begin_allocate_to_pool(self._pool.id, "thread")
         except BaseException:
             self._entered.remove(me)
             raise
         return self._pool
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, value: object = None, traceback: object = None) -> None:
         try:
             self._entered.remove(getattr(_here, "ident", 0))
         except ValueError:
@@ -176,5 +145,5 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
                 "this use_mem_pool was not entered in this thread: "
                 "write `with bfc.use_mem_pool(pool):`"
             ) from None
-        self._pool.allocator._end_pool(self._pool.id)
-        self._pool.allocator._release_pool(self._pool.id)
+        self._pool.allocator.end_allocate_to_pool(self._pool.id)
+        self._pool.allocator.release_pool(self._pool.id)

@@ -307,7 +307,7 @@ class SubAllocator(ABC):
 
         Notes
         -----
-        Asked only while a capture is marked: see `CachingAllocator.capture`.
+        Asked only while a capture is marked: see `Allocator.capture`.
         """
         return 0
 

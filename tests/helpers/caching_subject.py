@@ -131,15 +131,15 @@ class Ours(Subject):
 
     @answers
     def begin_pool(self, pool: Pool, streams: str | int = "all") -> None:
-        self.allocator._begin_pool(pool, streams)
+        self.allocator.begin_allocate_to_pool(pool, streams)
 
     @answers
     def end_pool(self, pool: Pool) -> None:
-        self.allocator._end_pool(pool)
+        self.allocator.end_allocate_to_pool(pool)
 
     @answers
     def release_pool(self, pool: Pool) -> None:
-        self.allocator._release_pool(pool)
+        self.allocator.release_pool(pool)
 
     @answers
     def pool_use_count(self, pool: Pool) -> int:

@@ -6,7 +6,6 @@ import itertools
 import sys
 import warnings
 import weakref
-from types import TracebackType
 from typing import Any
 
 from bfc.snapshots.snapshot import Snapshot
@@ -14,22 +13,73 @@ from bfc.snapshots.snapshot import Snapshot
 _numbers = itertools.count(1)
 
 
-class GraphPool:
-    """The memory that one captured graph was given: what `CachingAllocator.capture` returns.
+class PrivatePool:
+    """Memory of an allocator that only a part of a program is given: a pool with an id.
+
+    Parameters
+    ----------
+    allocator : Allocator
+        Whose memory it is.
+    pool_id : tuple of (int, int)
+        PyTorch's id of the pool.
+
+    Attributes
+    ----------
+    allocator : Allocator
+        As given.
+    id : tuple of (int, int)
+        As given.
+    """
+
+    def __init__(self, allocator: Any, pool_id: tuple[int, int]) -> None:
+        self.allocator: Any = allocator
+        self.id = pool_id
+        self._released = False
+
+    def __repr__(self) -> str:
+        state = "released" if self._released else f"{self.use_count()} uses"
+        return f"<bfc.{type(self).__name__} {self.id}, {state}>"
+
+    def use_count(self) -> int:
+        """How many references the pool has.
+
+        Returns
+        -------
+        int
+            One of its own, and one more for each use that is under way, and for each graph that
+            shares it; 0 once it is released.
+        """
+        uses: int = self.allocator._pool_use_count(self.id)
+        return uses
+
+    def snapshot(self) -> Snapshot:
+        """The allocator's snapshot, with this pool's regions only.
+
+        Returns
+        -------
+        Snapshot
+            See `Snapshot.of_pool`.
+        """
+        found: Snapshot = self.allocator.snapshot().of_pool(self.id)
+        return found
+
+
+class GraphPool(PrivatePool):
+    """The memory that one captured graph was given: what `capture` of an allocator enters with.
 
     Keep it as long as the graph, and release it afterwards. Until then nothing that the graph was
     given goes to anybody but later captures into the same pool.
 
     Parameters
     ----------
-    allocator : CachingAllocator
+    allocator : CachingAllocator or BFCAllocator
         Whose memory it is.
     shared : GraphPool, optional
         Of an earlier capture, to share its pool.
 
     Attributes
     ----------
-    allocator : CachingAllocator
+    allocator : CachingAllocator or BFCAllocator
         Whose memory it is.
     id : tuple of (int, int)
         PyTorch's id of the pool of a graph: (n, 0). Graphs that share a pool have the same.
@@ -68,41 +118,13 @@ class GraphPool:
             raise ValueError(f"{shared!r} belongs to another allocator: capture without pool=")
         if shared is not None and shared.released:
             raise RuntimeError(f"{shared!r} cannot be shared any more: capture without pool=")
-        self.allocator: Any = allocator
-        self.id: tuple[int, int] = (next(_numbers), 0) if shared is None else shared.id
+        super().__init__(allocator, (next(_numbers), 0) if shared is None else shared.id)
         self._capturing = False
-        self._released = False
-
-    def __repr__(self) -> str:
-        state = "released" if self._released else f"{self.use_count()} uses"
-        return f"<bfc.GraphPool {self.id}, {state}>"
 
     @property
     def released(self) -> bool:
         """Whether `release` was called."""
         return self._released
-
-    def use_count(self) -> int:
-        """How many graphs hold the pool.
-
-        Returns
-        -------
-        int
-            One for each capture into it that was not released yet.
-        """
-        uses: int = self.allocator._pool_use_count(self.id)
-        return uses
-
-    def snapshot(self) -> Snapshot:
-        """The allocator's snapshot, with this pool's regions only.
-
-        Returns
-        -------
-        Snapshot
-            See `Snapshot.of_pool`.
-        """
-        found: Snapshot = self.allocator.snapshot().of_pool(self.id)
-        return found
 
     def release(self) -> None:
         """Say that the graph is gone, and will not be launched again. Releasing twice does nothing.
@@ -121,7 +143,7 @@ class GraphPool:
             raise RuntimeError(f"{self!r} is in use: a graph is being captured into it")
         self._released = True
         if not self.allocator.closed:
-            self.allocator._release_pool(self.id)
+            self.allocator.release_pool(self.id)
 
     def release_with(self, graph: object) -> None:
         """Release the pool when an object is collected: the graph, or whatever keeps it.
@@ -171,12 +193,7 @@ class Capture:
         self._pool = pool
         return pool
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, value: object = None, traceback: object = None) -> None:
         pool = self._pool
         if pool is None or not pool._capturing:
             raise RuntimeError(

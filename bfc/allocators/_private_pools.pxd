@@ -1,11 +1,11 @@
-"""Private pools, and which requests are diverted into them: a part of `CachingAllocator`."""
+"""Private pools, and which requests are diverted into them: a part of `Allocator`."""
 
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport BinSet, Lane
+from bfc._core cimport BinSet, Lane, Pool, Region
 from bfc.allocators._lock cimport Lock, Shown
 
 cdef struct PoolId:
@@ -15,6 +15,7 @@ cdef struct PoolId:
 cdef struct PrivatePool:
     PoolId id
     int64_t uses            # 0: what it holds goes back with the next emptying
+    uint64_t next_region    # under TensorFlow's policy: the bytes of its next region; 0: it had none
 
 cdef enum ScopeKind:
     EVERY_STREAM
@@ -48,6 +49,10 @@ cdef inline cbool is_default(PoolId id) noexcept nogil:
     return id.first == 0 and id.second == 0
 
 
+cdef inline cbool is_private(const Lane* lane) noexcept nogil:
+    return (lane.pool[0] | lane.pool[1]) != 0
+
+
 @cython.final
 cdef class PrivatePools:
     # Guarded by the allocator's lock: every method needs it. No Python object is held.
@@ -64,6 +69,7 @@ cdef class PrivatePools:
     cdef cbool use(self, PoolId id) noexcept nogil
     cdef cbool release(self, PoolId id) noexcept nogil
     cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil
+    cdef void keep_used(self, Pool pool, cbool with_default, vector[Region]& regions) noexcept nogil
 
     cdef cbool is_in_use(self, Scope* scope, cbool in_other_threads) noexcept nogil
     cdef cbool begin(self, Scope scope) noexcept nogil

@@ -1,4 +1,4 @@
-"""Private pools of PyTorch's policy: who uses them, and which requests are diverted into them. `PoolUses` is for
+"""Private pools: who uses them, and which requests are diverted into them. `PoolUses` is for
 threads that do not hold the lock."""
 
 cimport cython
@@ -69,7 +69,7 @@ cdef class PrivatePools:
 
     cdef cbool add(self, PoolId id) noexcept nogil:
         cdef size_t at = self.known.size()
-        cdef PrivatePool added = PrivatePool(id, 0)
+        cdef PrivatePool added = PrivatePool(id, 0, 0)
         if not try_push_back(self.known, added):
             return False
         while at > 0 and precedes(id, self.known[at - 1].id):
@@ -108,6 +108,18 @@ cdef class PrivatePools:
                 self.known[kept] = self.known[i]
                 kept += 1
         self.known.resize(kept)
+
+    cdef void keep_used(self, Pool pool, cbool with_default, vector[Region]& regions) noexcept nogil:
+        """Takes off a list of free regions those that must stay: of private pools that have references, and unless
+        `with_default` of the default pool."""
+        cdef size_t kept = 0, i
+        cdef PoolId id
+        for i in range(regions.size()):
+            id = pool_of(&pool.bin_sets[pool.chunks[regions[i].first].bin_set].lane)
+            if with_default if is_default(id) else self.uses(id) <= 0:
+                regions[kept] = regions[i]
+                kept += 1
+        regions.resize(kept)
 
     # -- scopes -------------------------------------------------------------------------------------------------------
 
