@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ MIB = 1 << 20
 SPOT = 4096  # bytes that are looked at
 GLOBAL, THREAD_LOCAL = 0, 1
 
+BOTH = [bfc.CachingAllocator, bfc.BFCAllocator]
+both = pytest.mark.parametrize("make_cuda", BOTH, indirect=True)
 caching = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
-pytestmark = caching
 
 
 def begin(stream: int, mode: int = GLOBAL) -> None:
@@ -53,9 +55,10 @@ def follow(stream: int, after: int) -> None:
         raw_cuda.call("cuEventDestroy", event)
 
 
+@both
 def test_a_graph_is_replayed_while_others_allocate(make_cuda) -> None:
     """Its bytes go to nobody else, whatever happens in between: frees, emptying, running out."""
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream:
         out = allocator.allocate(SPOT, stream=stream)
         with allocator.capture(stream) as pool:
@@ -90,10 +93,11 @@ def test_a_graph_is_replayed_while_others_allocate(make_cuda) -> None:
         assert allocator.stats().pool_bytes == 0
 
 
+@both
 @pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL])
 def test_nothing_is_called_that_spoils_a_capture(make_cuda, mode: int) -> None:
     """Misses, frees of what other streams use, dropped buffers, emptying and refusals."""
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream, raw_cuda.stream() as side, raw_cuda.stream() as outside:
         early = allocator.allocate(12 * MIB, stream=stream)
         allocator.record_stream(early, outside)
@@ -125,8 +129,9 @@ def test_nothing_is_called_that_spoils_a_capture(make_cuda, mode: int) -> None:
         assert allocator.stats().pool_bytes == 0
 
 
+@both
 def test_another_thread_may_allocate_and_free_meanwhile(make_cuda) -> None:
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     errors: list[BaseException] = []
     with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
 
@@ -152,6 +157,7 @@ def test_another_thread_may_allocate_and_free_meanwhile(make_cuda) -> None:
     assert errors == []
 
 
+@caching
 def test_the_structure_of_a_graph_proves_what_is_safe(make_cuda) -> None:
     allocator = make_cuda(settings="graph_capture_record_stream_reuse:True")
     with raw_cuda.stream() as stream, raw_cuda.stream() as side:
@@ -180,9 +186,14 @@ FAILING = ["cuMemAlloc", "cuCtxPushCurrent", "cuCtxGetId", "cuThreadExchangeStre
 ASKED = ["cuStreamGetCaptureInfo", "cuEventRecord", "cuEventCreate", "cuEventQuery", "cuMemFree"]
 
 
+@both
 @pytest.mark.parametrize("call", FAILING + ASKED)
-def test_a_call_that_fails_in_a_capture_loses_nothing(emulated, make_cuda, call: str) -> None:
-    allocator = make_cuda()
+def test_a_call_that_fails_in_a_capture_loses_nothing(
+    emulated, make_cuda, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda it: reported.append(str(it.exc_value)))
+    allocator = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
         shared = allocator.allocate(12 * MIB, stream=outside)
         with allocator.capture(stream) as pool:
@@ -207,10 +218,47 @@ def test_a_call_that_fails_in_a_capture_loses_nothing(emulated, make_cuda, call:
         allocator.allocate(3 * MIB, stream=stream).free()
         allocator.empty_cache()
     assert allocator.stats().bytes_in_use in (0, 12 * MIB)
+    assert all(call in text for text in reported)  # of the fence of what was freed, at most
 
 
+@pytest.mark.parametrize("make_cuda", [bfc.BFCAllocator], indirect=True)
+@pytest.mark.parametrize("home_captures", [True, False])
+def test_no_stream_is_made_to_wait_for_one_that_captures(make_cuda, home_captures: bool) -> None:
+    """Memory of a BFCAllocator belongs to its own stream, which others wait for. That would draw
+    them into the capture, or spoil it."""
+    errors: list[BaseException] = []
+    with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
+        allocator = make_cuda(allow_growth=True, stream=stream if home_captures else 0)
+        allocator.allocate(MIB).free()
+
+        def elsewhere() -> None:
+            try:
+                allocator.allocate(MIB, stream=outside).free()
+            except BaseException as error:
+                errors.append(error)
+
+        with allocator.capture(stream) as pool:
+            begin(stream)
+            inside = allocator.allocate(MIB, stream=stream)
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            assert is_capturing(stream)
+            assert not is_capturing(outside)
+            raw_cuda.call("cuGraphDestroy", end(stream))
+        assert [type(error) for error in errors] == [bfc.SubAllocatorError]
+        assert "cannot be made to wait" in str(errors[0])
+        elsewhere()
+        assert len(errors) == 1
+        inside.free()
+        pool.release()
+        allocator.empty_cache()
+        assert allocator.stats().pool_bytes == 0
+
+
+@both
 def test_after_a_capture_that_the_driver_spoilt_the_allocator_goes_on(make_cuda) -> None:
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream:
         with allocator.capture(stream) as pool:
             begin(stream)
@@ -231,10 +279,11 @@ def test_after_a_capture_that_the_driver_spoilt_the_allocator_goes_on(make_cuda)
         pool.release()
 
 
+@both
 def test_a_stream_of_another_device_is_refused(make_cuda) -> None:
     if bfc.cuda.device_count() < 2:
         pytest.skip("needs two devices")
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     with (
         raw_cuda.stream(1) as stream,
         pytest.raises(ValueError, match="belongs to another device"),
@@ -242,8 +291,9 @@ def test_a_stream_of_another_device_is_refused(make_cuda) -> None:
         allocator.capture(stream)
 
 
+@both
 def test_a_hit_in_a_capture_calls_no_driver(emulated, make_cuda) -> None:
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream:
         with allocator.capture(stream) as pool:
             begin(stream)
@@ -255,20 +305,22 @@ def test_a_hit_in_a_capture_calls_no_driver(emulated, make_cuda) -> None:
         pool.release()
 
 
-MAPPED = {"stitch": {"stitch": True}, "expandable": {"settings": "expandable_segments:True"}}
+MAPPED = {
+    "stitch": (bfc.CachingAllocator, {"stitch": True}),
+    "expandable": (bfc.CachingAllocator, {"settings": "expandable_segments:True"}),
+    "virtual_memory": (bfc.BFCAllocator, {"virtual_memory": True}),
+}
 ACTIONS = ["empty_cache", "run out", "sleep", "wake"]
 
 
 @pytest.mark.parametrize(
-    ("options", "action"),
+    ("make_cuda", "options", "action"),
     [
-        *(
-            pytest.param(options, action, id=f"{action}-{name}")
-            for name, options in MAPPED.items()
-            for action in ACTIONS
-        ),
-        pytest.param(MAPPED["stitch"], "trim", id="trim-stitch"),
+        pytest.param(policy, options, action, id=f"{action}-{name}")
+        for name, (policy, options) in MAPPED.items()
+        for action in (*ACTIONS, "trim")[: 4 if name == "expandable" else 5]
     ],
+    indirect=["make_cuda"],
 )
 def test_mapped_memory_of_a_captured_stream_is_left_alone(
     make_cuda, options: dict[str, Any], action: str
@@ -306,10 +358,17 @@ def test_mapped_memory_of_a_captured_stream_is_left_alone(
         allocator.close()
 
 
-def test_pages_of_a_captured_stream_do_not_go_to_another(make_cuda) -> None:
+@pytest.mark.parametrize(
+    ("make_cuda", "options"),
+    [MAPPED["stitch"], MAPPED["virtual_memory"]],
+    indirect=["make_cuda"],
+)
+def test_pages_of_a_captured_stream_do_not_go_to_another(
+    make_cuda, options: dict[str, Any]
+) -> None:
     """That would have to wait for it, which the driver refuses. A thread that does not capture is
     refused the memory, and gets it afterwards."""
-    allocator = make_cuda(stitch=True, memory_limit="60 MiB")
+    allocator = make_cuda(**options, memory_limit="60 MiB")
     kept: list[bfc.Buffer] = []
     with raw_cuda.stream() as stream, raw_cuda.stream() as outside:
 

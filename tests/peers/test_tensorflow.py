@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graph_histories import GraphHistory, Key, base_of
 
 import bfc
 from bench.peers.tensorflow import TensorFlowBFC, build
@@ -232,3 +233,37 @@ def test_a_long_random_history_is_placed_alike_at_scale() -> None:
     assert (ours.addresses == addresses).all()
     pair.compare()
     pair.close()
+
+
+class CompiledAlone:
+    """TensorFlow's allocator over a device of its own."""
+
+    def __init__(self, key: Key, options: dict[str, Any], habits: dict[str, Any]) -> None:
+        self.theirs = TensorFlowBFC(
+            allow_growth=True, base=base_of(key), capacity=1 << 60, **options, **habits
+        )
+
+    def allocate(self, nbytes: int) -> int | None:
+        return self.theirs.allocate_raw(nbytes)
+
+    def free(self, address: int) -> None:
+        self.theirs.deallocate_raw(address)
+
+    def chunks(self) -> list[tuple[int, int, bool]]:
+        return [(row["address"], row["size"], row["in_use"]) for row in self.theirs.memory_map()]
+
+    def calls(self) -> list[tuple[str, int, int | None]]:
+        return self.theirs.calls
+
+
+@pytest.mark.parametrize("seed", SEEDS[:100])
+def test_a_graph_is_given_what_tensorflow_alone_would_give_it(seed: int) -> None:
+    """So is everybody else, while graphs are captured. Each pool has one stream here: TensorFlow
+    has one set of regions."""
+    print(f"repeat with BFC_SEED={seed}")
+    rng = random.Random(seed)
+    history = GraphHistory(rng, CompiledAlone, streams=(rng.choice([7, 8]),))
+    history.play(300)
+    for alone in history.beside.values():
+        assert isinstance(alone, CompiledAlone)
+        alone.theirs.close()

@@ -16,12 +16,17 @@ import bfc
 KIB, MIB = 1 << 10, 1 << 20
 STREAM = 7
 
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"settings": "expandable_segments:True"},
-    {"settings": "garbage_collection_threshold:0.5"},
-    {"stitch": True},
-    {"torch": "2.11", "strict": True},
+CACHING, BFC = bfc.CachingAllocator, bfc.BFCAllocator
+Allocator = bfc.CachingAllocator | bfc.BFCAllocator
+OPTIONS: list[tuple[type[Any], dict[str, Any]]] = [
+    (CACHING, {}),
+    (CACHING, {"settings": "expandable_segments:True"}),
+    (CACHING, {"settings": "garbage_collection_threshold:0.5"}),
+    (CACHING, {"stitch": True}),
+    (CACHING, {"torch": "2.11", "strict": True}),
+    (BFC, {"virtual_memory": True}),
+    (BFC, {"allow_growth": True, "fragmentation_fraction": 0.01}),
+    (BFC, {"allow_growth": True}),
 ]
 
 
@@ -37,7 +42,7 @@ def holds(address: int, value: int, nbytes: int) -> bool:
 class Program:
     """Work on a chain of temporary blocks, whose last one is copied to a result that stays."""
 
-    allocator: bfc.CachingAllocator
+    allocator: Allocator
     result: int
     value: int
     nbytes: int
@@ -68,8 +73,9 @@ class Program:
 class Others:
     """Blocks outside of the graphs, each full of a value of its own."""
 
-    allocator: bfc.CachingAllocator
+    allocator: Allocator
     rng: random.Random
+    maps: bool
     live: dict[int, tuple[int, int]] = field(default_factory=dict)
     buffers: dict[int, bfc.Buffer] = field(default_factory=dict)
 
@@ -111,7 +117,7 @@ class Others:
         )[0]()
 
     def trim(self) -> None:
-        if self.allocator.stitch:
+        if self.maps:
             self.allocator.trim()
 
     def check(self) -> None:
@@ -119,14 +125,14 @@ class Others:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("policy", "options"), OPTIONS)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_replayed_program_keeps_its_bytes(options: dict[str, Any], seed: int) -> None:
+def test_a_replayed_program_keeps_its_bytes(
+    policy: type[Any], options: dict[str, Any], seed: int
+) -> None:
     """Two graphs share a pool, a third has its own; each is replayed 100 times."""
     rng = random.Random(seed)
-    with bfc.CachingAllocator(
-        bfc.HostSubAllocator(), memory_limit="48 MiB", **options
-    ) as allocator:
+    with policy(bfc.HostSubAllocator(), memory_limit="48 MiB", **options) as allocator:
         programs = [
             Program(allocator, allocator.allocate_raw(2 * MIB, stream=STREAM), value, nbytes)
             for value, nbytes in ((11, 256 * KIB), (22, 1100 * KIB), (33, 5 * KIB))
@@ -134,7 +140,7 @@ def test_a_replayed_program_keeps_its_bytes(options: dict[str, Any], seed: int) 
         programs[0].capture()
         programs[1].capture(shared=programs[0].pool)
         programs[2].capture()
-        others = Others(allocator, rng)
+        others = Others(allocator, rng, maps="stitch" in options or "virtual_memory" in options)
         for turn in range(100):
             for _ in range(6):
                 others.step()
@@ -153,8 +159,11 @@ def test_a_replayed_program_keeps_its_bytes(options: dict[str, Any], seed: int) 
         assert allocator.stats().pool_bytes == 0
 
 
-def test_a_fork_in_a_capture_leaves_both_processes_working() -> None:
-    with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="120 MiB") as allocator:
+@pytest.mark.parametrize(("policy", "options"), [(CACHING, {}), (BFC, {"allow_growth": True})])
+def test_a_fork_in_a_capture_leaves_both_processes_working(
+    policy: type[Any], options: dict[str, Any]
+) -> None:
+    with policy(bfc.HostSubAllocator(), memory_limit="120 MiB", **options) as allocator:
         with allocator.capture(STREAM) as pool:
             block = allocator.allocate(MIB, stream=STREAM)
             child = os.fork()

@@ -1,5 +1,5 @@
-"""Captures of graphs under PyTorch's policy: private pools, what is put off, and what a graph's
-structure proves. The cases of "PyTorch's behaviour, 2.15", over a simulated device."""
+"""Captures of graphs: private pools, what is put off, and what a graph's structure proves. The
+cases of "PyTorch's behaviour, 2.15", over a simulated device; both policies keep the promises."""
 
 from __future__ import annotations
 
@@ -17,12 +17,28 @@ MIB = 1 << 20
 CAPTURED, SIDE, OUTSIDE = 7, 8, 9
 
 
+Policy = type[bfc.CachingAllocator] | type[bfc.BFCAllocator]
+
+both = pytest.mark.parametrize("policy", [bfc.CachingAllocator, bfc.BFCAllocator])
+
+
+def allocator_on(
+    device: bfc.SubAllocator, policy: Policy = bfc.CachingAllocator, **options: Any
+) -> Any:
+    """One whose memory grows: a BFCAllocator would else take all of its limit at once."""
+    if policy is bfc.BFCAllocator:
+        options.setdefault("allow_growth", True)
+    return policy(device, **options)
+
+
 class Machine:
     """A simulated device, and an allocator on it."""
 
-    def __init__(self, capacity: str = "1 GiB", **options: Any) -> None:
+    def __init__(
+        self, capacity: str = "1 GiB", policy: Policy = bfc.CachingAllocator, **options: Any
+    ) -> None:
         self.device = bfc.SimulatedSubAllocator(capacity)
-        self.allocator = bfc.CachingAllocator(self.device, **options)
+        self.allocator = allocator_on(self.device, policy, **options)
         self.graph = self.device.captures
 
     def take(self, size: int, stream: int = CAPTURED) -> int:
@@ -45,9 +61,9 @@ class Machine:
         return self.allocator.memory_stats()["num_sync_all_streams"]
 
 
-@pytest.fixture
-def machine() -> Iterator[Machine]:
-    it = Machine()
+@pytest.fixture(params=[bfc.CachingAllocator, bfc.BFCAllocator])
+def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
+    it = Machine(policy=request.param)
     yield it
     it.allocator.check()
 
@@ -394,7 +410,7 @@ def test_misuse_is_refused_in_words(machine: Machine) -> None:
     pool.release()
     with pytest.raises(RuntimeError, match="cannot be shared any more"):
         allocator.capture(CAPTURED, pool=pool).__enter__()
-    other = Machine()
+    other = Machine(policy=type(allocator))
     with other.allocator.capture(CAPTURED) as foreign:
         pass
     with pytest.raises(ValueError, match="another allocator"):
@@ -414,12 +430,46 @@ def test_an_allocator_may_close_in_a_capture(machine: Machine) -> None:
         machine.allocator.close()
         with pytest.raises(bfc.ClosedError):
             machine.take(512)
+    with pytest.raises(bfc.InvalidPointerError):
+        machine.free(block)
     pool.release()
+    assert machine.device.live == {}
+    with pytest.raises(bfc.ClosedError):
+        machine.allocator.capture(CAPTURED).__enter__()
+
+
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_a_device_that_refuses_in_a_capture_loses_nothing(machine: Machine, when: int) -> None:
+    """A refusal is final there: nothing is given back for another try."""
+    cached = machine.take(12 * MIB, OUTSIDE)
+    machine.free(cached)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        made = [machine.take(12 * MIB) for _ in range(when - 1)]
+        machine.device.fail_at(1)
+        if (buffer := machine.allocator.try_allocate(40 * MIB, stream=CAPTURED)) is not None:
+            buffer.free()  # a BFCAllocator asks for less
+        machine.graph.end(CAPTURED)
+    assert machine.take(12 * MIB, OUTSIDE) == cached
+    for block in made:
+        machine.free(block)
+    machine.free(cached)
+    pool.release()
+    machine.allocator.empty_cache()
     assert machine.device.live == {}
 
 
-def test_a_tag_and_a_graph_do_not_share_memory() -> None:
-    machine = Machine(stitch=True)
+MAPPED = [
+    (bfc.CachingAllocator, {"stitch": True}),
+    (bfc.CachingAllocator, {"settings": "expandable_segments:True"}),
+    (bfc.BFCAllocator, {"virtual_memory": True}),
+]
+mapped = pytest.mark.parametrize(("policy", "options"), MAPPED)
+
+
+@mapped
+def test_a_tag_and_a_graph_do_not_share_memory(policy: Policy, options: dict[str, Any]) -> None:
+    machine = Machine(policy=policy, **options)
     with (
         machine.allocator.capture(CAPTURED) as pool,
         machine.allocator.tag("weights"),
@@ -429,9 +479,11 @@ def test_a_tag_and_a_graph_do_not_share_memory() -> None:
     pool.release()
 
 
-@pytest.mark.parametrize("options", [{"stitch": True}, {"settings": "expandable_segments:True"}])
-def test_mapped_memory_of_a_graph_stays_where_it_is(options: dict[str, Any]) -> None:
-    machine = Machine("200 MiB", **options)
+@mapped
+def test_mapped_memory_of_a_graph_stays_where_it_is(
+    policy: Policy, options: dict[str, Any]
+) -> None:
+    machine = Machine("200 MiB", policy, **options)
     with machine.allocator.capture(CAPTURED) as pool:
         machine.graph.begin(CAPTURED)
         block = machine.take(30 * MIB)
@@ -508,16 +560,20 @@ class Asked(bfc.SimulatedSubAllocator):
         return number
 
 
+@both
 @pytest.mark.parametrize("when", range(4))
-def test_another_threads_allocation_does_not_let_a_capture_ask_fences(when: int) -> None:
+def test_another_threads_allocation_does_not_let_a_capture_ask_fences(
+    policy: Policy, when: int
+) -> None:
     """It comes after one of the looks at the capture, before the frees that are due."""
     device = Asked()
-    allocator = bfc.CachingAllocator(device)
+    allocator = allocator_on(device, policy)
     shared = allocator.allocate_raw(3 * MIB, stream=OUTSIDE)
     allocator.record_stream(shared, SIDE)
     allocator.deallocate_raw(shared)
     with allocator.capture(CAPTURED) as pool:
         device.captures.begin(CAPTURED)
+        device.asking.clear()  # a BFCAllocator has asked at the free
 
         def elsewhere() -> None:
             allocator.allocate_raw(512, stream=OUTSIDE)
