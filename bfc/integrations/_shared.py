@@ -9,7 +9,6 @@ from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
 from bfc.libraries import client as client
-from bfc.policies._caching import CachingAllocator
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import checked_memory_info
 
@@ -102,8 +101,6 @@ def fault_of(pool: Allocator) -> DriverError | None:
 
 def is_captured(allocator: Allocator, stream: object) -> bool:
     """Whether the allocator has been told of the capture that this stream belongs to."""
-    if not isinstance(allocator, CachingAllocator):
-        return False
     streams = allocator._captured_streams()
     if not streams:
         return False

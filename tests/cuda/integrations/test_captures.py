@@ -21,7 +21,9 @@ from .conftest import Run, library
 
 MIB = 1 << 20
 
-pytestmark = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "make_cuda", [bfc.CachingAllocator, bfc.BFCAllocator], indirect=True
+)
 
 
 class Handle:
@@ -51,7 +53,7 @@ def launch(graph: object, stream: int) -> None:
 
 
 def test_cupys_arrays_of_a_capture_are_the_graphs(cupy, make_cuda) -> None:
-    pool = make_cuda()
+    pool = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream, bfc.use(pool, "cupy"):
         cupy.current.stream = cupy.module.cuda.Stream.from_external(Handle(stream))
         out = cupy.module.ndarray((MIB,), "u1")
@@ -128,7 +130,7 @@ def test_a_branch_of_a_graph_that_is_built_takes_the_graphs_memory(core, make_cu
 
 
 def test_numbas_arrays_of_a_capture_are_the_graphs(numba, make_cuda) -> None:
-    pool = make_cuda()
+    pool = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream, bfc.use(pool, "numba"):
         with pool.capture(stream) as graph_pool:
             begin(stream)
@@ -144,7 +146,7 @@ def test_numbas_arrays_of_a_capture_are_the_graphs(numba, make_cuda) -> None:
 
 
 def test_cuda_cores_graph_builder_takes_its_memory_from_the_pool(core, make_cuda) -> None:
-    pool, device = make_cuda(), core.Device(0)
+    pool, device = make_cuda(allow_growth=True), core.Device(0)
     stream = device.create_stream()
     out = pool.allocate(MIB, stream=stream)
     with bfc.use(pool, "cuda_core"):
