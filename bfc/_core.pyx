@@ -237,7 +237,7 @@ cdef class Pool:
         """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
         default pool are the first pair for good."""
         cdef uint32_t kind, ranges
-        if pair == self.kept_lane or (pair == 0 and self.usage == NULL and self.pages == NULL):
+        if pair == self.kept_lane or (pair == 0 and not self.features & (COUNTS | PAGED)):
             return False
         for kind in range(2):
             ranges = self.bin_sets[pair + kind].ranges
