@@ -292,6 +292,10 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         cbool present[2]
         PlanCounts counts
         uint64_t departures
+        uint64_t departed_at
+        uint64_t departed_size
+        int64_t departed_place
+        int64_t departed_id
         vector[uint32_t] bin_sets
         size_t alive
         void add_area(PlanArea area) except +

@@ -697,6 +697,8 @@ cdef class Pool:
             if place >= 0:
                 return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
                                            stream, indexed)
+            if self.plan.departures == 1:
+                self.plan.departed_id = self.next_allocation_id
             if is_large(rounded):
                 handle = self.hand_out_room(index, self.plan.find_room(index, rounded), rounded, requested, stream,
                                             indexed)

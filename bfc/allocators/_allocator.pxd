@@ -150,6 +150,8 @@ cdef class Allocator(BufferOwner):
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
     cdef Planned planned_part(self)
+    cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1
+    cdef int stop_watch(self) except -1
     cdef int attempt(self, Request* request, Placement* placed) except -1
     cdef cbool is_in_capture(self, Request* request) noexcept nogil
     cdef int look_at_captures(self, Request* request) except -1

@@ -803,7 +803,8 @@ cdef class Allocator(BufferOwner):
         if gate is not None and not gate > 0:
             raise ValueError(f"gate is a part of what is reserved without a plan, such as 0.95, or None, not {gate!r}")
         if plan is None:
-            planned.use(None, None, None, strict)
+            self.stop_watch()
+            planned.use(None, None, None, None, strict, False)
             self.plan_changed()
             return
         if not hasattr(plan, "_served"):
@@ -814,11 +815,46 @@ cdef class Allocator(BufferOwner):
             raise ValueError("a plan lies in ordinary memory, and this allocator maps memory page by page")
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
+        declined = None if gate is None else plan._declined(gate)
+        self.stop_watch()
+        self.put_plan(plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
+
+    cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
+        """Serves a plan from now on."""
         served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
         try:
-            planned.use(plan, served, None if gate is None else plan._declined(gate), strict)
+            self.planned.use(plan, served, watch, declined, strict, resumed)
         finally:
             self.plan_changed()
+        return 0
+
+    cdef int stop_watch(self) except -1:
+        """Ends the history of what looks whether the plan in use still pays."""
+        if self.planned.watch is not None:
+            self.planned.watch.stop(self)
+        return 0
+
+    def _resume_plan(self, plan, watch):
+        """Serves a plan from now on whose head is there already: what a watch has made of the last steps."""
+        self.planned_part()
+        self.put_plan(plan, watch, None, False, True)
+
+    def _end_plan(self, str why):
+        """Ends the plan in use, since it has not paid."""
+        self.planned_part().end_plan(why)
+        self.plan_changed()
+
+    def _body_is_idle(self):
+        """Whether nothing lives in the region of the plan's bodies."""
+        return self.planned_part().body_is_idle()
+
+    def _last_step(self):
+        """What `Planned.last_step` says."""
+        return self.planned_part().last_step()
+
+    def _keeps_history(self):
+        """Whether a history is recorded, or frames are kept."""
+        return self.pool.history != NULL or self.keeps_history()
 
     def step(self, str kind not None="train"):
         """One iteration of a program, as a context manager: requests inside come as the plan in use expects them.
@@ -898,21 +934,31 @@ cdef class Allocator(BufferOwner):
         Returns
         -------
         dict
-            `state` is "none", "declined" (`why` says why), "between steps" or "in step". With a plan in
-            use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
+            `state` is "none", "declined" or "switched off" (`why` says why), "between steps" or "in step". With a
+            plan in use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
             place, room that the plan leaves idle, or neither (the policy served or refused them), and the
             bytes of each (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of
             requests that got a place; `steps` and `departed_steps`, those in which not all did;
-            `first_departure`, the kind and number of the first such step, or None; `has_body`, whether the
+            `first_departure`, or None, is a dictionary about the first such step: its `kind` and number
+            (`step`); the number of the first `request` in it without a place, from 0; its `size` and that of
+            the place it should have had (`place_size`), in bytes; and the Python `frames`, if a history keeps
+            them. What is not known is None. `replanned` is how often a new plan came into use by itself;
+            `has_body`, whether the
             region of the bodies is there, which goes back if memory runs out between steps; `span`, the
             bytes of the plan; `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the
             plan still saves
             beside what the policy alone reserved for the recording.
         """
-        return self.planned_part().stats()
+        cdef dict found = self.planned_part().stats()
+        if found.get("first_departure") is not None:
+            noted = dict(found["first_departure"])
+            noted["frames"] = self.recorder.frames.get(noted.pop("allocation_id"), ())
+            found["first_departure"] = noted
+        return found
 
     def _watch_steps(self, watcher):
-        """From now on `watcher(kind)` is called when a step has begun. None ends that. Returns the previous one."""
+        """From now on `watcher(kind)` is called when a step has begun, and `watcher(None)` when another history begins.
+        None ends that. Returns the previous one."""
         cdef Planned planned = self.planned_part()
         watcher, planned.watcher = planned.watcher, watcher
         return watcher
@@ -2513,6 +2559,11 @@ cdef class Allocator(BufferOwner):
         ['segment_alloc', 'alloc', 'free_requested', 'free_completed']
         """
         cdef History* history = new_history(enabled, context, stacks, max_entries, skip_actions)
+        if self.planned is not None:
+            if self.planned.watch is not None:
+                self.planned.watch.lost()
+            if self.planned.watcher is not None:
+                self.planned.watcher(None)      # its history ends
         self.reasons.put(KEEPS_HISTORY, True)   # before there is a history: what is allocated from now on is noted
         self.acquire()
         cdef bint is_closed = self.is_closed

@@ -36,16 +36,22 @@ cdef class Planned:
     cdef set begun              # the kinds of which there was a step
     cdef object step            # the kind of the step that is open; None: none is
     cdef object declined        # why the plan is not served
-    cdef object departure       # where a step first departed from the plan: (kind, its number)
+    cdef bint was_served        # whether that plan was served before
+    cdef object departure       # where a step first departed from the plan, as a dictionary
     cdef object watcher         # a function to tell the kind of each step that begins; or None
+    cdef object watch           # what looks whether the plan still pays; None: nothing does
+    cdef uint64_t hits_before, asked_before, bytes_before   # when the step began: hits, requests, what was reserved
+    cdef bint is_planned        # whether the plan has a body for it
     cdef uint64_t steps, departed
     cdef bint has_departed      # the step that is open, or the last one
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
                     uint64_t home) except -1
-    cdef int use(self, object plan, object served, object declined, bint strict) except -1
+    cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1
+    cdef int end_plan(self, str why) except -1
+    cdef bint body_is_idle(self) noexcept
     cdef int drop(self) except -1
-    cdef int install(self, object plan, object served) except -1
+    cdef int install(self, object plan, object served, bint resumed) except -1
     cdef object fill_server(self, uint64_t at, object served)
     cdef list add_orders(self, uint64_t at, object orders)
     cdef int begin_step(self, str kind) except -1
@@ -59,6 +65,7 @@ cdef class Planned:
     cdef int give_back_side(self) except -1
     cdef int enter(self, str kind) except -1
     cdef int leave(self) except -1
+    cdef int note_departure(self, str kind) except -1
     cdef int activate(self, object sequences) except -1
     cdef dict stats(self)
 

@@ -9,7 +9,7 @@ import warnings
 
 cimport cython
 from cython.operator cimport dereference as deref
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -33,12 +33,24 @@ cdef enum:
 
 
 _make_recording = None
+_make_watch = None
 
 
 def set_recording(make):
     """Sets what makes the recording that `Allocator.record_plan` returns: `bfc.plans`, which stands above, does."""
     global _make_recording
     _make_recording = make
+
+
+def set_watch(make):
+    """Sets what makes the part that looks whether a plan in use still pays."""
+    global _make_watch
+    _make_watch = make
+
+
+def make_watch(plan, gate):
+    """What looks whether a plan in use still pays: it reserves less than this part of what the policy alone does."""
+    return _make_watch(plan, gate)
 
 
 def make_recording(allocator, iterations):
@@ -54,6 +66,8 @@ cdef class Step:
 
     def __enter__(self):
         if self.planned is not None:
+            if self.planned.watch is not None and self.planned.step is None:
+                self.planned.watch.step_begins(self.allocator, self.kind)
             self.planned.enter(self.kind)
             self.is_entered = True
         return self
@@ -62,6 +76,8 @@ cdef class Step:
         if self.is_entered:
             self.is_entered = False
             self.planned.leave()
+            if self.planned.watch is not None:
+                self.planned.watch.step_ended(self.allocator)
 
 
 cdef Step new_step(object allocator, Planned planned, str kind):
@@ -92,19 +108,22 @@ cdef class Planned:
 
     # -- a plan comes into use, and goes ------------------------------------------------------------------------------
 
-    cdef int use(self, object plan, object served, object declined, bint strict) except -1:
+    cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1:
         """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
-        is a warning, or with `strict` an error; nothing has been taken then, and no plan is served."""
+        is a warning, or with `strict` an error; nothing has been taken then, and no plan is served. `resumed`: its head
+        is there already, whatever lives."""
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
         self.step = "use_plan"      # another thread neither begins a step meanwhile nor changes the plan
         try:
             self.drop()
             self.declined = declined
+            self.was_served = False
             if plan is None:
                 return 0
             if declined is None:
-                self.install(plan, served)
+                self.install(plan, served, resumed)
+                self.watch = watch
         except BaseException:
             self.drop()
             raise
@@ -122,7 +141,22 @@ cdef class Planned:
         self.retire()
         return self.give_back_empty()
 
-    cdef int install(self, object plan, object served) except -1:
+    cdef int end_plan(self, str why) except -1:
+        """The plan in use has not paid: the policy serves all requests from now on."""
+        if self.step is not None or self.server == NULL:
+            return 0
+        self.declined = why
+        self.was_served = True
+        return self.drop()
+
+    cdef bint body_is_idle(self) noexcept:
+        """Whether nothing lives in the region of the bodies."""
+        acquire_lock(self.lock[0])
+        cdef bint is_idle = self.server == NULL or self.server.is_empty(BODY)
+        self.lock.release()
+        return is_idle
+
+    cdef int install(self, object plan, object served, bint resumed) except -1:
         cdef vector[uint64_t] streams = served.streams
         cdef const uint64_t[::1] offsets = served.offset
         cdef const uint64_t[::1] sizes = served.size
@@ -135,7 +169,7 @@ cdef class Planned:
             sequences = self.fill_server(<uint64_t>server, served)
             acquire_lock(self.lock[0])
             added = self.pool.add_plan(server)
-            from_start = added and self.pool.totals().bytes_in_use == 0
+            from_start = added and not resumed and self.pool.totals().bytes_in_use == 0
             self.lock.release()
             if not added:
                 raise out_of_host_memory()
@@ -234,7 +268,7 @@ cdef class Planned:
             self.server.end()
         self.pool.plan = self.server = NULL
         self.lock.release()
-        self.plan = self.sequences = None
+        self.plan = self.sequences = self.watch = None
         return 0
 
     cdef int give_back_empty(self) except -1:
@@ -315,8 +349,12 @@ cdef class Planned:
         if self.server != NULL:
             self.server.end()
             self.server.departures = 0
+            self.hits_before = self.server.counts.hits
+            self.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             if there:
                 self.activate(self.sequences[1 if kind not in self.begun else 2][kind])
+        self.bytes_before = self.pool.counters.pool_bytes
+        self.is_planned = there
         self.lock.release()
         if self.watcher is not None:
             self.watcher(kind)
@@ -342,8 +380,40 @@ cdef class Planned:
         self.steps += 1
         self.departed += self.has_departed
         if self.has_departed and self.departure is None:
-            self.departure = kind, self.steps
+            self.note_departure(kind)
         return 0
+
+    cdef int note_departure(self, str kind) except -1:
+        """Writes down the first step that did not follow the plan, and the first request in it that did not."""
+        cdef dict noted = {"kind": kind, "step": self.steps, "request": None, "size": None, "place_size": None,
+                           "allocation_id": None}
+        acquire_lock(self.lock[0])
+        cdef bint is_known = self.server != NULL and self.is_planned and self.server.departures > 0
+        cdef int64_t place = self.server.departed_place if is_known else -1
+        if is_known:
+            asked = self.server.departed_at - self.asked_before
+            size, number = self.server.departed_size, self.server.departed_id
+            place_size = self.server.size_of(place) if place >= 0 else 0
+        self.lock.release()
+        if is_known:
+            noted.update(request=asked, size=size, place_size=place_size or None, allocation_id=number)
+        self.departure = noted
+        return 0
+
+    def last_step(self):
+        """Of the step that has just ended: the part of its requests that got a place, and whether it needed more beside
+        the plan than the plan saves. None if the plan has no body for it."""
+        cdef uint64_t hits, asked, grown
+        acquire_lock(self.lock[0])
+        cdef bint is_known = self.server != NULL and self.is_planned
+        if is_known:
+            hits = self.server.counts.hits - self.hits_before
+            asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side - self.asked_before
+            grown = self.pool.counters.pool_bytes - min(self.bytes_before, self.pool.counters.pool_bytes)
+        self.lock.release()
+        if not is_known:
+            return None
+        return hits / asked if asked else 1.0, self.has_departed and <int64_t>grown > self.plan.online - self.plan.span
 
     cdef int give_back_side(self) except -1:
         """Gives back the policy's free regions: a step that departed from the plan took them, and the next one may need
@@ -381,13 +451,15 @@ cdef class Planned:
                 side -= self.server.region_size(which) if self.server.present[which] else 0
         self.lock.release()
         if not serves:
-            return {"state": "none" if self.declined is None else "declined", "why": self.declined}
+            state = "none" if self.declined is None else "switched off" if self.was_served else "declined"
+            return {"state": state, "why": self.declined}
         counted = counts
         asked = counted["hits"] + counted["guests"] + counted["side"]
         state = "in step" if self.step is not None else "between steps"
         return {"state": state, "why": None} | counted | {
             "agreement": counted["hits"] / asked if asked else 1.0,
             "steps": self.steps, "departed_steps": self.departed, "first_departure": self.departure,
+            "replanned": 0 if self.watch is None else self.watch.replanned,
             "has_body": has_body, "span": self.plan.span, "side_bytes_reserved": side,
             "budget_left": self.plan.online - self.plan.span - side,
         }

@@ -206,6 +206,8 @@ cdef class Run:
                 start = at
                 if step is not None:
                     step, _ended = None, step.__exit__()
+                if self.allocator.planned.watch is not None:    # the same replay comes to the same
+                    self.allocator.planned.watch.wait()
                 entered = self.allocator.step(kind)
                 step = entered.__enter__()
             return self.play_range(start, self.events.count, progress)

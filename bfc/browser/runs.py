@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bfc.allocators._allocator import Allocator
 from bfc.browser import segments
 from bfc.browser.encoding import packed
 from bfc.browser.lifetimes import Lives
@@ -15,8 +16,10 @@ from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted
 from bfc.study.experiment import Policy
+from bfc.study.python_policy import PythonPolicy
 from bfc.trace import Occupancy, Trace
 from bfc.trace.timeline import sampled
+from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,6 +131,7 @@ def replayed(
     trace, bare = subject.trace, subject.bare
     with policy.make_allocator(make_source()) as allocator:
         result = bare.replay(allocator, samples=limits.samples)
+        remarks = _of_plan(allocator)
     timeline = result.timeline
     assert timeline is not None
     columns = {
@@ -153,8 +157,31 @@ def replayed(
         first_refusal=int(refused.argmax()) if result.failed else -1,
         driver_calls=int(columns["driver_calls"][-1]) if len(timeline) else 0,
         peak_reserved=result.peak_bytes_reserved,
-        remarks=[],
+        remarks=remarks,
     )
+
+
+def _of_plan(allocator: Allocator | PythonPolicy) -> list[str]:
+    """How a run has followed the plan of its allocator, if it has one."""
+    stats = allocator.plan_stats() if isinstance(allocator, Allocator) else {"state": "none"}
+    if "hits" not in stats:
+        return []
+    asked = stats["hits"] + stats["guests"] + stats["side"]
+    text = (
+        f"its plan takes {format_bytes(stats['span'])}; of {asked} requests {stats['hits']} had a "
+        f"place in it, {stats['guests']} were put into its gaps, and {stats['side']} were served "
+        f"beside it; {stats['departed_steps']} of {stats['steps']} steps did not follow it"
+    )
+    first = stats["first_departure"]
+    if first is None:
+        return [text]
+    text += f", the first of them {first['kind']} {first['step']}"
+    if first["request"] is None:
+        return [text]
+    text += f", with its request {first['request']} of {format_bytes(first['size'])}"
+    if first["place_size"] not in (None, first["size"]):
+        text += f" where {format_bytes(first['place_size'])} were planned"
+    return [text]
 
 
 def is_recorded(trace: Trace) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import bfc
 from bfc.cli.sizes import device_bytes
+from bfc.plans.plan import marked
 from bfc.pytorch.rules import NEWEST
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimulated
@@ -81,8 +82,11 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
     """The policies asked for, in that order; `default` where none is. Those of PyTorch follow the
     version that is asked for, or the newest. Raises ValueError."""
     torch = arguments.torch or NEWEST
-    # No setting has a space in it, and a table has no place for a line's end.
-    names = ["".join(text.split()) for text in arguments.policy or [default]]
+    # No setting has a space in it, and a table has no place for a line's end. A file may have one.
+    names = [
+        text.strip() if is_planned(text) else "".join(text.split())
+        for text in arguments.policy or [default]
+    ]
     limit = _limit(arguments.memory_limit)
     listed = [_policy(name, arguments, limit, torch) for name in names]
     if arguments.allow_growth and "bfc" not in names:
@@ -90,9 +94,13 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
             "--allow-growth is an option of --policy bfc: the caching policy and virtual_memory "
             "always take memory as it is needed"
         )
-    if arguments.strict and all(_stitches(name) or _is_own(name) for name in names):
+    if arguments.strict and all(map(_has_no_original, names)):
         why = (
-            "your own has none" if _is_own(names[0]) else "neither TensorFlow nor PyTorch stitches"
+            "your own has none"
+            if _is_own(names[0])
+            else "neither TensorFlow nor PyTorch has plans"
+            if is_planned(names[0])
+            else "neither TensorFlow nor PyTorch stitches"
         )
         raise ValueError(f"--strict is for the policies that have an original: {why}")
     return listed
@@ -118,8 +126,10 @@ def _policy(
 ) -> Policy:
     kind, colon, text = name.partition(":")
     common: dict[str, Any] = {"memory_limit": limit}
-    if not _stitches(name):
+    if not _has_no_original(name):
         common["strict"] = arguments.strict
+    if is_planned(name):
+        return Policy(name, _planned(name, kind, text, common, torch))
     if kind == "caching":
         common["torch"] = torch
         return Policy(name, _maker(bfc.CachingAllocator, common | _of_caching(name, text, common)))
@@ -129,6 +139,52 @@ def _policy(
         raise ValueError(f"--policy {name}: {POLICIES}")
     own = _of_virtual_memory(name, text) if colon else {"allow_growth": arguments.allow_growth}
     return Policy(name, _maker(bfc.BFCAllocator, common | own))
+
+
+def _planned(
+    name: str, kind: str, text: str, common: dict[str, Any], torch: str
+) -> Callable[[SubAllocator], Any]:
+    """What makes an allocator that serves the plan of a file. Raises ValueError."""
+    file, _, settings = text.removeprefix(PLAN).partition(",")
+    plan = bfc.Plan.load(file)
+    if kind == "bfc":
+        if settings:
+            raise ValueError(f"--policy {name}: after the file of a plan for bfc comes nothing")
+        return functools.partial(_serving, bfc.BFCAllocator, plan, allow_growth=True, **common)
+    options = common | {"settings": _settings(settings or plan.settings, False, torch)}
+    return functools.partial(_serving, bfc.CachingAllocator, plan, torch=torch, **options)
+
+
+def _serving(
+    kind: Callable[..., bfc.Allocator], plan: bfc.Plan, source: SubAllocator, **options: Any
+) -> bfc.Allocator:
+    """An allocator that serves a plan, whether it pays or not. Raises PlanError if there is no room
+    for it."""
+    allocator = kind(source, **options)
+    try:
+        allocator.use_plan(plan, strict=True, gate=None)
+    except BaseException:
+        allocator.close()
+        raise
+    return allocator
+
+
+def with_steps(trace: bfc.Trace, listed: list[Policy]) -> bfc.Trace:
+    """The trace, with marks where its iterations begin if a policy has a plan: as `bfc plan` finds
+    them, where the trace has none."""
+    if not any(is_planned(policy.name) for policy in listed):
+        return trace
+    return marked(trace)
+
+
+def is_planned(name: str) -> bool:
+    """Whether a policy serves a plan."""
+    return name.strip().startswith((f"bfc:{PLAN}", f"caching:{PLAN}"))
+
+
+def _has_no_original(name: str) -> bool:
+    """Whether neither TensorFlow nor PyTorch has such a policy."""
+    return is_planned(name) or _stitches(name) or _is_own(name)
 
 
 def _of_module(
@@ -189,8 +245,8 @@ def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:
     if first != VIRTUAL_MEMORY:
         raise ValueError(
             f"--policy {name}: after bfc: comes virtual_memory, with page_size=SIZE and "
-            "headroom=FRACTION after commas; TensorFlow's own options are --allow-growth, "
-            "--memory-limit and --strict"
+            "headroom=FRACTION after commas, or plan=FILE; TensorFlow's own options are "
+            "--allow-growth, --memory-limit and --strict"
         )
     return {VIRTUAL_MEMORY: True} | _options(name, rest)
 
@@ -225,12 +281,14 @@ def _fraction(text: str) -> float:
 SIMULATED = "simulated"
 #: What `--policy` takes.
 POLICIES = (
-    "it is bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
-    "MODULE:CLASS for a policy of your own"
+    "it is bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], either "
+    "of them with :plan=FILE, or MODULE:CLASS for a policy of your own"
 )
 OWN = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 #: The first word after `bfc:` or `caching:`, for the policies that stitch.
 VIRTUAL_MEMORY, STITCH = "virtual_memory", "stitch"
+#: What the file of a plan stands behind.
+PLAN = "plan="
 #: The options of both, and what reads them. The allocator reads a page's size.
 OPTIONS: dict[str, Callable[[str], object]] = {"page_size": str, "headroom": _fraction}
 

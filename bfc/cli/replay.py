@@ -20,6 +20,7 @@ from bfc.cli.policies import (
     is_pytorch,
     of_version,
     policies,
+    with_steps,
 )
 from bfc.cli.runs import FILES, add_torch, files, named, read_trace
 from bfc.cli.tables import Cells, add_formats, show
@@ -62,6 +63,8 @@ caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
 caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True.
 caching:stitch is the same policy, which stitches where it would take more memory or refuse;
 page_size and SETTINGS may follow: caching:stitch,page_size=4MiB,max_split_size_mb:128.
+caching:plan=FILE and bfc:plan=FILE serve a plan that `bfc plan` wrote, SETTINGS may follow after a
+comma: its steps begin where the trace has marks, or as `bfc plan` finds them. No gate declines it.
 MODULE:CLASS is a policy of your own, a bfc.study.PythonPolicy, in a module of this folder or one
 that Python finds. Each --policy has a row for each trace.
 
@@ -116,9 +119,10 @@ def add_to(subparsers: Any) -> None:
         "--policy",
         action="append",
         metavar="POLICY",
-        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], or "
-        "MODULE:CLASS; several are shown side by side (default: caching, with the recorded "
-        "settings, for what PyTorch recorded, caching with --torch, and bfc for other traces)",
+        help="bfc[:virtual_memory[,OPTIONS]] or caching[:[stitch[,page_size=SIZE],]SETTINGS], "
+        "either with :plan=FILE, or MODULE:CLASS; several are shown side by side (default: "
+        "caching, with the recorded settings, for what PyTorch recorded, caching with --torch, and "
+        "bfc for other traces)",
     )
     add_options_of_allocators(add)
     add(
@@ -196,6 +200,7 @@ def run(arguments: argparse.Namespace) -> bool:
     timelines: dict[str, bfc.Timeline] = {}
     for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, arguments.torch, frames=False)
+        trace = with_steps(trace, listed)
         why = ""
         if is_default(arguments):
             default, why = default_policy(trace, arguments)

@@ -9,7 +9,7 @@ from typing import Any
 from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
 from bfc.browser.report import write
-from bfc.cli.policies import device_maker, of_version, policies
+from bfc.cli.policies import device_maker, of_version, policies, with_steps
 from bfc.cli.replay import add_options_of_allocators, whole
 from bfc.cli.runs import FILES, files, named, read_trace
 from bfc.pytorch.rules import NEWEST
@@ -28,7 +28,7 @@ them.
 A memory snapshot of PyTorch is shown as it was recorded, and another run as PyTorch's policy with
 its default settings places it. Each --policy adds a replay: all runs stand side by side on one
 axis. The blocks are those of the first RUN, and a --policy of PyTorch follows its version. At most
-16 runs.
+16 runs. --policy caching --policy caching:plan=plan.npz draws a plan against the policy alone.
 
 exit code: 0 the page is written, 2 a wrong call or file.
 """
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> bool:
     for policy in listed:
         policy.make_allocator(make_device()).close()
     traces = [
-        (name, read_trace(path, arguments.snapshot_device, arguments.torch))
+        (name, with_steps(read_trace(path, arguments.snapshot_device, arguments.torch), listed))
         for name, path in named(list(files(arguments.runs)))
     ]
     first = traces[0][1]

@@ -39,6 +39,9 @@ public:
     bool present[2] = {false, false};
     Counts counts{};
     uint64_t departures = 0;            // requests of this step that did not get a place
+    uint64_t departed_at = 0;           // of the first of them: how many requests there were before it, its size, and
+    uint64_t departed_size = 0;         // the place that it should have had, or kNone; and the next allocation's id
+    int64_t departed_place = kNone, departed_id = 0;
     std::vector<uint32_t> bin_sets;     // by stream
     size_t alive = 0;                   // places and guests in use
 
@@ -170,6 +173,7 @@ public:
         if (!now) return kNone;
         const int64_t expected = now->matcher.expected();
         const int64_t found = now->matcher.match(size, true);
+        const int64_t asked = found >= 0 ? found : expected;
         if (found >= 0) {
             const int64_t place = now->places[found];
             if (occupy(place, size)) return place;
@@ -179,7 +183,11 @@ public:
             except_ = expected;
             horizon_ = now->ends[expected];
         }
-        ++departures;
+        if (departures++ == 0) {
+            departed_at = counts.hits + counts.guests + counts.side;
+            departed_size = size;
+            departed_place = asked >= 0 ? now->places[asked] : kNone;
+        }
         return kNone;
     }
 

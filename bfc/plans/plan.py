@@ -16,6 +16,7 @@ from bfc.plans.layout import planned
 from bfc.plans.lives import Lives
 from bfc.plans.parts import (
     BODY,
+    DEFAULT_KIND,
     FOREVER,
     HEAD,
     LATE,
@@ -394,6 +395,18 @@ class Plan:
 #: The numbers of a plan and of its parts that a file has beside the slots.
 FIGURES = ("base", "body", "bound", "peak", "online", "planned")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
+
+
+def marked(trace: Trace, fallback: str = "caching") -> Trace:
+    """The trace, with marks where its iterations begin: its own, or else those that `from_trace`
+    finds with marks="auto"."""
+    told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
+    if "marks" in told:
+        return trace
+    rules = CachingSettings()
+    requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
+    found = iterations_in(requests) if len(requests.size) else []
+    return trace._with_meta(told | {"marks": [[event, DEFAULT_KIND] for event in found]})
 
 
 def _rounded(

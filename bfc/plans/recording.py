@@ -11,7 +11,9 @@ from bfc.allocators._allocator import Allocator
 from bfc.errors import PlanError
 from bfc.plans.parts import MOST_SLOTS
 from bfc.plans.plan import Plan
+from bfc.plans.trying import Fallback
 from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.words import ACTIONS
 from bfc.snapshots.columns import RECORD
 from bfc.trace import Trace
@@ -42,8 +44,8 @@ class Recording:
         self._iterations = iterations
         self._marks: list[tuple[int, str]] = []
         self._records: bytes | None = None
-        self._previous: Callable[[str], object] | None = None
-        self._is_open = False
+        self._previous: Callable[[str | None], object] | None = None
+        self._is_open = self._is_lost = False
 
     def __enter__(self) -> Self:
         if self._is_open or self._records is not None:
@@ -61,13 +63,15 @@ class Recording:
     ) -> None:
         self._end()
 
-    def _read(self) -> bytes:
-        return self._allocator.snapshot()._history_columns().records
-
-    def _begun(self, kind: str) -> None:
-        records = self._read()
-        self._marks.append((len(records) // RECORD.size, kind))
-        if sum(other == kind for _, other in self._marks) > self._iterations + 1:
+    def _begun(self, kind: str | None) -> None:
+        """A step has begun; or, without a kind, another history will."""
+        if kind is None:
+            self._is_open = False
+            self._is_lost = True
+            self._allocator._watch_steps(self._previous)
+            return
+        self._marks.append((len(records_of(self._allocator)) // RECORD.size, kind))
+        if marks_reached(self._marks, self._iterations):
             self._end()
 
     def _end(self) -> None:
@@ -76,7 +80,7 @@ class Recording:
         self._is_open = False
         self._allocator._watch_steps(self._previous)
         if not self._allocator.closed:
-            self._records = self._read()
+            self._records = records_of(self._allocator)
             self._allocator.record_history(None)
 
     def plan(self) -> Plan:
@@ -91,35 +95,58 @@ class Recording:
         ------
         PlanError
             If nothing was recorded: no step began, or nothing was allocated, or the allocator was
-            closed. Also if more happened than a recording holds.
+            closed, or another history was begun meanwhile. Also if more happened than a recording
+            holds.
 
         Notes
         -----
         Cost: about a microsecond for each allocation and free, and that of `Plan.from_trace`.
         """
-        import numpy as np
-
         self._end()
+        if self._is_lost:
+            raise PlanError("another history was begun while steps were recorded: record them anew")
         if not self._records or not self._marks:
             raise PlanError("nothing was recorded: put iterations into `with allocator.step():`")
         if len(self._records) // RECORD.size >= MOST_SLOTS:
             raise PlanError(
                 f"more than {MOST_SLOTS} allocations and frees came while it was recorded"
             )
-        fields = ("address", "size", "stream", "pool", "pool_id", "time", "id")
-        rows = np.frombuffer(
-            self._records,
-            [(name, np.uint64) for name in fields] + [("action", np.uint32), ("owner", np.uint32)],
-        )
-        columns, marks = _events(rows, self._marks)
-        caching = isinstance(self._allocator, CachingAllocator)
-        settings = self._allocator.settings if isinstance(self._allocator, CachingAllocator) else ""
-        return Plan.from_trace(
-            Trace(*columns),
-            marks=marks,
-            fallback="caching" if caching else "bfc",
-            settings=settings,
-        )
+        policy = policy_of(self._allocator, 0)
+        trace = trace_of(self._records, self._marks, policy)
+        return Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
+
+
+def records_of(allocator: Allocator) -> bytes:
+    """The history of an allocator."""
+    return allocator.snapshot()._history_columns().records
+
+
+def marks_reached(marks: list[tuple[int, str]], iterations: int) -> bool:
+    """Whether so many steps of a kind were recorded, and one more, which shows what the last of
+    them left alive."""
+    last = marks[-1][1]
+    return sum(kind == last for _, kind in marks) > iterations + 1
+
+
+def policy_of(allocator: Allocator, peak: int) -> Fallback:
+    """The policy of an allocator, for replays of which `peak` bytes are live at most."""
+    if isinstance(allocator, CachingAllocator):
+        return Fallback("caching", allocator.settings, allocator.torch, peak)
+    return Fallback("bfc", "", NEWEST, peak)
+
+
+def trace_of(records: bytes, marks: list[tuple[int, str]], policy: Fallback) -> Trace:
+    """The trace of a history, with marks at these records."""
+    import numpy as np
+
+    fields = ("address", "size", "stream", "pool", "pool_id", "time", "id")
+    rows = np.frombuffer(
+        records,
+        [(name, np.uint64) for name in fields] + [("action", np.uint32), ("owner", np.uint32)],
+    )
+    columns, found = _events(rows, marks)
+    told = {"marks": [list(mark) for mark in found], "torch_version": policy.torch}
+    return Trace(*columns, meta=told)
 
 
 def _events(

@@ -34,11 +34,15 @@ class Fallback:
             return BFCAllocator(source, allow_growth=True)
         return CachingAllocator(source, settings=self.settings, torch=self.torch)
 
-    def reserves(self, trace: Trace, plan: Plan | None = None) -> int:
+    def reserves(self, trace: Trace, plan: Plan | None = None, *, resumed: bool = False) -> int:
         """The most that it reserves for a trace, in bytes. With a plan, steps begin where the trace
-        has marks, and what was live when the recording began is placed anew."""
+        has marks, and what was live when the recording began is placed anew. `resumed`: what the
+        head of the plan allocates is there already, and does not count."""
         with self.allocator() as allocator:
             if plan is None:
                 return trace.replay(allocator).peak_bytes_reserved
-            allocator.use_plan(plan, gate=None)
+            if resumed:
+                allocator._resume_plan(plan, None)
+            else:
+                allocator.use_plan(plan, gate=None)
             return trace.replay(allocator, beginning=AS_PLACED).peak_bytes_reserved

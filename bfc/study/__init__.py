@@ -14,6 +14,7 @@ such figures, and a program that looks for the best settings compares them. In o
     search.py             the settings that fit on least
     torch_version.py      the version of PyTorch that a run is replayed under
     advice.py             rows, and how they are written
+    planned.py            the row of a plan
     advise.py             `bfc.advise`
     growth.py             what grew, and how it is written
     source_lines.py       the line that a stack counts for

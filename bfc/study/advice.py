@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
-from bfc.study.candidates import BFC, CACHING, PAGES, STITCHED
+from bfc.study.candidates import BFC, CACHING, PAGES, PLANNED, STITCHED
 from bfc.study.recorded_settings import Recorded, shown
 from bfc.trace.beginning import AS_RECORDED, VARIABLE
 from bfc.units import format_bytes
@@ -30,6 +30,10 @@ NO_ROW = (
     "The recording began in mid-run. This device has no room for the layout that it began with, so "
     "each policy places anew what was live then. To be sure, record from the start of the program."
 )
+PLAN = (
+    "caching+plan: the run repeats, and bfc.CachingAllocator serves a plan of it, `bfc plan`, in "
+    "ordinary memory. What it reserves was tried without the iteration that was served."
+)
 CAUTION = (
     "Sizes and their order are as recorded: under other settings a framework may pick other "
     "algorithms. The device is what the allocator may take, without the CUDA context, NCCL and "
@@ -44,8 +48,8 @@ class AdviceRow:
     Attributes
     ----------
     policy : str
-        "caching" is PyTorch's, replayed strictly. The others are "caching+stitch", "bfc" and
-        "bfc+virtual_memory".
+        "caching" is PyTorch's, replayed strictly. The others are "caching+stitch", "bfc",
+        "bfc+virtual_memory", and "caching+plan" where the run repeats.
     settings : str
         What PYTORCH_CUDA_ALLOC_CONF takes, or arguments of `BFCAllocator`, such as
         "page_size=2MiB".
@@ -119,6 +123,8 @@ class Advice:
     refused_at_the_end : int
         The bytes of the request whose refusal ended the recorded run, which was added to the trace;
         0 if none did.
+    no_plan : str
+        Why there is no row of a plan; empty if there is one.
     """
 
     live_peak: int
@@ -131,6 +137,7 @@ class Advice:
     events: int = 0
     replays: int = 0
     refused_at_the_end: int = 0
+    no_plan: str = ""
 
     @property
     def fits(self) -> bool:
@@ -243,6 +250,7 @@ class Advice:
             "proof": self.proof,
             "in_force": self.in_force,
             "usual_calls": self.usual_calls,
+            "no_plan": self.no_plan,
         }
 
     def to_json(self) -> str:
@@ -269,7 +277,7 @@ class Advice:
         Returns
         -------
         str
-            The answer, how far it can be trusted, and a table.
+            The answer, how far it can be trusted, a table, and whether a plan would help.
         """
         shown = range(len(self.rows)) if every_row else self._kinds()
         return "\n".join(self._lines([self.rows[at] for at in shown]))
@@ -297,6 +305,10 @@ class Advice:
         if left:
             yield f"and {left} more (--all shows them, `Advice.rows` has them)"
         yield ""
+        if any(row.policy == PLANNED for row in shown):
+            yield PLAN
+        elif self.no_plan:
+            yield f"A plan of it is no help: {self.no_plan}."
         yield CAUTION
 
     def _kinds(self) -> list[int]:
@@ -313,7 +325,7 @@ class Advice:
             [i for i in at if self.rows[i].policy == BFC],
         ]
         found = dict.fromkeys(listed[0] for listed in wanted if listed)
-        return list(found)[:SHOWN]
+        return list(found)[:SHOWN] + [i for i in at if self.rows[i].policy == PLANNED]
 
     @staticmethod
     def _cells(row: AdviceRow) -> tuple[str, ...]:
@@ -336,6 +348,8 @@ def advised(row: AdviceRow) -> str:
     """What a user has to write to get a row's settings."""
     if row.is_pytorch:
         return f"{VARIABLE}={row.settings}" if row.settings else "PyTorch's defaults"
+    if row.policy == PLANNED:
+        return "bfc.CachingAllocator(sub_allocator, plan=plan), where plan is one of this run"
     if row.policy == "caching+stitch":
         return "bfc.CachingAllocator(sub_allocator, stitch=True)"
     name, _, value = row.settings.partition("=")

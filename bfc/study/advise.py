@@ -13,6 +13,7 @@ from bfc.study import candidates, recorded_settings
 from bfc.study.advice import Advice, AdviceRow
 from bfc.study.candidates import Point
 from bfc.study.file_formats import read
+from bfc.study.planned import row_of_plan
 from bfc.study.recorded_settings import Recorded
 from bfc.study.torch_version import decided
 from bfc.trace import Trace
@@ -143,10 +144,24 @@ def advise(
         search = Search(replays, nbytes, live, stage)
         search.search(candidates.ours(), candidates.grid() if thorough else (), known)
         rows, best = _rows(search)
+        planned = row_of_plan(whole, nbytes)
+        if isinstance(planned, AdviceRow):
+            rows += (planned,)
+            best = len(rows) - 1 if best is None and planned.fits else best
         at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
         calls = with_room.driver_calls
         return Advice(
-            live, nbytes, proof, rows, best, at, calls, len(whole), replays.count, refused
+            live,
+            nbytes,
+            proof,
+            rows,
+            best,
+            at,
+            calls,
+            len(whole),
+            replays.count,
+            refused,
+            planned if isinstance(planned, str) else "",
         )
 
 

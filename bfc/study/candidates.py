@@ -19,6 +19,8 @@ from bfc.trace import Trace
 
 #: PyTorch's policy, and the policies that no PyTorch has.
 CACHING, STITCHED, BFC, PAGES = "caching", "caching+stitch", "bfc", "bfc+virtual_memory"
+#: The first of them with a plan of the run.
+PLANNED = "caching+plan"
 
 #: The values of PyTorch's settings that are tried, by key.
 VALUES: dict[str, tuple[str, ...]] = {

@@ -228,6 +228,31 @@ def test_a_cell_has_the_colour_of_what_it_holds_most_of(seed: int) -> None:
     assert set(shown["paint"]) == {"owner", "line", "kind"}
 
 
+def test_a_run_with_a_plan_says_how_it_was_followed() -> None:
+    """In the last step a block has another size."""
+    sizes = [(9, 11, 30), (9, 11, 30), (9, 11, 30), (9, 14, 30)]
+    marks = [[6 * i, "train"] for i in range(4)]
+    trace = bfc.Trace(
+        [0, 1] * 12,
+        [number for number in range(12) for _ in range(2)],
+        [n << 20 for step in sizes for size in step for n in (size, 0)],
+        meta={"marks": marks},
+    )
+    plan = bfc.Plan.from_trace(trace)
+    served = functools.partial(bfc.CachingAllocator, plan=plan)
+    alone, planned = data_of(
+        [("run", trace)], [CACHING, Policy("caching:plan=plan.npz", served)], device(400 * MIB)
+    )["runs"]
+    assert alone["remarks"] == []
+    [remark] = planned["remarks"]
+    assert remark == (
+        "its plan takes 30.00 MiB; of 12 requests 11 had a place in it, 1 were put into its gaps, "
+        "and 0 were served beside it; 1 of 4 steps did not follow it, the first of them train 4, "
+        "with its request 1 of 14.00 MiB where 11.00 MiB were planned"
+    )
+    assert planned["peak_reserved"] == 30 * MIB < alone["peak_reserved"]
+
+
 def test_limits_hold() -> None:
     trace = random_trace(1, events=30_000)
     runs = data_of([("long", trace)], [CACHING] * 4, device(8 << 30))["runs"]

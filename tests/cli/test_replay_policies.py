@@ -558,3 +558,56 @@ def test_what_pytorch_recorded_is_replayed_under_its_policy(
     assert why in first
     assert (row.split()[-1], other.split()[-1]) == (policy, "bfc")
     assert headings.split()[-1] == "policy"
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> tuple[str, str, str]:
+    """A run that repeats, without marks, and plans of it for both policies."""
+    sizes = [(7 * i % 23 + 1) * MIB for i in range(40)]
+    ops = [0] * 40 + [1] * 40
+    ids = [*range(40), *range(40)]
+    run = bfc.Trace(
+        ops * 5, [number + 40 * i for i in range(5) for number in ids], (sizes + [0] * 40) * 5
+    )
+    run.save(tmp_path / "run.npz")
+    files = [str(tmp_path / "run.npz")]
+    for fallback in ("caching", "bfc"):
+        plan = bfc.Plan.from_trace(run, marks="auto", fallback=fallback)
+        assert plan.kinds == ("train",)
+        plan.save(tmp_path / f"a plan of {fallback}.npz")
+        files.append(str(tmp_path / f"a plan of {fallback}.npz"))
+    return files[0], files[1], files[2]
+
+
+def test_a_policy_may_have_a_plan(capsys, planned):
+    run, of_caching, of_bfc = planned
+    words = ["--policy", f"caching:plan={of_caching}", "--policy", f"bfc:plan={of_bfc}"]
+    found = rows(capsys, run, *words, "--device", "4 GiB", "--no-picture")
+    for row, file in zip(found, (of_caching, of_bfc), strict=True):
+        assert row["peak_bytes_reserved"] == bfc.Plan.load(file).span == row["peak_bytes_in_use"]
+        assert row["regions_taken"] == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "fault"),
+    [
+        ("caching:plan={bfc}", "the plan is for the policy 'bfc'"),
+        ("bfc:plan={bfc},headroom=2", "comes nothing"),
+        ("bfc:plan=nowhere.npz", "nowhere.npz"),
+        ("caching:plan={caching}", "the plan needs"),
+        ("caching:plan={run}", "it holds no array 'plan'"),
+    ],
+)
+def test_a_plan_that_cannot_be_served_is_an_error_in_one_line(capsys, planned, policy, fault):
+    files = dict(zip(("run", "caching", "bfc"), planned, strict=True))
+    words = ["--policy", policy.format(**files), "--device", "100 MiB"]
+    assert main(["replay", planned[0], *words]) == 2
+    err = capsys.readouterr().err
+    assert fault in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_has_no_original(capsys, planned):
+    run, of_caching, _ = planned
+    assert main(["replay", run, "--policy", f"caching:plan={of_caching}", "--strict"]) == 2
+    assert "neither TensorFlow nor PyTorch has plans" in capsys.readouterr().err

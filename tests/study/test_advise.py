@@ -478,3 +478,37 @@ def test_a_row_can_be_copied(advice: bfc.Advice):
     row = dataclasses.replace(advice.rows[0], refused=7)
     assert row.refused == 7
     assert row != advice.rows[0]
+
+
+def repeating(*, growing: bool) -> bfc.Trace:
+    """Five steps, each of blocks that come one after the other: without a plan each needs its own
+    segment. Or of one block, of which nothing is to be saved."""
+    sizes = [step * 4 << 20 for step in range(6, 40)] if growing else [64 << 20] * 34
+    ids = [number for number in range(5 * len(sizes)) for _ in range(2)]
+    return bfc.Trace([0, 1] * len(sizes) * 5, ids, [n for s in sizes for n in (s, 0)] * 5)
+
+
+def test_a_run_that_repeats_has_a_row_of_a_plan():
+    """No iteration is marked: they are found. The plan needs the largest block, 156 MiB."""
+    trace = repeating(growing=True)
+    advice = bfc.advise(trace, "160 MiB", jobs=1)
+    assert advice.no_plan == ""
+    [row] = [row for row in advice.rows if row.policy == "caching+plan"]
+    assert (row.fits, row.refused, row.peak_reserved) == (True, 0, 156 << 20)
+    assert row.smallest_device == row.peak_reserved
+    assert row.name in str(advice)
+    assert "serves a plan of it" in str(advice)
+    small = bfc.advise(trace, "150 MiB", jobs=1)
+    [row] = [row for row in small.rows if row.policy == "caching+plan"]
+    assert (row.fits, row.smallest_device) == (False, 156 << 20)
+    assert row.refused > 0
+
+
+def test_where_a_plan_is_no_help_the_advice_says_why():
+    advice = bfc.advise(repeating(growing=False), "100 MiB", jobs=1)
+    assert all(row.policy != "caching+plan" for row in advice.rows)
+    assert "A plan of it is no help: " in str(advice)
+    marked = repeating(growing=False)._with_meta({"marks": [[0, "train"], [68, "train"]]})
+    advice = bfc.advise(marked, "100 MiB", jobs=1)
+    assert "would not have paid" in advice.no_plan
+    assert advice.as_dict()["no_plan"] == advice.no_plan

@@ -1,0 +1,190 @@
+"""Whether a plan in use still pays, and what comes after it."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from bfc.allocators import _plans
+from bfc.allocators._allocator import Allocator
+from bfc.plans.plan import GATE, Plan
+from bfc.plans.recording import marks_reached, policy_of, records_of, trace_of
+from bfc.plans.trying import Fallback
+from bfc.snapshots.columns import RECORD
+from bfc.units import format_bytes
+
+if TYPE_CHECKING:
+    from bfc.trace import Trace
+
+#: A step agrees with the plan if this part of its requests got a place.
+AGREES = 0.95
+#: After so many steps in a row that do not, or that need more beside the plan than it saves, the
+#: next steps are looked at.
+DIFFERING, COSTLY = 3, 2
+#: How many steps of a kind are looked at; one more is recorded.
+ITERATIONS = 3
+#: The most allocations and frees of them: 64 bytes each.
+MOST_ENTRIES = 1 << 20
+#: How many steps pass before the next look, if nothing changes. It doubles each time.
+FIRST_REST, LONGEST_REST = 16, 4096
+
+
+class Watch:
+    """Looks at the steps of an allocator. Where they do not follow the plan, the next ones are
+    recorded. A thread then replays them: with the plan, with a new plan, and without one. What
+    reserves least serves the steps that follow.
+
+    Attributes
+    ----------
+    replanned : int
+        How often a new plan came into use.
+    """
+
+    def __init__(self, plan: Plan, gate: float) -> None:
+        self.replanned = 0
+        self._plan, self._gate = plan, gate
+        self._differing = self._costly = 0
+        self._rest, self._next_rest = 0, FIRST_REST
+        self._marks: list[tuple[int, str]] | None = None  # while steps are recorded
+        self._look: Look | None = None
+
+    def step_ended(self, allocator: Allocator) -> None:
+        """Notes how a step has followed the plan."""
+        last = allocator._last_step()
+        self._rest = max(self._rest - 1, 0)
+        if last is None:
+            return
+        agreement, is_costly = last
+        self._differing = self._differing + 1 if agreement < AGREES else 0
+        self._costly = self._costly + 1 if is_costly else 0
+
+    def step_begins(self, allocator: Allocator, kind: str) -> None:
+        """Begins or ends a recording, or changes the plan."""
+        if self._look is not None:
+            if not self._look.is_alive():
+                self._follow(allocator, self._look.answer)
+        elif self._marks is not None:
+            self._record(allocator, kind)
+        elif self._is_due() and not allocator._keeps_history():
+            allocator.record_history(context=None, max_entries=MOST_ENTRIES)
+            self._marks = [(0, kind)]
+
+    def _is_due(self) -> bool:
+        return not self._rest and (self._differing >= DIFFERING or self._costly >= COSTLY)
+
+    def _record(self, allocator: Allocator, kind: str) -> None:
+        assert self._marks is not None
+        records = records_of(allocator)
+        self._marks.append((len(records) // RECORD.size, kind))
+        if len(records) // RECORD.size >= MOST_ENTRIES:  # the oldest are lost
+            self.stop(allocator)
+        elif marks_reached(self._marks, ITERATIONS):
+            marks = self._marks
+            self.stop(allocator)
+            policy = policy_of(allocator, allocator.stats().peak_pool_bytes)
+            self._look = Look(records, marks, policy, self._plan, self._gate)
+            try:
+                self._look.start()
+            except (RuntimeError, MemoryError):  # there is no thread any more
+                self._look = None
+
+    def wait(self) -> None:
+        """Waits until it is known what comes after the steps that were recorded."""
+        if self._look is not None and self._look.is_alive():
+            self._look.join()
+
+    def lost(self) -> None:
+        """Another history has begun, or will: nothing is recorded any more."""
+        self._marks = None
+        self._put_off()
+
+    def stop(self, allocator: Allocator) -> None:
+        """Ends the history, if steps are recorded."""
+        if self._marks is not None:
+            self.lost()
+            if not allocator.closed:
+                allocator.record_history(None)
+
+    def _put_off(self) -> None:
+        self._differing = self._costly = 0
+        self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
+
+    def _follow(self, allocator: Allocator, answer: Plan | str | None) -> None:
+        """Serves a new plan, or none, or goes on."""
+        if isinstance(answer, Plan):
+            if not allocator._body_is_idle():
+                return  # both bodies would be held: at another step
+            self._plan = answer
+            self.replanned += 1
+        self._look = None
+        self._put_off()
+        if isinstance(answer, Plan):
+            allocator._resume_plan(answer, self)
+        elif answer is not None:
+            allocator._end_plan(answer)
+            warnings.warn(f"{answer}: the policy serves all requests", RuntimeWarning, stacklevel=3)
+
+
+class Look(threading.Thread):
+    """What a thread makes of recorded steps. It holds no allocator: `answer` is a new plan, or why
+    none should be served, or None, when the plan should stay."""
+
+    def __init__(
+        self,
+        records: bytes,
+        marks: list[tuple[int, str]],
+        policy: Fallback,
+        plan: Plan,
+        gate: float,
+    ) -> None:
+        super().__init__(name="bfc plan", daemon=True)
+        self.answer: Plan | str | None = None
+        self._work = records, marks, policy, plan, gate
+
+    def run(self) -> None:
+        records, marks, policy, plan, gate = self._work
+        del self._work
+        try:
+            self.answer = what_follows(trace_of(records, marks, policy), policy, plan, gate)
+        except Exception:  # no memory, or steps that cannot be planned: the plan stays
+            self.answer = None
+
+
+def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Plan | str | None:
+    """A new plan; or why none should be served; or None, if the plan that served the steps of a
+    trace should stay.
+
+    Parameters
+    ----------
+    trace : Trace
+        At least two steps of a kind, with marks.
+    policy : Fallback
+        The policy beside the plan.
+    plan : Plan
+        What serves them now.
+    gate : float
+        As in `Allocator.use_plan`.
+
+    Returns
+    -------
+    Plan, str or None
+        A new plan has to reserve 5 % less than the present one.
+    """
+    now = policy.reserves(trace, plan, resumed=True)
+    new = Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
+    if new._declined(gate) is None and new.planned < GATE * now:
+        return new
+    if now <= new.online:
+        return None
+    return (
+        f"the plan does not pay any more: for the last steps {policy.name} reserved "
+        f"{format_bytes(now)} with it, and would have {format_bytes(new.online)} without one"
+    )
+
+
+def _made(plan: Any, gate: float) -> Watch:
+    return Watch(plan, gate)
+
+
+_plans.set_watch(_made)
