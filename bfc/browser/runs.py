@@ -163,7 +163,7 @@ def replayed(
 
 def _of_plan(allocator: Allocator | PythonPolicy) -> list[str]:
     """How a run has followed the plan of its allocator, if it has one."""
-    stats = allocator.plan_stats() if isinstance(allocator, Allocator) else {"state": "none"}
+    stats = allocator.plan_stats() if isinstance(allocator, Allocator) else {}
     if "hits" not in stats:
         return []
     asked = stats["hits"] + stats["guests"] + stats["side"]

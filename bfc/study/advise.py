@@ -143,26 +143,11 @@ def advise(
         (with_room,) = replays.run([(in_force, max(LARGE, 4 * live))], here=True)
         search = Search(replays, nbytes, live, stage)
         search.search(candidates.ours(), candidates.grid() if thorough else (), known)
-        rows, best = _rows(search)
-        planned = row_of_plan(whole, nbytes)
-        if isinstance(planned, AdviceRow):
-            rows += (planned,)
-            best = len(rows) - 1 if best is None and planned.fits else best
+        rows, best, no_plan = _with_plan(*_rows(search), row_of_plan(whole, nbytes))
         at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
         calls = with_room.driver_calls
-        return Advice(
-            live,
-            nbytes,
-            proof,
-            rows,
-            best,
-            at,
-            calls,
-            len(whole),
-            replays.count,
-            refused,
-            planned if isinstance(planned, str) else "",
-        )
+        counts = calls, len(whole), replays.count, refused
+        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan)
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
@@ -216,6 +201,16 @@ def _rows(search: Search) -> tuple[tuple[AdviceRow, ...], int | None]:
         first = [] if chosen is None else [chosen]
         ranked += first + [it for it in mine if it is not chosen]
     return tuple(_row(candidate, step) for candidate in ranked), best
+
+
+def _with_plan(
+    rows: tuple[AdviceRow, ...], best: int | None, planned: AdviceRow | str
+) -> tuple[tuple[AdviceRow, ...], int | None, str]:
+    """The rows with that of a plan at the end, which is the best if nothing else fits; and why
+    there is none."""
+    if isinstance(planned, str):
+        return rows, best, planned
+    return (*rows, planned), len(rows) if best is None and planned.fits else best, ""
 
 
 def _row(candidate: Candidate, step: int) -> AdviceRow:
