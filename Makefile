@@ -21,7 +21,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-predict test-predict-versions test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -66,6 +66,9 @@ test-predict-versions: $(VENV)/built ## run the tests of predictions with every 
 		$(MAKE) .venv-torch-$$version/built && BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest tests/predicting || exit 1; \
 		rm -rf .venv-torch-$$version; \
 	done
+
+test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch's captures of CUDA graphs in our pools, without a GPU (downloads gigabytes)
+	.venv-torch-2.15.0/bin/python -m pytest tests/cuda/test_torch_captures.py
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1
@@ -150,7 +153,7 @@ docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx
 	@echo build/docs/index.html
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-torch .venv-oldest
+	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-torch .venv-torch-* .venv-oldest
 	find bfc -name '*.so' -delete
 
 ci-long: ## what takes longer: threads, wheels for every Python, the oldest Cython, no network, random histories

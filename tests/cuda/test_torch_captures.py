@@ -1,12 +1,12 @@
 """Graphs of PyTorch's under `bfc.integrations.torch.replace`: its hooks, called as it calls them.
 
-The first tests have a small stand-in for PyTorch's side, and run on the emulated driver. The last
-need PyTorch itself: one a build for CUDA, and no GPU; the others a GPU, with BFC_TEST_GPU=1.
+The first tests have a small stand-in for PyTorch's side. The last are with PyTorch itself, a build
+for CUDA, where it is installed (`make test-torch-cuda`): on the emulated driver, by a runtime
+library over that, if they only copy; those with kernels need a GPU, and BFC_TEST_GPU=1.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import raw_cuda
+import torch_runtime
 from cuda_machine import ON_GPU
 from documents import BLOCK, ROOT
 from torch_harness import Harness, build
@@ -225,30 +226,13 @@ def test_a_bfc_allocator_refuses_graphs_in_words(served, whole) -> None:
 
 # -- PyTorch itself --------------------------------------------------------------------------------
 
-
-def run(script: str) -> str:
-    """Runs a script in a process of its own: `replace` is for good."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+HAS_TORCH = torch_runtime.has_torch_for_cuda()
+Run = Callable[[str], str]
 
 
-def has_torch_for_cuda() -> bool:
-    try:
-        return "+cpu" not in importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-
-
-HAS_TORCH = has_torch_for_cuda()
+def with_torch(test: Callable[..., None]) -> Callable[..., None]:
+    reason = "needs a build of PyTorch for CUDA: make test-torch-cuda"
+    return pytest.mark.skipif(not HAS_TORCH, reason=reason)(test)
 
 
 def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
@@ -256,101 +240,180 @@ def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.gpu(skip(test))
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="needs a build of PyTorch for CUDA")
-def test_pytorchs_own_class_calls_the_hooks() -> None:
-    """Without a GPU: it begins and ends pools for a thread, which asks no driver."""
-    script = """
-        from bfc.testing import cuda_emulator
-        cuda_emulator.load()
-        import torch, bfc
-        from bfc.integrations import _torch
-        from bfc.integrations import torch as integration
-        allocator = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB")
-        _torch.serve_device(allocator, 0)
-        ours = integration._pluggable(torch, "bfc_torch_alloc", "bfc_torch_free")
-        integration._hand_over_hooks(ours)
-        torch.cuda.memory.change_current_allocator(ours)
-        pool = (7, 0)
-        key = (7 | 1 << 32, 0)
-        torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
-        print(allocator._pool_use_count(key))
-        try:
-            torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)
-        except RuntimeError as error:
-            print(error)
-        torch._C._cuda_endAllocateToPool(0, pool)
-        torch._C._cuda_releasePool(0, pool)
-        allocator.allocate("3 MiB").free()
-        torch._C._cuda_emptyCache()
-        print(allocator._pool_use_count(key), allocator.stats().pool_bytes)
-    """
-    first, error, last = run(script).splitlines()
-    assert (first, last) == ("1", "0 0")
-    assert "is in use already" in error
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a script in a process of its own: `replace` is for good."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    first = ""
+    if not ON_GPU:
+        library = torch_runtime.build(tmp_path_factory.mktemp("runtime"))
+        environment["LD_PRELOAD"] = str(library)
+        first = "from bfc.testing import cuda_emulator\ncuda_emulator.load().reset(devices=1)\n"
+
+    def run(script: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", first + textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            cwd=ROOT,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
-PROGRAM = """
-    import torch, bfc
-    pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="2 GiB")
-    {begin}
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
-    x = torch.zeros(16, 64, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), torch.no_grad():
-        for _ in range(3):
-            model(x)
-    torch.cuda.current_stream().wait_stream(side)
+BEGIN = """
+import torch, bfc
+
+N = 1 << 18
+pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="256 MiB")
+
+def fill(tensor, value):
+    tensor.copy_(torch.full(tensor.shape, float(value)))
+
+def junk(value):
+    tensors = [torch.empty(N, device="cuda") for _ in range(20)]
+    for tensor in tensors:
+        fill(tensor, value)
+    return tensors
+
+def are(tensors, value):
+    return all(bool((tensor.cpu() == value).all()) for tensor in tensors)
+"""
+
+#: A graph that copies x to y by way of memory that is freed in its capture.
+REPLAYED = """
+x, y = torch.empty(N, device="cuda"), torch.empty(N, device="cuda")
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph{pool}):
+    work = torch.empty_like(x)
+    work.copy_(x)
+    y.copy_(work)
+    del work
+for turn in range(20):
+    others = junk(100 + turn)
+    fill(x, turn)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert are([y], turn) and are(others, 100 + turn)
+    del others
+    torch.cuda.empty_cache()
+"""
+
+REPLACED = """
+bfc.integrations.torch.replace(pool)
+{program}
+ids = {{region.pool_id != (0, 0) for region in pool.snapshot().regions}}
+del graph, x, y
+torch.cuda.empty_cache()
+print(ids, pool.stats().pool_bytes)
+"""
+
+BORROWED = """
+mem_pool = bfc.integrations.torch.mem_pool(pool)
+{program}
+print(pool.stats().bytes_in_use > 0)
+"""
+
+SIZES = """
+bfc.integrations.torch.replace(pool)
+handle, graphs = torch.cuda.graph_pool_handle(), {}
+for batch in (16, 8, 4, 2, 1):
+    x, y = torch.empty(batch * N, device="cuda"), torch.empty(batch * N, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with torch.no_grad(), torch.cuda.graph(graph{pool}):
-        y = model(x)
-    for turn in range(100):
-        junk = [torch.full((1 << 18,), float(turn), device="cuda") for _ in range(20)]
-        x.normal_()
-        graph.replay()
-        with torch.no_grad():
-            assert torch.allclose(y, model(x), atol=1e-5)
-        assert all(bool((it == turn).all()) for it in junk)
-        del junk
-    print("done")
+    with torch.cuda.graph(graph, pool=handle):
+        work = torch.empty_like(x)
+        work.copy_(x)
+        y.copy_(work)
+        del work
+    graphs[batch] = graph, x, y
+held = sum(region.size for region in pool.snapshot().regions if region.pool_id != (0, 0))
+others = junk(99)
+for batch, (graph, x, y) in graphs.items():
+    fill(x, batch)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert are([y], batch)
+assert are(others, 99)
+del graph, x, y, others
+graphs.clear()
+torch.cuda.empty_cache()
+print(held >> 20, pool.stats().pool_bytes)
+"""
+
+GRAPHED = """
+bfc.integrations.torch.replace(pool)
+x = torch.empty(N, device="cuda", requires_grad=True)
+fast = torch.cuda.make_graphed_callables(lambda x: x.clone().view(2, -1).clone(), (x,))
+print(any(region.pool_id != (0, 0) for region in pool.snapshot().regions))
+for turn in range(5):
+    given = torch.empty(N, device="cuda")
+    fill(given, turn)
+    out = fast(given.requires_grad_())
+    others = junk(99)
+    assert are([out.detach()], turn)
+    toward = torch.empty_like(out)
+    fill(toward, turn + 1)
+    (grad,) = torch.autograd.grad(out, given, toward)
+    assert are([grad], turn + 1) and are(others, 99)
 """
 
 
+@with_torch
 @pytest.mark.parametrize(
-    ("begin", "pool"),
+    ("script", "says"),
     [
-        ("bfc.integrations.torch.replace(pool)", ""),
-        ("mem_pool = bfc.integrations.torch.mem_pool(pool)", ", pool=mem_pool.id"),
+        (REPLACED.format(program=REPLAYED.format(pool="")), "{False, True} 0\n"),
+        (BORROWED.format(program=REPLAYED.format(pool=", pool=mem_pool.id")), "True\n"),
+        (SIZES, "18 0\n"),
+        (GRAPHED, "True\n"),
     ],
-    ids=["replace", "mem_pool"],
+    ids=["replace", "mem_pool", "sizes", "make_graphed_callables"],
 )
-@on_gpu
-def test_a_graph_of_pytorchs_is_replayed_while_others_allocate(begin: str, pool: str) -> None:
-    assert run(PROGRAM.format(begin=begin, pool=pool)) == "done\n"
+def test_a_graph_of_pytorchs_is_replayed_while_others_allocate(
+    run: Run, script: str, says: str
+) -> None:
+    """PyTorch's own classes, from the capture to the end of the graph. Only contents are copied."""
+    assert run(BEGIN + script) == says
 
 
-@on_gpu
-def test_graphed_callables_train_in_a_pool() -> None:
+@with_torch
+def test_pytorchs_errors_name_what_is_wrong(run: Run) -> None:
     script = """
-        import torch, bfc
-        pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="2 GiB")
-        bfc.integrations.torch.replace(pool)
-        model = torch.nn.Linear(64, 8).cuda()
-        x = torch.randn(16, 64, device="cuda", requires_grad=True)
-        fast = torch.cuda.make_graphed_callables(model, (x,))
-        for _ in range(20):
-            given = torch.randn(16, 64, device="cuda", requires_grad=True)
-            fast(given).sum().backward()
-            assert torch.allclose(given.grad, model.weight.sum(0).expand(16, 64), atol=1e-5)
-        print("done")
+    bfc.integrations.torch.replace(bfc.BFCAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB"))
+    x = torch.empty(N, device="cuda")
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass
+    except RuntimeError as error:
+        print(error)
     """
-    assert run(script) == "done\n"
+    assert "use a CachingAllocator" in run(BEGIN + textwrap.dedent(script))
 
 
 @on_gpu
-def test_the_programs_of_the_how_to_run() -> None:
+def test_the_programs_of_the_how_to_run(run: Run) -> None:
     text = (ROOT / "docs/how-to/graphs.md").read_text()
     programs = [code for kind, code in BLOCK.findall(text) if kind == "py" and "torch" in code]
     assert len(programs) == 3
     for program in programs:
         run(program)
+
+
+@on_gpu
+def test_graphed_layers_train_in_a_pool(run: Run) -> None:
+    script = """
+    bfc.integrations.torch.replace(pool)
+    model = torch.nn.Linear(64, 8).cuda()
+    x = torch.randn(16, 64, device="cuda", requires_grad=True)
+    fast = torch.cuda.make_graphed_callables(model, (x,))
+    for _ in range(20):
+        given = torch.randn(16, 64, device="cuda", requires_grad=True)
+        fast(given).sum().backward()
+        assert torch.allclose(given.grad, model.weight.sum(0).expand(16, 64), atol=1e-5)
+    """
+    run(BEGIN + textwrap.dedent(script))
