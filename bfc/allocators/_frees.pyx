@@ -266,10 +266,11 @@ cdef class Frees:
         return 0
 
     cdef int wait_for_home(self, PendingFree* entry) except -1:
-        """Lets a free that came without the GIL wait for the home stream: the device was not idle then, or the chunk's
-        streams are noted in a dictionary."""
+        """Lets a free that came without the GIL wait for the home stream, and for the one that it named: the device was
+        not idle then, or the chunk's streams are noted in a dictionary."""
         acquire_lock(self.lock[0])
         cdef bint live = is_live_in(self.pool, entry.handle, entry.allocation_id)
+        cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
         if live:
             self.pool.chunks[entry.handle].state |= USED_ELSEWHERE
         self.lock.release()
@@ -277,6 +278,8 @@ cdef class Frees:
             if not live:
                 return self.fences.forget(entry.allocation_id)
             self.fences.uses(entry.allocation_id, self.home_stream, None)
+            if freed_on != self.home_stream:
+                self.fences.uses(entry.allocation_id, freed_on, None)
         except BaseException:
             self.leave(entry.handle, entry.allocation_id, NOT_IDLE)
             raise

@@ -13,6 +13,7 @@ from bfc.interpreter._process cimport exiting
 from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle, Lane
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
+from bfc.allocators._private_pools cimport is_private
 from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
 
 cdef extern from "owners.hpp":
@@ -53,6 +54,8 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
                 request.captured[1] = pool[1]
             request.owner = owner if allocator.pool.owned.know(owner) else NO_OWNER
         allocator.set_lane(&lane, stream)
+        if pool != NULL and not is_private(&lane):
+            lane.pool[0], lane.pool[1] = pool[0], pool[1]
         request.stream = stream if is_apart(allocator, &lane) else allocator.home_stream
         closed = allocator.is_closed
         if not closed and not request.refused:
@@ -117,13 +120,17 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     if exiting:
         return True
     if not drain and not elsewhere and stream != home:
-        drain = native.order(native.self, stream, home) != 0
+        # The home stream must not be drawn into a graph that is captured.
+        drain = not allocator.by_stream and allocator.fences.capture_is_marked()
+        drain = drain or native.order(native.self, stream, home) != 0
     if drain or elsewhere:
         idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         if elsewhere or not idle:
+            if not allocator.by_stream:
+                allocator.pool.chunks[handle].stream = stream   # `wait_for_home` waits for it, too
             allocator.frees.leave(handle, allocator.pool.chunks[handle].allocation_id, NOT_IDLE)
         if idle and allocator.pool.free_chunk(handle):
             allocator.frees.count.add(1)

@@ -17,7 +17,6 @@ from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
 
 from bfc.errors import ClosedError
-from bfc.policies._caching import CachingAllocator
 
 cdef extern from *:
     """
@@ -304,9 +303,6 @@ cdef cbool use_pool_with_gil(Allocator allocator, int what, uint64_t first, uint
 
 
 cdef int use_pool_of(allocator, int what, tuple pool) except -1:
-    if not isinstance(allocator, CachingAllocator):
-        raise NotImplementedError(f"a {type(allocator).__name__} does not serve PyTorch's graphs and pools under "
-                                  "bfc.integrations.torch.replace: use a CachingAllocator")
     if allocator.closed:
         if what == BFC_BEGIN:
             raise ClosedError("the allocator that serves this device is closed")

@@ -7,7 +7,7 @@ from the allocator of bfc. This works at any time, in the thread that enters the
 With `replace` every tensor of the process comes from the allocator of bfc. PyTorch allows it only
 once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots
 then raise errors, `Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
-`torch.cuda.graph` and `make_graphed_callables` get private pools of a `CachingAllocator`.
+`torch.cuda.graph` and `make_graphed_callables` get private pools of the allocator.
 
 PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
 that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
@@ -134,9 +134,8 @@ def replace(allocators: OneOrMore) -> None:
     Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
 
     `torch.cuda.empty_cache()` calls `empty_cache` of each allocator, and waits as that does.
-    `torch.cuda.graph` works with a `CachingAllocator`: its graph has a private pool, shared as
-    PyTorch shares it (`pool=`), which goes back when the last graph is gone. A `BFCAllocator`
-    refuses the capture. Source: `CUDAPluggableAllocator` of PyTorch 2.15.
+    `torch.cuda.graph` works: its graph has a private pool, shared as PyTorch shares it (`pool=`),
+    which goes back when the last graph is gone. Source: `CUDAPluggableAllocator` of PyTorch 2.15.
     """
     torch = _torch_with_cuda()
     with ExitStack() as undo:

@@ -30,7 +30,7 @@ MIB = 1 << 20
 SPOT = 4096  # bytes that are looked at
 POOL, OTHER = (3, 0), (0, 5)  # as PyTorch numbers them: its own, and a user's graph_pool_handle()
 
-caching = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator], indirect=True)
+both = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator, bfc.BFCAllocator], indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def whole(library: Path) -> Harness:
 
 @pytest.fixture
 def served(make_cuda) -> Iterator[bfc.Allocator]:
-    allocator = make_cuda()
+    allocator = make_cuda(allow_growth=True)
     _torch.serve_device(allocator, 0)
     yield allocator
     _torch.serve_device(None, 0)
@@ -69,7 +69,7 @@ def pool_bytes(allocator: bfc.Allocator, private: bool) -> int:
     return sum(region.size for region in regions if (region.pool_id != (0, 0)) == private)
 
 
-@caching
+@both
 def test_a_graph_keeps_what_was_freed_in_its_capture(served, whole) -> None:
     """Launched each turn, while others take and fill all that there is."""
     with raw_cuda.stream() as stream:
@@ -115,7 +115,7 @@ def test_a_graph_keeps_what_was_freed_in_its_capture(served, whole) -> None:
         assert served.stats().pool_bytes == 0
 
 
-@caching
+@both
 def test_graphs_share_a_pool_until_the_last_is_gone(served, whole) -> None:
     """As those of `make_graphed_callables`, and of a server with a graph for each batch size."""
     places: list[int] = []
@@ -134,7 +134,7 @@ def test_graphs_share_a_pool_until_the_last_is_gone(served, whole) -> None:
             assert bool(pool_bytes(served, private=True)) == bool(left)
 
 
-@caching
+@both
 def test_only_the_streams_of_the_capture_are_diverted(served, whole) -> None:
     """One that joins it, and none of another thread."""
     with raw_cuda.stream() as stream, raw_cuda.stream() as side, raw_cuda.stream() as outside:
@@ -167,7 +167,7 @@ def test_only_the_streams_of_the_capture_are_diverted(served, whole) -> None:
         whole.release_pool(POOL)
 
 
-@caching
+@both
 def test_memory_that_runs_out_in_a_capture_does_not_spoil_it(served, whole) -> None:
     with raw_cuda.stream() as stream:
 
@@ -180,7 +180,7 @@ def test_memory_that_runs_out_in_a_capture_does_not_spoil_it(served, whole) -> N
         whole.release_pool(POOL)
 
 
-@caching
+@both
 def test_what_cannot_be_begun_or_ended_is_an_error_in_words(served, whole) -> None:
     with raw_cuda.stream() as stream:
         whole.begin_pool(POOL, stream)
@@ -195,7 +195,7 @@ def test_what_cannot_be_begun_or_ended_is_an_error_in_words(served, whole) -> No
             whole.begin_pool(POOL, stream)
 
 
-@caching
+@both
 def test_a_release_too_many_is_told_and_not_thrown(served, whole, monkeypatch) -> None:
     """PyTorch releases in a destructor, from which nothing may be thrown."""
     told: list[str] = []
@@ -217,11 +217,28 @@ def test_pytorch_empties_the_cache(served, whole, emulated) -> None:
     assert served.stats().pool_bytes == 0
 
 
-def test_a_bfc_allocator_refuses_graphs_in_words(served, whole) -> None:
+@both
+def test_a_tensor_from_before_can_be_freed_in_a_capture(served, whole, emulated) -> None:
+    """The allocator's stream is not made to wait for the one that captures. The memory is used
+    again once the work is done that was queued before."""
     with raw_cuda.stream() as stream:
-        with pytest.raises(RuntimeError, match=r"BFCAllocator does not serve .*CachingAllocator"):
-            whole.begin_pool(POOL, stream)
-        whole.free(whole.alloc(1000))
+        early = whole.alloc(3 * MIB, stream=stream)
+        emulated.hold(stream)
+        raw_cuda.fill(early, 1, SPOT, on=stream)
+
+        def work() -> None:
+            whole.free(early, stream=stream)
+            assert int(raw_cuda.call("cuStreamIsCapturing", stream)) == 1
+
+        raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, POOL))
+        taken = served.allocate(3 * MIB)
+        assert taken.ptr != early
+        taken.free()
+        emulated.release_all()
+        raw_cuda.synchronize(stream)
+        served.empty_cache()
+        assert served.stats().pool_bytes == 0
+        whole.release_pool(POOL)
 
 
 # -- PyTorch itself --------------------------------------------------------------------------------
