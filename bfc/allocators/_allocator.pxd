@@ -155,7 +155,6 @@ cdef class Allocator(BufferOwner):
     cdef int attempt(self, Request* request, Placement* placed) except -1
     cdef cbool is_in_capture(self, Request* request) noexcept nogil
     cdef int look_at_captures(self, Request* request) except -1
-    cdef int refuse_order(self, uint64_t on) except -1
     cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil
     cdef int after_miss(self, Request* request, Placement* placed) except -1
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1

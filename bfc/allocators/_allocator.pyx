@@ -1212,21 +1212,11 @@ cdef class Allocator(BufferOwner):
             if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
                 stream_id = self.sub_allocator.stream_id(on)
                 if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
-                    self.refuse_order(on)
                     self.sub_allocator.order(self.home_stream, on)
                     self.was_ordered(stream_id, home_frees)
             self.fences.uses(placed.allocation_id, on, stream)
         except BaseException as error:
             raise self.frees.undo(placed.handle, placed.allocation_id) or error
-        return 0
-
-    cdef int refuse_order(self, uint64_t on) except -1:
-        """Refuses to let a stream wait for the home stream where that would spoil the capture of a graph, or draw the
-        stream into it."""
-        if self.fences.capture_is_marked() and self.fences.some_capture((self.home_stream, on)):
-            raise SubAllocatorError(f"stream {on:#x} cannot be made to wait for the allocator's stream, "
-                                    f"{self.home_stream:#x}, while a graph is captured: allocate before the capture or "
-                                    f"inside of capture(), or give the allocator a stream= of its own")
         return 0
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:

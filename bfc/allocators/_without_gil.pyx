@@ -120,9 +120,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     if exiting:
         return True
     if not drain and not elsewhere and stream != home:
-        # The home stream must not be drawn into a graph that is captured.
-        drain = not allocator.by_stream and allocator.fences.capture_is_marked()
-        drain = drain or native.order(native.self, stream, home) != 0
+        drain = native.order(native.self, stream, home) != 0
     if drain or elsewhere:
         idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()

@@ -218,27 +218,36 @@ def test_pytorch_empties_the_cache(served, whole, emulated) -> None:
 
 
 @both
-def test_a_tensor_from_before_can_be_freed_in_a_capture(served, whole, emulated) -> None:
-    """The allocator's stream is not made to wait for the one that captures. The memory is used
-    again once the work is done that was queued before."""
-    with raw_cuda.stream() as stream:
+def test_a_tensor_from_before_can_be_freed_in_a_capture(make_cuda, whole, emulated) -> None:
+    """The allocator's stream is not drawn into the graph. The memory is used again once the work
+    is done that was queued before."""
+
+    def captures(stream: int) -> bool:
+        return int(raw_cuda.call("cuStreamIsCapturing", stream)) != 0
+
+    with raw_cuda.stream() as stream, raw_cuda.stream() as home:
+        allocator = make_cuda(allow_growth=True, stream=home)
+        _torch.serve_device(allocator, 0)
         early = whole.alloc(3 * MIB, stream=stream)
         emulated.hold(stream)
         raw_cuda.fill(early, 1, SPOT, on=stream)
 
         def work() -> None:
             whole.free(early, stream=stream)
-            assert int(raw_cuda.call("cuStreamIsCapturing", stream)) == 1
+            assert captures(stream)
+            assert not captures(home)
 
         raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, POOL))
-        taken = served.allocate(3 * MIB)
+        taken = allocator.allocate(3 * MIB)
         assert taken.ptr != early
         taken.free()
         emulated.release_all()
         raw_cuda.synchronize(stream)
-        served.empty_cache()
-        assert served.stats().pool_bytes == 0
         whole.release_pool(POOL)
+        allocator.empty_cache()
+        assert allocator.stats().pool_bytes == 0
+        _torch.serve_device(None, 0)
+        allocator.close()
 
 
 # -- PyTorch itself --------------------------------------------------------------------------------
