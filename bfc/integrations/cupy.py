@@ -63,7 +63,7 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     callable
         It takes a number of bytes and returns a `MemoryPointer`, and raises what
         `Allocator.allocate` does, DeviceUnavailableError if the device has no allocator, or
-        RuntimeError if the stream captures a CUDA graph outside of `CachingAllocator.capture`.
+        RuntimeError if the stream captures a CUDA graph outside of the allocator's `capture`.
 
     Raises
     ------

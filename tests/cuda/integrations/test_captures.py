@@ -189,7 +189,7 @@ def begin_with_cupy(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 REPLAYED = """
-pool = bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="64 MiB")
+pool = {pool}(bfc.CUDASubAllocator(0), memory_limit="64 MiB"{more})
 n, stream = 3 << 20, cupy.cuda.Stream(non_blocking=True)
 with bfc.use(pool, "cupy"), stream:
     x, y = cupy.empty(n, "u1"), cupy.empty(n, "u1")
@@ -209,8 +209,8 @@ with bfc.use(pool, "cupy"), stream:
         x.data.memset_async(turn, n)
         graph.launch()
         stream.synchronize()
-        assert set(y.get()[::4096].tolist()) == {turn}
-        assert all(set(other.get()[::4096].tolist()) == {100 + turn} for other in others)
+        assert set(y.get()[::4096].tolist()) == {{turn}}
+        assert all(set(other.get()[::4096].tolist()) == {{100 + turn}} for other in others)
         del others, other
         pool.empty_cache()
     del graph
@@ -228,16 +228,33 @@ print(pool.stats().pool_bytes)
 """
 
 
+def of(policy: str) -> dict[str, str]:
+    more = ", allow_growth=True" if policy == "BFCAllocator" else ""
+    return {"pool": f"bfc.{policy}", "more": more}
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest) -> str:
+    return request.node.callspec.params["make_cuda"].__name__
+
+
 def test_a_graph_of_cupys_is_replayed_while_others_allocate(
-    run_alone: Run, begin_with_cupy: str, make_cuda
+    run_alone: Run, begin_with_cupy: str, make_cuda, policy: str
 ) -> None:
-    run_alone(begin_with_cupy + REPLAYED, says="True\n0\n", CUPY_CACHE_IN_MEMORY="1")
+    script = begin_with_cupy + REPLAYED.format(**of(policy))
+    run_alone(script, says="True\n0\n", CUPY_CACHE_IN_MEMORY="1")
 
 
-def test_the_program_of_the_how_to_runs(run_alone: Run, begin_with_cupy: str, make_cuda) -> None:
+def test_the_program_of_the_how_to_runs(
+    run_alone: Run, begin_with_cupy: str, make_cuda, policy: str
+) -> None:
     """Its kernels are compiled, loaded, captured and launched; the emulated driver runs none."""
     text = (ROOT / "docs/how-to/graphs.md").read_text()
     [program] = [code for kind, code in BLOCK.findall(text) if kind == "py" and "cupy" in code]
+    limit = 'memory_limit="1 GiB"'
+    assert f"bfc.CachingAllocator(bfc.CUDASubAllocator(0), {limit})" in program
+    program = program.replace("bfc.CachingAllocator", f"bfc.{policy}")
+    program = program.replace(limit, limit + of(policy)["more"])
     after = """
 print(y.data.ptr in [chunk.ptr for region in pool.snapshot().regions for chunk in region.chunks
                      if region.pool_id == graph_pool.id], graph_pool.released)
