@@ -405,6 +405,8 @@ cdef struct Events:                 # a trace, and the arrays that its replay wr
     Lane lane                       # if the policy has lanes: the lane, except for its stream
     cbool by_stream                 # whether to take the stream from the trace
     const uint16_t* owner           # the owner of each allocation, by its number; NULL: none has an owner
+    const uint16_t* pool            # the private pool of each event, by its number; NULL: none has one
+    const uint64_t* pools           # the two numbers of the id of each pool
     Timeline* timeline              # the figures over time; NULL: none are recorded
 
 cdef enum:

@@ -898,7 +898,7 @@ cdef class Pool:
             return start
         if self.plan != NULL:
             return self.play_planned(events, start, end, tally)
-        if events.timeline != NULL or events.owner != NULL:
+        if events.timeline != NULL or events.owner != NULL or events.pool != NULL:
             return self.play_loop(events, start, end, tally, self.features)
         if self.features & PAGED and self.features & COUNTS:
             return self.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
@@ -927,7 +927,8 @@ cdef class Pool:
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
                                  uint32_t features) noexcept nogil:
-        """PLAIN among the features: no timeline is kept, and no chunk gets an owner."""
+        """PLAIN among the features: no timeline is kept, and no event has an owner or a pool. Without COUNTS, one with
+        a pool is the caller's."""
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef const uint64_t* sizes = events.size
@@ -938,6 +939,7 @@ cdef class Pool:
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
         cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
+        cdef size_t number_of_pool = 0
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -948,6 +950,13 @@ cdef class Pool:
             if op[i] == ALLOCATE:
                 size = sizes[i]
                 if size == 0:
+                    break
+                if not features & PLAIN and events.pool != NULL and events.pool[i] != number_of_pool:
+                    number_of_pool = events.pool[i]
+                    lane.pool[0] = events.pools[2 * number_of_pool]
+                    lane.pool[1] = events.pools[2 * number_of_pool + 1]
+                    lane_set = NO_LANE
+                if not features & PLAIN and number_of_pool and not features & COUNTS:
                     break
                 if features & (COUNTS | PAGED):     # there are lanes
                     if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
@@ -1010,7 +1019,7 @@ cdef class Pool:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = sizes[i]
-                if size == 0 or size >= TOO_LARGE:
+                if size == 0 or size >= TOO_LARGE or (events.pool != NULL and events.pool[i]):
                     break
                 if index == NO_STREAM or known != streams[i]:
                     known = streams[i]

@@ -17,5 +17,6 @@ mapping/            memory that is mapped to addresses: a part that an allocator
 graph_pool.py       the memory of captured graphs
 _allocator.pyx      the allocator: hits, misses, frees, regions, and what a user can see
 _without_gil.pyx    for callers that must not take the GIL
+replayed_pools.py   the private pools of a replay
 _play.pyx           a trace, replayed in one compiled loop
 """

@@ -146,6 +146,8 @@ cdef class Allocator(BufferOwner):
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef void trace_allocation(self, Placement* placed) noexcept
     cdef bint keeps_history(self) noexcept
+    cdef int note_of_pool(self, pool, str said) except -1
+    cdef int end_scope(self, pool, str said) except -1
 
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1

@@ -63,6 +63,7 @@ from bfc.errors import (
     AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
     out_of_host_memory,
 )
+from bfc.pytorch import words as _words
 from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
@@ -1008,9 +1009,10 @@ cdef class Allocator(BufferOwner):
     cdef int look_at_captures(self, Request* request) except -1:
         """Asks the source about the request's stream: whether it captures, and for which graph."""
         cdef PoolId pool = self.captures.pool_for(request.stream)
-        request.captured[0] = pool.first
-        request.captured[1] = pool.second
-        request.in_capture = self.captures.is_captured(request.stream, self.strict)
+        if not is_default(pool):    # a replay has named one
+            request.captured[0] = pool.first
+            request.captured[1] = pool.second
+        request.in_capture = request.in_capture or self.captures.is_captured(request.stream, self.strict)
         request.has_waited = request.has_waited or request.in_capture
         if request.in_capture and self.fences.reuses:
             self.frees.free_safe_in_capture(request.stream)
@@ -1081,13 +1083,14 @@ cdef class Allocator(BufferOwner):
             raise closed()
         self.captures.begin(id_of(pool), stream, self.strict)
         self.scopes_changed()
+        self.note_of_pool(pool, _words.CAPTURE_BEGINS)
 
     def _end_capture(self, pool):
         self.require_set_up()
         try:
             self.captures.mark(-1)
         finally:
-            self.end_allocate_to_pool(pool)
+            self.end_scope(pool, _words.CAPTURE_ENDS)
 
     def _captured_streams(self):
         streams = []
@@ -1137,6 +1140,7 @@ cdef class Allocator(BufferOwner):
         self.require_set_up()
         self.pool_uses.begin(scope_of_pool(pool, streams), self.strict)
         self.scopes_changed()
+        self.note_of_pool(pool, _words.SCOPE_BEGINS)
 
     def end_allocate_to_pool(self, pool):
         """End what `begin_allocate_to_pool` has begun. The reference stays.
@@ -1152,9 +1156,14 @@ cdef class Allocator(BufferOwner):
             If the pool is not in use.
         """
         self.require_set_up()
+        self.end_scope(pool, _words.SCOPE_ENDS)
+
+    cdef int end_scope(self, pool, str said) except -1:
         self.pool_uses.end(id_of(pool))
         self.scopes_changed()
+        self.note_of_pool(pool, said)
         self.pool_ended(pool)
+        return 0
 
     def release_pool(self, pool):
         """Take one reference to a private pool away. Without any, what it caches goes back with the next emptying.
@@ -1171,6 +1180,7 @@ cdef class Allocator(BufferOwner):
         """
         self.require_set_up()
         if self.pool_uses.release_reference(id_of(pool)):
+            self.note_of_pool(pool, _words.LET_GO)
             self.pool_released(pool)
 
     def _pool_use_count(self, pool):
@@ -2441,6 +2451,22 @@ cdef class Allocator(BufferOwner):
             self.pool.history.add(HistoryRecord(chunk.ptr, chunk.requested_size, lane.stream,
                                                 [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
         self.lock.release()
+
+    cdef int note_of_pool(self, pool, str said) except -1:
+        """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`."""
+        cdef uint64_t first, second
+        first, second = pool
+        acquire_lock(self.lock)
+        cdef bint is_recorded = self.pool.history != NULL
+        self.lock.release()
+        if not is_recorded:
+            return 0
+        cdef uint32_t number = number_of_owner(said)
+        acquire_lock(self.lock)
+        if self.pool.history != NULL:
+            self.pool.history.add(HistoryRecord(0, 0, 0, [first, second], 0, 0, HISTORY_ANNOTATE, number))
+        self.lock.release()
+        return 0
 
     def leaks(self):
         """What is live now, whose it is, and the lines of Python that allocated it.

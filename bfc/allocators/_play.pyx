@@ -17,6 +17,7 @@ from bfc.allocators._reading cimport end_peaks, start_peaks
 from bfc.allocators._fences cimport some_wait
 from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
 
+from bfc.allocators.replayed_pools import ReplayedPools
 from bfc.errors import ClosedError, out_of_host_memory
 
 cdef extern from "owners.hpp":
@@ -72,6 +73,8 @@ cdef class Run:
     cdef bint keeps_timeline
     cdef uint64_t calls_before
     cdef list marks                         # (event, kind): where the steps of a plan begin
+    cdef const uint64_t[:, ::1] pool_ids    # of the private pools, in this allocator
+    cdef object pools                       # the `ReplayedPools`; None: all is for the default pool
     cdef readonly Py_ssize_t failed
     cdef readonly double seconds
     cdef readonly uint64_t peak_bytes_in_use
@@ -97,7 +100,7 @@ cdef class Run:
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
-                                 lane, allocator.by_stream, NULL, NULL)
+                                 lane, allocator.by_stream, NULL, NULL, NULL, NULL)
         self.allocator = allocator
         self.set_owners(op.shape[0], owner, owners)
 
@@ -132,6 +135,24 @@ cdef class Run:
     def set_marks(self, marks):
         """The events at which steps of the allocator's plan begin, and their kinds. Before the first there is none."""
         self.marks = sorted(marks)
+
+    def set_pools(self, const uint16_t[::1] pool not None, const uint64_t[:, ::1] ids not None, actions):
+        """The private pool of each event, their ids, and what happens to them: (event, action, pool), where an action
+        is an index of `words.POOL_MARKS`, or one more to hold the pool. All of it is for the pool that this thread's
+        allocations are diverted into, if there is one."""
+        cdef Py_ssize_t i
+        if <size_t>pool.shape[0] != self.events.count:
+            raise ValueError(f"the columns differ in length: {sorted({pool.shape[0], self.events.count})}")
+        for i in range(pool.shape[0]):
+            if pool[i] >= ids.shape[0]:
+                raise ValueError(f"event {i} names pool {pool[i]}, and the table has {ids.shape[0]}")
+        if self.events.count == 0 or self.events.lane.pool[0] or self.events.lane.pool[1]:
+            return
+        self.pools = ReplayedPools(self.allocator, ids, actions)
+        self.pool_ids = self.pools.ids
+        self.kept += (pool,)
+        self.events.pool = &pool[0]
+        self.events.pools = &self.pool_ids[0, 0]
 
     @property
     def peak_bytes_live(self):
@@ -170,11 +191,15 @@ cdef class Run:
                 return False
             self.begin_figures(rebuilt)
             self.play_steps(rebuilt, progress)
+            if self.pools is not None:
+                self.pools.act(self.events.count)
             self.hand_over()
         except BaseException:
             self.take_back()
             raise
         finally:
+            if self.pools is not None:
+                self.pools.let_go()
             peaks = end_peaks(self.allocator.pool, self.allocator.lock, before)
             self.peak_bytes_in_use = peaks.peak_bytes_in_use
             self.peak_bytes_reserved = peaks.peak_pool_bytes
@@ -216,6 +241,18 @@ cdef class Run:
                 step.__exit__()
 
     cdef int play_range(self, size_t start, size_t last, progress) except -1:
+        """Plays events, and what happens to private pools before each."""
+        cdef size_t stop
+        if self.pools is None:
+            return self.play_stretch(start, last, progress)
+        while start < last:
+            self.pools.act(start)
+            stop = min(last, <size_t>self.pools.next_action(last))
+            self.play_stretch(start, stop, progress)
+            start = stop
+        return 0
+
+    cdef int play_stretch(self, size_t start, size_t last, progress) except -1:
         cdef size_t end
         while start < last:
             end = min(start + EVENTS_BETWEEN_REPORTS, last)
@@ -295,6 +332,10 @@ cdef class Run:
             self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
             request.indexed = False
             request.owner = self.events.owner[i] if self.events.owner != NULL else 0
+            if self.events.pool != NULL and self.events.pool[i]:
+                request.captured[0] = self.pool_ids[self.events.pool[i], 0]
+                request.captured[1] = self.pool_ids[self.events.pool[i], 1]
+                request.in_capture = self.pools.is_captured(self.events.pool[i])
             self.allocator.attempt(&request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)
@@ -303,6 +344,10 @@ cdef class Run:
                     self.allocator.leave_home(&placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
+        elif self.events.op[i] == RELEASE and self.events.pool != NULL and self.events.pool[i]:
+            self.acquire_open()
+            self.allocator.lock.release()
+            self.pools.empty(self.events.pool[i])
         elif self.events.op[i] == RELEASE:
             self.release()
         elif handle[0] != NO_CHUNK:

@@ -40,7 +40,7 @@ cdef class Recorder:
     cdef int keep_frames(self, Pool pool, Lock& lock, int64_t allocation_id, uint64_t ptr, bint region_came,
                          object step) except -1
     cdef int keep_free_frames(self, int64_t allocation_id) except -1
-    cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1
+    cdef int64_t mark_release(self, Pool pool, Lock& lock, bint of_pool=*) except -1
     cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane,
                           uint32_t owner) except -1
     cdef int bound_frames(self, Pool pool, Lock& lock) except -1

@@ -32,6 +32,7 @@ cdef extern from "pool_usage.hpp":
 
 _FIRST_FRAMES_ALLOWED = 1 << 14
 _RELEASE = Frame(words.OUR_FILE, 0, words.OUR_RELEASE)
+_OF_POOL = Frame(words.OUR_FILE, 0, words.OUR_POOL)
 
 
 cdef int add_gauge(dict stats, str name, Gauge gauge) except -1:
@@ -198,9 +199,10 @@ cdef class Recorder:
                 steps.append(self.steps.get(records[i].allocation_id))
         return HistoryColumns(bytes_of_records(records), frames, owners=owner_names, steps=steps)
 
-    cdef int64_t mark_release(self, Pool pool, Lock& lock) except -1:
-        """A new allocation number, with Python frames, for what goes back while the program empties the cache: in
-        PyTorch's histories only the frames show that it was the program. 0 where nothing is recorded."""
+    cdef int64_t mark_release(self, Pool pool, Lock& lock, bint of_pool=False) except -1:
+        """A new allocation number, with Python frames, for what goes back while the program empties the cache, or one
+        private pool: in PyTorch's histories only the frames show that it was the program. 0 where nothing is
+        recorded."""
         cdef int64_t number = 0
         acquire_lock(lock)
         if pool.history != NULL:
@@ -210,7 +212,8 @@ cdef class Recorder:
         if number == 0:
             return 0
         try:
-            self.frames[number] = (_RELEASE, *(python_frames() if self.keeps_free_frames else ()))
+            of_pool_too = (_OF_POOL,) if of_pool else ()
+            self.frames[number] = (_RELEASE, *of_pool_too, *(python_frames() if self.keeps_free_frames else ()))
             self.bound_frames(pool, lock)
         except MemoryError:
             return 0

@@ -365,8 +365,7 @@ def _subject(name: str, trace: Trace) -> Subject:
     if float(trace.size.sum(dtype=np.float64)) >= 2.0**63:
         raise TraceError(f"{name}: its sizes add up to 2**63 bytes or more")
     lives = lives_of(trace)
-    columns = trace.op, trace.id, trace.size, trace.stream
-    bare = Trace(*columns, meta=trace.meta) if trace.owners else trace
+    bare = trace._bare(trace.meta) if trace.owners else trace
     live, peak = trace._live().astype("int64"), trace.fullest_event()
     return Subject(name, trace, bare, lives, groups_of(trace, lives, peak), live, peak)
 

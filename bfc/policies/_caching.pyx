@@ -1250,6 +1250,7 @@ cdef class CachingAllocator(Allocator):
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released = 0
+        cdef int64_t mark
         self.acquire()
         cdef bint is_free = self.private_pools.uses(id) == 0
         self.recorder.num_sync_all_streams += is_free
@@ -1266,12 +1267,19 @@ cdef class CachingAllocator(Allocator):
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
+        mark = self.recorder.mark_release(self.pool, self.lock, True)
         if self.segments.are_some():
-            return self.emptying.empty_pool(id)
+            self.pool.release_id = mark
+            try:
+                return self.emptying.empty_pool(id)
+            finally:
+                self.pool.release_id = 0
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
+        self.pool.release_id = mark
         released = take_out(self.pool, self.source, chunks, regions)
+        self.pool.release_id = 0
         self.private_pools.drop_empty(self.pool.bin_sets, id)
         self.lock.release()
         self.source.give_back(regions, False)

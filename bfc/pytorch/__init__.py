@@ -14,6 +14,7 @@ Nothing here uses an allocator of bfc. In order:
     version.py             the version that wrote a recording
     releases.py            which segments were freed because the cache was emptied
     _recording.pyx         what is kept of a recording while its file is read
+    pools.py               which private pools are held, and captured into, at which time
     _pickle.pyx            the machine that reads a pickle
     plain_pickle.py        a pickle read without Python's unpickler
     owners.py              the owner of each allocation in a recording

@@ -35,6 +35,13 @@ cdef class Stacks:
     cdef int64_t row_number(self, row) except -1
 
 
+cdef class Pools:
+    cdef dict numbers               # the number of each pool by its id
+    cdef readonly list ids          # the ids by number
+
+    cdef uint32_t number_of_id(self, uint64_t first, uint64_t second) except? 0xFFFFFFFF
+
+
 cdef class Event:
     cdef readonly str action
     cdef readonly object stream
@@ -44,13 +51,15 @@ cdef class Event:
     cdef readonly uint32_t stack
     cdef readonly uint16_t owner
     cdef readonly uint8_t named
-    cdef readonly bint is_private
+    cdef public uint16_t pool       # the number of its private pool in a table of pools; 0: none
 
 
 cdef class Packer:
     cdef readonly Stacks stacks
+    cdef readonly Pools pools
     cdef readonly bint has_internal_metadata    # whether an entry that it was given has this key
     cdef dict named
 
     cdef object packed_list(self, list value)
     cdef object packed_dict(self, dict value)
+    cdef bint is_pool(self, value, Event event) except -1

@@ -15,11 +15,15 @@ from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from bfc.errors import TraceError
 from bfc.pytorch import releases, words
 
 cdef dict _ACTIONS = {action: action for action in (*words.BLOCK_ACTIONS, *words.SEGMENT_ACTIONS)}
 cdef tuple _GOES = releases.GOES
 cdef object _TOP = 1 << 64
+
+cdef enum:
+    MOST_POOLS = 1 << 16
 
 
 cdef class Walked:
@@ -207,14 +211,52 @@ cdef row_of(item):
     return filename, line, name
 
 
+cdef class Pools:
+    """The private pools of a recording, by number. 0 is the default pool."""
+
+    def __init__(self):
+        if self.numbers is not None:
+            raise RuntimeError("a table is set up once: make another")
+        self.numbers, self.ids = {(0, 0): 0}, [(0, 0)]
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def number_of(self, pool_id):
+        """The number of a pool, by its id."""
+        first, second = pool_id
+        return self.number_of_id(first, second)
+
+    def id_of(self, number):
+        """The id of the pool that has a number."""
+        if self.ids is None or not 0 <= number < len(self.ids):
+            raise IndexError(f"there is no pool {number}")
+        return self.ids[number]
+
+    cdef uint32_t number_of_id(self, uint64_t first, uint64_t second) except? 0xFFFFFFFF:
+        if self.numbers is None:
+            raise RuntimeError("this table was never set up: its __init__ did not run, or failed")
+        if first == 0 and second == 0:
+            return 0
+        pool_id = first, second
+        number = self.numbers.get(pool_id)
+        if number is None:
+            number = len(self.ids)
+            if number >= MOST_POOLS:
+                raise TraceError(f"it has more than {MOST_POOLS - 1} private pools")
+            self.numbers[pool_id] = number
+            self.ids.append(pool_id)
+        return number
+
+
 @cython.no_gc       # it holds texts and a number only
 cdef class Event:
     """An entry of the history, checked."""
 
-    def __init__(self, str action not None, uint64_t address=0, uint64_t size=0, stream=0, bint is_private=False,
+    def __init__(self, str action not None, uint64_t address=0, uint64_t size=0, stream=0, uint16_t pool=0,
                  uint8_t named=0, uint64_t time_us=0):
         self.action, self.address, self.size, self.stream = action, address, size, stream
-        self.is_private, self.named, self.time_us = is_private, named, time_us
+        self.pool, self.named, self.time_us = pool, named, time_us
 
     def number(self, uint32_t stack, uint16_t owner):
         """Sets the numbers of its stack and its owner."""
@@ -227,7 +269,7 @@ cdef class Packer:
     def __init__(self):
         if self.stacks is not None:
             raise RuntimeError("a packer is set up once: make another")
-        self.stacks, self.named = Stacks(None), {}
+        self.stacks, self.pools, self.named = Stacks(None), Pools(), {}
 
     def said_by(self, frames):
         """What frames say about the call (see `releases.py`), for what stands for a list of them or for the list."""
@@ -264,7 +306,7 @@ cdef class Packer:
             return None
         event = Event.__new__(Event)
         found = PyDict_GetItem(value, "pool_id")
-        if found != NULL and not is_pool(<object>found, event):
+        if found != NULL and not self.is_pool(<object>found, event):
             return None
         if type(frames) is Walked:
             event.walked = (<Walked>frames).number
@@ -277,21 +319,20 @@ cdef class Packer:
         event.named = self.said_by(frames) if action in _GOES else 0
         return event
 
+    cdef bint is_pool(self, value, Event event) except -1:
+        """Whether it is the two numbers of a pool, whose number is given to an event."""
+        cdef uint64_t first, second
+        if type(value) is not tuple and type(value) is not list or len(value) != 2:
+            return False
+        if not (is_word(value[0], &first) and is_word(value[1], &second)):
+            return False
+        event.pool = <uint16_t>self.pools.number_of_id(first, second)
+        return True
+
 
 cdef bint is_word(value, uint64_t* word) except -1:
     """Whether it is a number from 0 to 2**64 - 1, which is written to `word`."""
     if type(value) is not int or not 0 <= value < _TOP:
         return False
     word[0] = value
-    return True
-
-
-cdef bint is_pool(value, Event event) except -1:
-    """Whether it is the two numbers of a pool, which are written to an event."""
-    cdef uint64_t first, second
-    if type(value) is not tuple and type(value) is not list or len(value) != 2:
-        return False
-    if not (is_word(value[0], &first) and is_word(value[1], &second)):
-        return False
-    event.is_private = first != 0 or second != 0
     return True

@@ -15,18 +15,22 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.pytorch._recording import Event, Stacks
+from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
-from bfc.pytorch.releases import Releases
+from bfc.pytorch.pools import PoolMarks
+from bfc.pytorch.releases import GOES, Releases
 from bfc.pytorch.sizes import SMALL_SEGMENT
 from bfc.pytorch.version import UNTOLD, Version
 from bfc.pytorch.words import (
     ALLOC,
     ANNOTATE,
+    BLOCK_ACTIONS,
     FREE_COMPLETED,
     FREE_REQUESTED,
     OOM,
+    OUR_TAGS,
+    POOL_MARKS,
     SEGMENT_ACTIONS,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 MOST_STREAMS = 1 << 16
 _WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)
+_WITH_AN_ADDRESS = (*BLOCK_ACTIONS, SEGMENT_ALLOC, SEGMENT_MAP)
 
 
 @dataclass
@@ -54,6 +59,8 @@ class Recording:
     stacks: Stacks | None
     #: The address, the bytes and the two numbers of the pool of each segment of a private pool.
     pools: list[list[int]]
+    #: The numbers of the private pools.
+    table: Pools
     #: Whether pages may lie at other addresses than those at which the history takes them, and
     #: gives them back. Then its bytes are right, but its addresses may contradict each other.
     moves_pages: bool = False
@@ -73,10 +80,17 @@ def in_order(spans: list[Span]) -> list[Span]:
 def _before(
     events: list[Event], recording: Recording, live: dict[int, Block]
 ) -> tuple[list[Span], int]:
-    """The segments before the history, and how many entries about segments contradict it."""
+    """The segments before the history, and how many entries about segments contradict it.
+
+    Entries of older versions may not name their pools. Then it is that of the segment, where that
+    is there at the end, and these get its number."""
     spans = Spans(recording.spans)
     wrong = change = 0
+    are_told = not recording.pools or any(event.pool for event in events)
     for event in reversed(events):
+        if not are_told and event.action in _WITH_AN_ADDRESS:
+            span = spans.holding(event.address)
+            event.pool = 0 if span is None else span.pool
         if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
             change += event.size
             wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)
@@ -89,7 +103,7 @@ def _before(
                     event.stream,
                     event.size <= SMALL_SEGMENT,
                     event.action == SEGMENT_UNMAP,
-                    event.is_private,
+                    event.pool,
                 )
             )
     found = spans.all()
@@ -111,7 +125,7 @@ def _cut_to(spans: list[Span], total: int, live: dict[int, Block]) -> list[Span]
             kept.append(replace(span, end=span.end - gone))
     if over < 0:
         start = max((span.end for span in spans), default=0)
-        kept.append(Span(start, start - over, 0, False, True, False))
+        kept.append(Span(start, start - over, 0, False, True, 0))
     return sorted(kept, key=lambda span: span.start)
 
 
@@ -162,7 +176,13 @@ def converted(
         sizes.large_page,
         recording.settings.get("release_lock_on_cudamalloc") is True,
     )
-    player = _Player(columns, recording, layout.segments, releases)
+    marks = PoolMarks(events, len(recording.table) > 1)
+    player = _Player(columns, recording, layout.segments, releases, marks)
+    player.pool_segments += [
+        [-1, span.start, span.size, *recording.table.id_of(span.pool)]
+        for span in spans
+        if span.pool
+    ]
     for event in events:
         player.play(event)
     player.finish()
@@ -188,10 +208,11 @@ def converted(
             "registered": player.registered(spans),
             "oom": player.refused,
             "pools": recording.pools,
+            "pool_segments": player.pool_segments,
             "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
             "frees_completed_later": player.later,
             "private_pool_allocations": player.private
-            + sum(span.is_private for span in layout.filled),
+            + sum(span.pool > 0 for span in layout.filled),
             "segments_not_exact": layout.inexact,
             "blocks_of_unsure_size": layout.unsure,
             "repairs": {name: count for name, count in sorted(repairs.items()) if count},
@@ -199,7 +220,25 @@ def converted(
             "unknown_actions": dict(player.unknown.most_common(16)),
         },
     }
-    return _arrays(columns, events, before, recording.stacks, owners, rules), meta
+    arrays = _arrays(columns, events, before, recording.stacks, owners, rules)
+    return arrays | _pools_of(columns, recording.table, marks.rows), meta
+
+
+def _pools_of(columns: Columns, table: Pools, marks: list[list[int]]) -> dict[str, Any]:
+    """The arguments of the constructor of a trace about private pools. Those of bfc's tags are left
+    out: what allocates from them is no part of a program, and a replay has no tags."""
+    import numpy as np
+
+    kept = sorted(pool_id for pool_id in table.ids if pool_id[0] != OUR_TAGS)
+    if len(kept) == 1:
+        return {}
+    numbers = {pool_id: number for number, pool_id in enumerate(kept)}
+    number = np.array([numbers.get(pool_id, 0) for pool_id in table.ids])
+    return {
+        "pool": number[np.array(columns.pool, np.int64)],
+        "pools": kept,
+        "pool_marks": [[event, mark, int(number[at])] for event, mark, at in marks if number[at]],
+    }
 
 
 def _arrays(
@@ -266,7 +305,11 @@ class _Player:
     #: [event, address, size] of each segment that was taken, with the event that follows.
     segments: list[list[int]]
     releases: Releases
+    marks: PoolMarks
     segment_events: list[list[Any]] = field(default_factory=list)
+    #: [event, address, bytes, *id] of what was taken for private pools; the event is -1 for what
+    #: was there before the history.
+    pool_segments: list[list[int]] = field(default_factory=list)
     refused: list[list[int]] = field(default_factory=list)
     repairs: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
@@ -292,6 +335,8 @@ class _Player:
             self._free(event)
         elif action in SEGMENT_ACTIONS:
             self._segment(event)
+        elif action in POOL_MARKS:
+            self.marks.mark(len(self.columns), action, event.pool)
         elif action == OOM:
             self.refused.append([len(self.columns), event.size, event.address])
         elif action not in _WITHOUT_EFFECT:
@@ -301,8 +346,9 @@ class _Player:
         end = event.address + max(event.size, 1)
         for address in self.columns.live_between(event.address, end):
             self._free_unseen(address)
-        self.columns.allocate(event.address, event.size, event.stream)
-        self.private += event.is_private
+        self.columns.allocate(event.address, event.size, event.stream, event.pool)
+        self.private += event.pool > 0
+        self.marks.allocated(event.pool)
 
     def _free(self, event: Event) -> None:
         if event.address not in self.columns.live:
@@ -326,8 +372,17 @@ class _Player:
         elif event.action == SEGMENT_ALLOC:
             self.segments.append([len(self.columns), event.address, event.size])
         self.segment_events.append(now)
-        if self.releases.follow(self.at - 1, event):
-            self.columns.release()
+        if event.action in GOES:
+            self.marks.went(len(self.columns), event.pool)
+        elif event.pool:
+            pool_id = self.recording.table.id_of(event.pool)
+            self.pool_segments.append([len(self.columns), event.address, event.size, *pool_id])
+        emptied = self.releases.follow(self.at - 1, event)
+        if emptied is not None:
+            for pool in self.marks.released(emptied):
+                self.columns.release(pool)
+        if self.releases.ends_at(self.at - 1):
+            self.marks.run_ends()
 
     def registered(self, spans: list[Span]) -> list[list[int]]:
         """[address, bytes] of each segment and each range of addresses when the device first gave
@@ -347,7 +402,7 @@ class _Player:
                 )
                 known += [[address, size]] if is_new else []
                 if not mapped.overlap(address, address + size):
-                    mapped.add(Span(address, address + size, stream, False, True, False))
+                    mapped.add(Span(address, address + size, stream, False, True, 0))
         return known
 
     def finish(self) -> None:
@@ -363,5 +418,7 @@ class _Player:
             else:
                 self._free_unseen(address)
         for address in sorted(final.keys() - self.columns.live.keys()):
-            self.columns.allocate(address, final[address].requested, final[address].stream)
+            span = spans.holding(address)
+            pool = 0 if span is None else span.pool
+            self.columns.allocate(address, final[address].requested, final[address].stream, pool)
             self.repairs["allocations_added"] += 1

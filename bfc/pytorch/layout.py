@@ -23,11 +23,13 @@ _LARGE = re.compile(r"large_segment_size_mb:[^,]*")
 
 
 class Live(NamedTuple):
-    """An allocation of the trace: its number, the bytes asked for, and its stream's ordinal."""
+    """An allocation of the trace: its number, the bytes asked for, and the ordinals of its stream
+    and of its private pool."""
 
     id: int
     size: int
     stream: int
+    pool: int
 
 
 class Columns:
@@ -35,6 +37,7 @@ class Columns:
 
     def __init__(self) -> None:
         self.op, self.id, self.stream = array("B"), array("L"), array("L")
+        self.pool = array("H")
         self.size, self.addresses = array("Q"), array("Q")
         #: The entry of the history that each event comes from, and the current one; -1 for none.
         self.entries = array("q")
@@ -48,10 +51,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.op)
 
-    def allocate(self, address: int, size: int, stream: int) -> None:
-        """Adds an allocation on a stream (its handle), at an address where nothing is live."""
+    def allocate(self, address: int, size: int, stream: int, pool: int) -> None:
+        """Adds an allocation on a stream (its handle), at an address where nothing is live, from a
+        private pool (its number; 0: none)."""
         ordinal = self.streams.setdefault(stream, len(self.streams))
-        made = self.live[address] = Live(self._next, size, ordinal)
+        made = self.live[address] = Live(self._next, size, ordinal, pool)
         insort(self._in_order, address)
         self._next += 1
         self._append(0, made, size, address)
@@ -62,9 +66,9 @@ class Columns:
         del self._in_order[bisect_left(self._in_order, address)]
         self._append(1, gone, 0, 0)
 
-    def release(self) -> None:
-        """Adds the release of what is cached."""
-        self._append(2, Live(0, 0, 0), 0, 0)
+    def release(self, pool: int = 0) -> None:
+        """Adds the release of what is cached, or of what one private pool caches."""
+        self._append(2, Live(0, 0, 0, pool), 0, 0)
 
     def live_between(self, start: int, end: int) -> list[int]:
         """The addresses of live allocations that overlap [start, end)."""
@@ -81,6 +85,7 @@ class Columns:
         self.id.append(what.id)
         self.size.append(size)
         self.stream.append(what.stream)
+        self.pool.append(what.pool)
         self.addresses.append(address)
         self.entries.append(self.entry)
 
@@ -110,16 +115,17 @@ class Span:
     stream: int
     is_small: bool
     is_expandable: bool
-    is_private: bool
+    #: The number of its private pool; 0 for none.
+    pool: int
 
     @property
     def size(self) -> int:
         return self.end - self.start
 
     @property
-    def owner(self) -> tuple[int, bool, bool]:
-        """What a reservation is made for. All private pools count as one."""
-        return self.stream, self.is_small, self.is_private
+    def owner(self) -> tuple[int, bool, int]:
+        """What a reservation is made for."""
+        return self.stream, self.is_small, self.pool
 
 
 class Spans:
@@ -190,7 +196,7 @@ def _are_one(first: Span, second: Span) -> bool:
     return (
         first.is_expandable
         and second.is_expandable
-        and (first.stream, first.is_private) == (second.stream, second.is_private)
+        and (first.stream, first.pool) == (second.stream, second.pool)
     )
 
 
@@ -344,7 +350,7 @@ def _allocated(blocks: list[Block], columns: Columns) -> list[Block]:
         if columns.live_between(block.address, block.address + max(block.requested, 1)):
             left.append(block)
         else:
-            columns.allocate(block.address, block.requested, block.stream)
+            columns.allocate(block.address, block.requested, block.stream, 0)
     return left
 
 
@@ -514,4 +520,4 @@ class _Filler:
     def _allocate(self, address: int, size: int) -> None:
         if self.span.is_expandable:
             self.is_exact &= (self.sizes.rounded(size) <= MOST_SMALL) == self.span.is_small
-        self.columns.allocate(address, size, self.span.stream)
+        self.columns.allocate(address, size, self.span.stream, self.span.pool)

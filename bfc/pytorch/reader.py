@@ -13,14 +13,23 @@ from typing import IO, Any
 
 from bfc.errors import TraceError
 from bfc.files import open_regular
-from bfc.pytorch._recording import Event, Packer, Stacks
+from bfc.pytorch._recording import Event, Packer, Pools, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
 from bfc.pytorch.releases import GOES, NO_FRAMES
 from bfc.pytorch.version import version_of
-from bfc.pytorch.words import BLOCK_ACTIONS, INACTIVE, OOM, PENDING, SEGMENT_ACTIONS, STATES
+from bfc.pytorch.words import (
+    ANNOTATE,
+    BLOCK_ACTIONS,
+    INACTIVE,
+    OOM,
+    PENDING,
+    POOL_MARKS,
+    SEGMENT_ACTIONS,
+    STATES,
+)
 
 #: The largest file, the longest history, and the most blocks that are read.
 MOST_BYTES = 1 << 30
@@ -53,7 +62,7 @@ def read(
         content = loads(data, packer)
         del data
         stacks = Stacks(content, packer.stacks) if frames else None
-        recording, entries = _recording(content, device, parts, stacks)
+        recording, entries = _recording(content, device, parts, stacks, packer.pools)
         recording.version = version_of(
             content if isinstance(content, dict) else {}, packer.has_internal_metadata
         )
@@ -100,7 +109,7 @@ class Parts:
 
 
 def _recording(
-    content: Any, device: int | None, parts: Parts, stacks: Stacks | None
+    content: Any, device: int | None, parts: Parts, stacks: Stacks | None, table: Pools
 ) -> tuple[Recording, Sequence[Any]]:
     """One device's part of a file, checked, and the entries of its history, which are not."""
     if isinstance(content, list):  # what memory_snapshot() returns: only the segments
@@ -121,9 +130,9 @@ def _recording(
     parts.look_at(entries, f"device_traces[{device}]")
     if len(entries) > MOST_ENTRIES:
         raise TraceError(f"device_traces[{device}] has {len(entries)} entries: too many")
-    spans, blocks, pools = _segments(segments, device, parts, stacks)
+    spans, blocks, pools = _segments(segments, device, parts, stacks, table)
     settings = _settings(content.get("allocator_settings"))
-    return Recording(device, spans, blocks, settings, stacks, pools), entries
+    return Recording(device, spans, blocks, settings, stacks, pools, table), entries
 
 
 def _device(segments: Sequence[Any], traces: Sequence[Any], wanted: int | None) -> int:
@@ -158,7 +167,7 @@ def _device_of(segment: dict[str, Any], where: str) -> int:
 
 
 def _segments(
-    segments: Sequence[Any], device: int, parts: Parts, stacks: Stacks | None
+    segments: Sequence[Any], device: int, parts: Parts, stacks: Stacks | None, table: Pools
 ) -> tuple[list[Span], dict[int, Block], list[list[int]]]:
     """The segments of a device by address, their live blocks, and which belong to private pools."""
     spans: list[Span] = []
@@ -174,9 +183,9 @@ def _segments(
         blocks_seen += len(blocks)
         if blocks_seen > MOST_BLOCKS:
             raise TraceError(f"{where}: more than {MOST_BLOCKS} blocks")
-        span, pool_id = _segment(segment, blocks, live, stacks, where)
+        span, pool_id = _segment(segment, blocks, live, stacks, table, where)
         spans.append(span)
-        if span.is_private:
+        if span.pool:
             pools.append([span.start, span.end - span.start, *pool_id])
     return in_order(spans), live, pools
 
@@ -186,6 +195,7 @@ def _segment(
     blocks: Sequence[Any],
     live: dict[int, Block],
     stacks: Stacks | None,
+    table: Pools,
     where: str,
 ) -> tuple[Span, tuple[int, int]]:
     start = at = _number(segment.get("address"), f"{where}['address']")
@@ -212,7 +222,8 @@ def _segment(
     pool_id = _pool(segment.get("segment_pool_id", (0, 0)), f"{where}['segment_pool_id']")
     kind = segment.get("segment_type", "large")
     expandable = segment.get("is_expandable") is True
-    return Span(start, at, stream, kind == "small", expandable, pool_id != _NO_POOL), pool_id
+    span = Span(start, at, stream, kind == "small", expandable, table.number_of(pool_id))
+    return span, pool_id
 
 
 def _requested(block: dict[str, Any], size: int, where: str) -> int:
@@ -303,6 +314,7 @@ class _Entries:
         else:
             _dict(entry, f"{where}[{number}]")
             event, note = self._checked(entry, f"{where}[{number}]"), entry.get("user_metadata")
+            note = None if event.action in POOL_MARKS else note
             if self._stacks is not None:
                 stack = self._stacks.number_of(entry.get("frames"))
         event.number(stack, self._owners.number_of(note))
@@ -314,6 +326,8 @@ class _Entries:
             raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
         time_us = entry.get("time_us", 0)
         time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
+        if action == ANNOTATE and entry.get("user_metadata") in POOL_MARKS:
+            return Event(entry["user_metadata"], pool=self._pool(entry, where), time_us=time_us)
         if action not in _CHECKED:
             return Event(action, time_us=time_us)
         name = "device_free" if action == OOM else "addr"
@@ -322,14 +336,18 @@ class _Entries:
         stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
         if address + size > TOP and action != OOM:
             raise TraceError(f"{where} ends beyond all addresses")
-        is_private = _pool(entry.get("pool_id", _NO_POOL), f"{where}['pool_id']") != _NO_POOL
+        pool = self._pool(entry, where)
         named = NO_FRAMES
         if action in GOES:
             frames = entry.get("frames")
             if id(frames) not in self._said:
                 self._said[id(frames)] = self._packer.said_by(frames)
             named = self._said[id(frames)]
-        return Event(action, address, size, stream, is_private, named, time_us)
+        return Event(action, address, size, stream, pool, named, time_us)
+
+    def _pool(self, entry: dict[str, Any], where: str) -> int:
+        pool_id = _pool(entry.get("pool_id", _NO_POOL), f"{where}['pool_id']")
+        return self._packer.pools.number_of(pool_id)
 
 
 def _consumed(checked: _Entries, entries: Sequence[Any], device: int) -> list[Event]:

@@ -45,7 +45,7 @@ class Entry(Protocol):
     @property
     def stream(self) -> int: ...
     @property
-    def is_private(self) -> bool: ...
+    def pool(self) -> int: ...
     @property
     def named(self) -> int:
         """What its frames say, if it frees a segment."""
@@ -84,9 +84,15 @@ def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
     for index, event in enumerate(events):
         if event.action in GOES:
             after = events[index + 1] if index + 1 < len(events) else None
-            if after is None or after.action not in GOES or after.named != event.named:
+            if after is None or after.action not in GOES or not _is_one_call(event, after):
                 runs[index] = (event.named, after is not None and after.action in _TAKES)
     return runs
+
+
+def _is_one_call(entry: Entry, after: Entry) -> bool:
+    return after.named == entry.named and (
+        entry.named != EMPTIES_A_POOL or after.pool == entry.pool
+    )
 
 
 class Releases:
@@ -126,23 +132,30 @@ class Releases:
         self._spans = Spans(spans) if asks else None
         self.unsure = 0
 
-    def follow(self, index: int, event: Entry) -> bool:
-        """Processes an entry about a segment. Returns whether the cache was emptied up to it."""
+    def ends_at(self, index: int) -> bool:
+        """Whether an entry is the last of a run that frees segments."""
+        return index in self._runs
+
+    def follow(self, index: int, event: Entry) -> int | None:
+        """Processes an entry about a segment. Returns what was emptied up to it: 0 for the cache,
+        the number of a private pool, or None for nothing."""
         if self._spans is not None:
             self._keep(self._spans, event)
         if index not in self._runs:
-            return False
+            return None
         said, takes_at_once = self._runs[index]
         if said == EMPTIES:
-            return True
+            return 0
+        if said == EMPTIES_A_POOL and event.pool:
+            return event.pool
         if said == ANOTHER and takes_at_once:
-            return False
+            return None
         if said == PERHAPS:
             is_release = not takes_at_once
         else:
             is_release = said == NO_FRAMES and not takes_at_once and self._is_all_gone()
         self.unsure += not is_release
-        return is_release
+        return 0 if is_release else None
 
     def _keep(self, spans: Spans, event: Entry) -> None:
         is_mapped = event.action in (SEGMENT_MAP, SEGMENT_UNMAP)
@@ -151,7 +164,7 @@ class Releases:
         elif event.size:
             is_small = event.size % self._large > 0 if is_mapped else event.size <= SMALL_SEGMENT
             end = event.address + event.size
-            spans.add(Span(event.address, end, event.stream, is_small, is_mapped, event.is_private))
+            spans.add(Span(event.address, end, event.stream, is_small, is_mapped, event.pool))
 
     def _is_all_gone(self) -> bool:
         """Whether nothing is left that emptying the cache would have given back."""
@@ -162,7 +175,7 @@ class Releases:
             self._looks_left -= 1 + len(live)
             if self._looks_left < 0:
                 return False
-            if not span.is_private and self._has_something_free(span, live):
+            if not span.pool and self._has_something_free(span, live):
                 return False
         return True
 

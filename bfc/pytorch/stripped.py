@@ -15,11 +15,14 @@ from bfc.pytorch.reader import MOST_BYTES, Parts
 from bfc.pytorch.releases import ANOTHER, EMPTIES, EMPTIES_A_POOL, GOES, PERHAPS, what_frames_say
 from bfc.pytorch.version import HOST
 from bfc.pytorch.words import (
+    ANNOTATE,
     BLOCK_ACTIONS,
     OOM,
     OUR_FILE,
     OUR_OWN,
+    OUR_POOL,
     OUR_RELEASE,
+    POOL_MARKS,
     SEGMENT_ACTIONS,
     SNAPSHOT,
     STATES,
@@ -61,7 +64,10 @@ _FRAMES = {
     EMPTIES: [{"filename": OUR_FILE, "line": 0, "name": OUR_RELEASE}],
     PERHAPS: [{"filename": "", "line": 0, "name": OUR_RELEASE}],
     ANOTHER: [{"filename": OUR_FILE, "line": 0, "name": OUR_OWN}],
-    EMPTIES_A_POOL: [{"filename": OUR_FILE, "line": 0, "name": OUR_OWN}],
+    EMPTIES_A_POOL: [
+        {"filename": OUR_FILE, "line": 0, "name": OUR_RELEASE},
+        {"filename": OUR_FILE, "line": 0, "name": OUR_POOL},
+    ],
 }
 
 
@@ -158,7 +164,11 @@ class _Stripper:
         entry, which has no effect: it still separates freed segments from those taken later."""
         kept = _numbers(entry, _OF_ENTRIES)
         action = entry.get("action")
-        if not isinstance(action, str) or action not in _ACTIONS:
+        said = entry.get("user_metadata")
+        is_mark = action == ANNOTATE and said in POOL_MARKS  # bfc's own words: they name nobody
+        if is_mark:
+            kept["user_metadata"] = said
+        elif not isinstance(action, str) or action not in _ACTIONS:
             return {"action": SNAPSHOT, "addr": 0, "size": 0, "stream": 0, "time_us": 0}
         kept |= {"action": action, "time_us": 0, "frames": []}
         if isinstance(entry.get("pool_id"), list | tuple):

@@ -23,6 +23,21 @@ ACTIONS = (
 
 #: The frames of memory that an allocator of bfc gave back: it was told to empty the cache, or not.
 OUR_FILE, OUR_RELEASE, OUR_OWN = "bfc", "empty_cache", "retry or collection"
+#: The frame that stands behind OUR_RELEASE where only the pool of a MemPool was emptied.
+OUR_POOL = "MemPool"
+
+#: The first number of a pool's id where bfc keeps the memory of a tag apart (`Allocator.tag`).
+OUR_TAGS = 1 << 62
+
+#: What the entries of bfc with the action "annotate" say of private pools: a graph is captured, or
+#: a scope diverts allocations; and nobody holds the pool any more.
+POOL_MARKS = CAPTURE_BEGINS, CAPTURE_ENDS, SCOPE_BEGINS, SCOPE_ENDS, LET_GO = (
+    "bfc: a capture into the pool begins",
+    "bfc: a capture into the pool ends",
+    "bfc: a scope of the pool begins",
+    "bfc: a scope of the pool ends",
+    "bfc: the pool is let go",
+)
 
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 #: The states of a block, by what `ChunkInfo.state` calls them.

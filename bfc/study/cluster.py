@@ -118,7 +118,7 @@ class Cluster:
         distributed.Future
             If it is passed to a task, the task gets the trace.
         """
-        lean = Trace(trace.op, trace.id, trace.size, trace.stream)
+        lean = trace._bare(trace.meta)
         return self._client.scatter(lean, broadcast=True, hash=False)
 
     def _workers(self) -> dict[str, int]:

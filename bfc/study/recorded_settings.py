@@ -106,14 +106,14 @@ def read(trace: Trace) -> Recorded:
     """
     meta = trace.meta if isinstance(trace.meta, dict) else {}
     sign = meta.get("torch_version_sign")
-    found = _read(meta.get("torch"), trace.torch or NEWEST)
+    found = _read(meta.get("torch"), trace.torch or NEWEST, trace.pool is not None)
     if "predicted" in meta:
         found = Recorded(None, None, obstacle=PREDICTED)
     sign = shown(sign) if isinstance(sign, str) else ""
     return with_(found, torch=trace.torch or NEWEST, torch_sign=sign)
 
 
-def _read(torch: Any, version: str) -> Recorded:
+def _read(torch: Any, version: str, names_pools: bool) -> Recorded:
     if not isinstance(torch, dict):
         return Recorded(None, None, obstacle="the trace says nothing of recorded segments")
     settings = torch.get("settings")
@@ -127,7 +127,7 @@ def _read(torch: Any, version: str) -> Recorded:
     except SettingsError as error:
         fault = shown(str(error).splitlines()[0])
         return Recorded(text, peak, obstacle=f"bfc cannot have its settings ({fault})")
-    return Recorded(text, peak, remarks=tuple(_remarks(torch)))
+    return Recorded(text, peak, remarks=tuple(_remarks(torch, names_pools)))
 
 
 def point_of(recorded: Recorded) -> Point | None:
@@ -162,10 +162,10 @@ def _peak(torch: dict[str, Any]) -> int | None:
     return peak if 0 <= peak <= MOST else None
 
 
-def _remarks(torch: dict[str, Any]) -> list[str]:
+def _remarks(torch: dict[str, Any], names_pools: bool) -> list[str]:
     """Remarks on what the reader has counted that a replay cannot repeat."""
     counts = {
-        "private_pool_allocations": "allocations were in private pools",
+        "private_pool_allocations": "allocations were in private pools, which it does not name",
         "frees_completed_later": "frees waited for another stream",
         "segments_not_exact": "segments could not be laid out as they were",
         "blocks_of_unsure_size": "blocks from before the history have unsure sizes",
@@ -173,6 +173,8 @@ def _remarks(torch: dict[str, Any]) -> list[str]:
     }
     remarks = []
     for key, what in counts.items():
+        if names_pools and key == "private_pool_allocations":
+            continue
         found = torch.get(key)
         number = len(found) if isinstance(found, list) else found
         if isinstance(number, int) and number > 0:
@@ -215,10 +217,16 @@ def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
     last = trace.stream[event - 1] if event else 0
     unused = np.setdiff1d(np.arange(len(trace) + 1, dtype=np.uint64), trace.id)[0]
     twice = [event, event]
+    pool = None if trace.pool is None else np.insert(trace.pool, twice, 0)
+    marks = trace.pool_marks.copy()
+    marks[marks[:, 0] > event, 0] += 2
     return Trace(
         np.insert(trace.op, twice, [0, 1]),
         np.insert(trace.id, twice, unused),
         np.insert(trace.size, twice, [size, 0]),
         np.insert(trace.stream, twice, last),
+        pool=pool,
+        pools=trace.pools,
+        pool_marks=marks,
         meta=trace.meta,
     ), size

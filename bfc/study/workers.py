@@ -78,9 +78,8 @@ class Replays:
         jobs: int | None = None,
         tick: Tick | None = None,
     ) -> None:
-        columns = trace.op, trace.id, trace.size, trace.stream
         said = {"torch_version": trace.torch}
-        self.trace = Trace(*columns, meta=trace.beginning.as_meta() | said)
+        self.trace = trace._bare(trace.beginning.as_meta() | said)
         self.count = 0
         self._is_started = False
         self._known: dict[Task, Outcome] = {}
@@ -176,8 +175,12 @@ def _write(trace: Trace, path: str) -> None:
     """Not compressed: it is read once by each process."""
     import numpy as np
 
-    meta = np.array(json.dumps(trace.meta))
-    np.savez(path, op=trace.op, id=trace.id, size=trace.size, stream=trace.stream, meta=meta)
+    arrays: dict[str, Any] = {"meta": np.array(json.dumps(trace.meta))}
+    for name in ("op", "id", "size", "stream", "pool", "pools", "pool_marks"):
+        values = getattr(trace, name)
+        if values is not None:
+            arrays[name] = values
+    np.savez(path, **arrays)
 
 
 # In the workers ------------------------------------------------------------------------------

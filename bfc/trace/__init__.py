@@ -1,6 +1,7 @@
 """Allocation histories: files of numbers that replay against any allocator. In order:
 
 tables.py             frames, owners and stacks
+pools.py              private pools, and what becomes of them
 rmm_log.py            RMM's log in CSV
 anonymous.py          the parts of a recording that name no person or program
 from_snapshot.py      a snapshot of an allocator: its history, or what it holds

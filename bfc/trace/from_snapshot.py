@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.pytorch._recording import Event, Stacks
+from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.releases import GOES, NO_FRAMES, what_frames_say
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.version import Version
-from bfc.pytorch.words import OUR_FILE, OUR_OWN, SEGMENT_MAP
+from bfc.pytorch.words import ANNOTATE, OUR_FILE, OUR_OWN, POOL_MARKS, SEGMENT_MAP
 from bfc.pytorch.writer import ordinal_of, settings_as_torch
 from bfc.snapshots.columns import ASLEEP, CHUNK, IN_RANGE, RECORD, REGION, STATES
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from bfc.snapshots.snapshot import Snapshot
 
 TOP = 1 << 64
-NO_POOL = (0, 0)
 #: The frames of memory that the allocator gave back on its own.
 _OF_ITS_OWN = ((OUR_FILE, 0, OUR_OWN),)
 
@@ -55,7 +54,7 @@ def history_of(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any]]:
     stacks = Stacks((regions, history))
     owners = Owners()
     recording = _recording(snapshot, regions, stacks)
-    events = _events(history, stacks, owners, snapshot._pool_id)
+    events = _events(history, stacks, owners, recording.table, snapshot._pool_id)
     recording.moves_pages = _moves_pages(regions, events)
     columns, meta = converted(recording, events, owners, {})
     meta["source"] = "bfc snapshot"
@@ -67,17 +66,16 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
     spans: list[Span] = []
     blocks: dict[int, Block] = {}
     pools: list[list[int]] = []
+    table = Pools()
     chunks = list(CHUNK.iter_unpack(regions.chunks))
     first = 0
     for row in REGION.iter_unpack(regions.regions):
         start, size, stream, *pool, _, _, chunks_end, _, kind, flags = row
         if start + size > TOP:
             raise TraceError(f"the region at {start:#x} ends beyond all addresses")
-        is_small, is_private = regions.kinds[kind] == "small", tuple(pool) != NO_POOL
-        spans.append(
-            Span(start, start + size, stream, is_small, bool(flags & IN_RANGE), is_private)
-        )
-        if is_private:
+        is_small, number = regions.kinds[kind] == "small", table.number_of((pool[0], pool[1]))
+        spans.append(Span(start, start + size, stream, is_small, bool(flags & IN_RANGE), number))
+        if number:
             pools.append([start, size, *pool])
         for number in range(first, chunks_end):
             ptr, nbytes, requested, _, its_stream, _, _, state, _ = chunks[number]
@@ -90,7 +88,7 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
     torch = snapshot.torch
     settings = settings_as_torch(snapshot.settings, torch or NEWEST)
     recording = Recording(
-        ordinal_of(snapshot.device), in_order(spans), blocks, settings, stacks, pools
+        ordinal_of(snapshot.device), in_order(spans), blocks, settings, stacks, pools, table
     )
     if torch is not None:
         recording.version = Version(torch, "the allocator follows its rules")
@@ -98,7 +96,11 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
 
 
 def _events(
-    history: HistoryColumns, stacks: Stacks, owners: Owners, pool_id: tuple[int, int] | None
+    history: HistoryColumns,
+    stacks: Stacks,
+    owners: Owners,
+    table: Pools,
+    pool_id: tuple[int, int] | None,
 ) -> list[Event]:
     """The entries of a history, or those of one pool. Their time never decreases."""
     events: list[Event] = []
@@ -113,9 +115,12 @@ def _events(
         if history.actions[action] in GOES:
             frames = frames or _OF_ITS_OWN
             named = what_frames_say([{"filename": row[0], "name": row[2]} for row in frames])
-        what = history.actions[action], address, size, stream, tuple(pool) != NO_POOL
-        event = Event(*what, named, latest)
-        event.number(stacks.number_of_frames(frames), owners.number_of(history.owners[owner]))
+        said, name = history.actions[action], history.owners[owner]
+        if said == ANNOTATE and name in POOL_MARKS:
+            said, name = name, ""
+        number = table.number_of((pool[0], pool[1]))
+        event = Event(said, address, size, stream, number, named, latest)
+        event.number(stacks.number_of_frames(frames), owners.number_of(name))
         events.append(event)
     return events
 

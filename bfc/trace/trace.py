@@ -20,6 +20,7 @@ from bfc.trace import from_snapshot, rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
 from bfc.trace.beginning import AS_PLACED, AS_RECORDED, Beginning, frees_of, gaps_in
+from bfc.trace.pools import actions_of, checked_marks, checked_pools
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
 from bfc.units import format_bytes
@@ -58,6 +59,9 @@ MOST_BYTES = {
     "stack": 1 << 30,
     "owners": 64 << 20,
     "stacks": 1 << 30,
+    "pool": 512 << 20,
+    "pools": 1 << 20,
+    "pool_marks": 64 << 20,
     "frames": 512 << 20,
     "frame_texts": 256 << 20,
     "frame_text_ends": 256 << 20,
@@ -68,7 +72,8 @@ MOST_BYTES = {
 }
 MOST_BYTES_IN_ALL = (4 << 30) + MOST_BYTES["meta"]
 #: What a file has of the events beside the first four, and the arrays of the table of frames.
-EXTRA = {"time_us": "uint64", "owner": "uint16", "stack": "uint32"}
+EXTRA = {"time_us": "uint64", "owner": "uint16", "stack": "uint32", "pool": "uint16"}
+TABLES = ("owners", "frames", "stacks", "pools", "pool_marks")
 FRAME_ARRAYS = ("frame_texts", "frame_text_ends", "frames")
 #: The list of `meta["torch"]` that may be as long as the trace, and is an array in a file.
 ADDRESSES = "torch_addresses"
@@ -197,6 +202,17 @@ class Trace:
     stacks : array_like of int, shape (stacks, 2), optional
         Rows of two numbers: the parent, which is the index of an earlier row, and the innermost
         frame, which is an index of `frames`. Row 0 is the empty stack, (0, 0).
+    pool : array_like of int, optional
+        The private pool that it is for, a number of `pools`; 0 is the default pool. A free needs
+        none. A release with a pool gives back what that pool caches, once nobody holds it; with 0,
+        all that may go.
+    pools : array_like of int, shape (pools, 2), optional
+        The ids of the pools, of two numbers each. Row 0 is (0, 0), the default pool. PyTorch's are
+        (n, 0) for captured graphs and (0, n) for `MemPool`.
+    pool_marks : array_like of int, shape (marks, 3), optional
+        What becomes of pools: an event, before which it happens; 0 where the capture of a graph
+        into the pool begins, 1 where it ends, 2 where a scope such as `use_mem_pool` begins, 3
+        where it ends, 4 where nobody holds the pool any more; and the number of the pool.
     meta : JSON value, optional
         Anything that JSON can hold.
 
@@ -215,6 +231,9 @@ class Trace:
     Notes
     -----
     The arrays are copied, and cannot be changed.
+
+    A pool is held from the first allocation from it, or the first capture or scope, until a mark
+    says that it is not. What a pool that is held caches goes to nobody else.
 
     Examples
     --------
@@ -238,6 +257,9 @@ class Trace:
         owners: Iterable[str] = (),
         frames: Iterable[tuple[str, int, str]] = (),
         stacks: ArrayLike = (),
+        pool: ArrayLike | None = None,
+        pools: ArrayLike = (),
+        pool_marks: ArrayLike = (),
         meta: Any = None,
     ) -> None:
         import numpy as np
@@ -259,9 +281,18 @@ class Trace:
         tree = checked_stacks(stacks if len(stacks) else [[0, 0]], len(table))  # type: ignore[arg-type]
         extra = {
             name: None if values is None else _column(name, values, np.dtype(EXTRA[name]).type)
-            for name, values in (("time_us", time_us), ("owner", owner), ("stack", stack))
+            for name, values in (
+                ("time_us", time_us),
+                ("owner", owner),
+                ("stack", stack),
+                ("pool", pool),
+            )
         }
-        _check_extra(extra, len(ops), {"owner": len(names), "stack": len(tree)})
+        pool_ids = checked_pools(pools)
+        tables = {"owner": len(names), "stack": len(tree), "pool": len(pool_ids)}
+        _check_extra(extra, len(ops), tables)
+        self._pool_ids = pool_ids
+        self._pool_marks = checked_marks(pool_marks, len(ops), len(pool_ids))
         self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
         self._numbers, self._number_count = numbers, count
         self._freed_at: NDArray[np.int64] | None = None
@@ -324,6 +355,23 @@ class Trace:
         """Each stack's parent and innermost frame. A read-only uint32 array of two columns."""
         return self._stacks
 
+    @property
+    def pool(self) -> NDArray[np.uint16] | None:
+        """The private pool that it is for, a number of `pools`. A read-only uint16 array, or
+        None."""
+        return self._extra["pool"]
+
+    @property
+    def pools(self) -> NDArray[np.uint64]:
+        """The ids of the private pools. A read-only uint64 array of two columns."""
+        return self._pool_ids
+
+    @property
+    def pool_marks(self) -> NDArray[np.int64]:
+        """What becomes of private pools: event, mark and pool. A read-only int64 array of three
+        columns."""
+        return self._pool_marks
+
     def frames_of(self, event: int) -> tuple[Frame, ...]:
         """The calls that led to an event.
 
@@ -365,7 +413,15 @@ class Trace:
             "owners": self._owners,
             "frames": self._frames,
             "stacks": self._stacks,
+            "pools": self._pool_ids,
+            "pool_marks": self._pool_marks,
         }
+
+    def _bare(self, meta: Any) -> Trace:
+        """The same events without times, owners and stacks: what a replay needs."""
+        columns = self.op, self.id, self.size, self.stream
+        pools, marks = self._pool_ids, self._pool_marks
+        return Trace(*columns, pool=self.pool, pools=pools, pool_marks=marks, meta=meta)
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy or a pickle is checked again: its arrays come back as ones that can be changed.
@@ -395,6 +451,9 @@ class Trace:
         kept = self._columns()
         for name in ("op", "id", "size", "stream", *EXTRA):
             kept[name] = None if kept[name] is None else kept[name][events]
+        if len(kept["op"]) < len(self):
+            marks = self._pool_marks
+            kept["pool_marks"] = marks[marks[:, 0] < len(kept["op"])]
         return Trace(**kept, meta=self.meta)
 
     @property
@@ -498,10 +557,11 @@ class Trace:
         ----------
         path : str or os.PathLike
             A file that `save` has written, or with the arrays `op`, `id`, `size` and perhaps
-            `stream`, `time_us`, `owner`, `stack` and `stacks`, of any integer type that holds their
-            numbers, JSON texts `meta` and `owners`, the arrays of a `FrameTable`, and an array
-            `torch_addresses`, which becomes the list `meta["torch"]["addresses"]`. The arrays
-            `address`, of each event, and `segment_event`, `segment_address` and `segment_size` say
+            `stream`, `time_us`, `owner`, `stack`, `stacks`, `pool`, `pools` and `pool_marks`, of
+            any integer type that holds their numbers, JSON texts `meta` and `owners`, the arrays of
+            a `FrameTable`, and an array `torch_addresses`, which becomes the list
+            `meta["torch"]["addresses"]`. The arrays `address`, of each event, and `segment_event`,
+            `segment_address` and `segment_size` say
             where a run on a GPU was placed: they become `meta["placed"]`, with "addresses" and
             "segments" as those of `meta["torch"]` (`from_torch`).
 
@@ -606,6 +666,11 @@ class Trace:
         `meta["torch_version_sign"]` says how that was told. A warning says if the signs in the file
         contradict each other, or if it is newer than 2.15.
 
+        Private pools are those that the file names, in its entries or in its segments; files of
+        older versions name only those of the segments that are there at the end. A file does not
+        say when a graph is captured, and when it is gone: a pool counts as held until the first of
+        its segments goes back. Files and histories of bfc say both (`pool_marks`).
+
         `meta["torch"]` holds what else is known:
 
         - "device": its number.
@@ -624,9 +689,12 @@ class Trace:
         - "oom": [event, size, free bytes of the device] of each refusal.
         - "pools": [address, size, first, second] of each segment that is in a private pool at the
           end, with the two numbers of the pool's id.
+        - "pool_segments": [event, address, size, first, second] of each segment, or mapped part of
+          one, that was taken for a private pool; the event is as in "segment_events", and -1 for
+          those from before the history.
         - "waiting_at_the_end": the blocks whose free was not completed; they stay live.
         - "frees_completed_later": the blocks whose free waited for another stream.
-        - "private_pool_allocations": how many were in private pools, which a trace does not record.
+        - "private_pool_allocations": how many were in private pools.
         - "segments_not_exact": the segments whose layout no sequence of requests gives.
         - "blocks_of_unsure_size": the blocks from before the history that may have been up to 1 MiB
           larger, which the file does not say.
@@ -825,7 +893,7 @@ class Trace:
         >>> bare.time_us, bare.meta, bare.size.tolist()
         (None, None, [512])
         """
-        return Trace(self.op, self.id, self.size, self.stream, meta=public_meta(self.meta))
+        return self._bare(public_meta(self.meta))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as a compressed `.npz` file, which `load` and NumPy read.
@@ -867,7 +935,7 @@ class Trace:
         arrays: dict[str, Any] = {
             name: values
             for name, values in self._columns().items()
-            if values is not None and name not in ("owners", "frames", "stacks")
+            if values is not None and name not in TABLES
         }
         if len(self._owners):
             arrays["owners"] = np.array(json.dumps(self._owners))
@@ -875,6 +943,10 @@ class Trace:
             arrays |= dict(zip(FRAME_ARRAYS, self._frames.arrays, strict=True))
         if len(self._stacks) > 1:
             arrays["stacks"] = self._stacks
+        if len(self._pool_ids) > 1:
+            arrays["pools"] = self._pool_ids
+        if len(self._pool_marks):
+            arrays["pool_marks"] = self._pool_marks
         if addresses is not None:
             arrays[ADDRESSES] = addresses
         arrays["meta"] = np.array(json.dumps(rest))
@@ -925,6 +997,7 @@ class Trace:
             "time_us": None if self.time_us is None else self.time_us[-1:].repeat(len(open_at)),
             "owner": None if self.owner is None else self.owner[open_at],
             "stack": np.zeros(len(open_at), np.uint32),
+            "pool": None if self.pool is None else self.pool[open_at],
         }
         kept = self._columns()
         for name, more in added.items():
@@ -983,6 +1056,12 @@ class Trace:
 
         At a release the loop stops and calls `allocator.release_free_regions()`.
 
+        Allocations from private pools come from pools of their own, under the recorded ids where
+        these are free. The replay holds each pool as long as the program did, and lets all go at
+        its end. While a graph is captured, a request for its pool that does not fit is refused
+        without a retry, as in a capture; where the trace does not say when that was, it is tried
+        again. A `PythonPolicy` has one pool.
+
         Allocations have the owners of the trace. One without has the owner that is set around this
         call.
 
@@ -1034,6 +1113,18 @@ class Trace:
             return found
         return [(int(np.searchsorted(kept, event)), kind) for event, kind in found]
 
+    def _pool_actions(
+        self, op: NDArray[np.uint8], pool: NDArray[np.uint16], kept: NDArray[np.intp] | None
+    ) -> list[tuple[int, int, int]]:
+        """What a replay of the events that are kept does with private pools, and before which."""
+        import numpy as np
+
+        marks = self._pool_marks
+        if kept is not None:
+            marks = marks.copy()
+            marks[:, 0] = np.searchsorted(kept, marks[:, 0])
+        return actions_of(op, pool, marks)
+
     def _played(
         self,
         allocator: Allocator | Replays,
@@ -1063,6 +1154,9 @@ class Trace:
         rebuilt = first if kept is None else int(np.searchsorted(kept, first))
         if isinstance(allocator, Allocator):
             run.set_marks(self._steps(kept))
+            if self.pool is not None and hasattr(allocator, "begin_allocate_to_pool"):
+                pool = self.pool[chosen]
+                run.set_pools(pool, self._pool_ids, self._pool_actions(columns[0], pool, kept))
         if samples is not None:
             run.keep_timeline(min(samples, len(self)), rebuilt)
         if not run.play(progress, rebuilt, give_up=kept is None):

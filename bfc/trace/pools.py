@@ -1,0 +1,101 @@
+"""The private pools of a trace: memory that serves a part of the program alone, such as a captured
+graph."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from bfc.errors import TraceError
+from bfc.pytorch.words import CAPTURE_BEGINS, LET_GO, POOL_MARKS, SCOPE_BEGINS
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+MOST_POOLS = 1 << 16
+TOP = 1 << 64
+ALLOCATE = 0
+#: What a replay does with a pool beside what the marks say: it holds the pool from now on.
+HOLD = len(POOL_MARKS)
+_BEGINS = (POOL_MARKS.index(CAPTURE_BEGINS), POOL_MARKS.index(SCOPE_BEGINS))
+_LET_GO = POOL_MARKS.index(LET_GO)
+
+
+def checked_pools(pools: Any) -> NDArray[np.uint64]:
+    """The table of pools as a read-only array. Raises TraceError if it is not rows of two numbers,
+    the first (0, 0)."""
+    import numpy as np
+
+    rows = np.asarray(pools if len(pools) else [(0, 0)])
+    if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iuO":
+        raise TraceError("pools are rows of two integers: the id of each")
+    numbers = [tuple(map(int, row)) for row in rows.tolist()]
+    if len(numbers) > MOST_POOLS or not all(0 <= it < TOP for row in numbers for it in row):
+        raise TraceError(f"pools are at most {MOST_POOLS}, with ids of two numbers below 2**64")
+    if numbers[0] != (0, 0) or len(set(numbers)) < len(numbers):
+        raise TraceError("pool 0 is the default one, (0, 0), and the others differ")
+    fixed = np.array(numbers, np.uint64).tobytes()
+    return np.ndarray((len(numbers), 2), np.uint64, fixed)
+
+
+def checked_marks(marks: Any, events: int, pools: int) -> NDArray[np.int64]:
+    """What happens to pools as a read-only array, in the order of the events. Raises TraceError if
+    a row has a number that is not there."""
+    import numpy as np
+
+    rows = np.asarray(marks if len(marks) else np.zeros((0, 3), np.int64))
+    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in "iu":
+        raise TraceError("pool_marks are rows of three integers: event, mark and pool")
+    tops = np.array([events + 1, len(POOL_MARKS), pools])
+    low = np.array([0, 0, 1])
+    if len(rows) and ((rows < low) | (rows >= tops)).any():
+        raise TraceError("pool_marks name an event, a mark or a private pool that is not there")
+    ordered = rows.astype(np.int64)[np.argsort(rows[:, 0], kind="stable")]
+    return np.ndarray(ordered.shape, np.int64, ordered.tobytes())
+
+
+def actions_of(
+    op: NDArray[np.uint8], pool: NDArray[np.uint16], marks: NDArray[np.int64]
+) -> list[tuple[int, int, int]]:
+    """What a replay does with private pools, and before which event.
+
+    Parameters
+    ----------
+    op : numpy.ndarray of uint8
+        What each event does.
+    pool : numpy.ndarray of uint16
+        The pool of each event.
+    marks : numpy.ndarray of int64
+        Rows of event, mark and pool.
+
+    Returns
+    -------
+    list of (int, int, int)
+        Event, action and pool: those of the marks, and a HOLD where a pool that nobody holds is
+        allocated from.
+    """
+    import numpy as np
+
+    listed = [(event, at, mark, number) for at, (event, mark, number) in enumerate(marks.tolist())]
+    begun, let_go = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    for event, _, mark, number in listed:
+        if mark == _LET_GO:
+            let_go[number].append(event)
+        elif mark in _BEGINS:
+            begun[number].append(event)
+    private = np.flatnonzero((op == ALLOCATE) & (pool > 0))
+    private = private[np.argsort(pool[private], kind="stable")]
+    numbers, first = np.unique(pool[private], return_index=True)
+    found = list(listed)
+    for number, made in zip(numbers.tolist(), np.split(private, first[1:]), strict=True):
+        ends = let_go[number]
+        for start, end in zip([0, *ends], [*ends, len(op) + 1], strict=True):
+            at = int(np.searchsorted(made, start))
+            if at == len(made) or made[at] >= end:
+                continue
+            since = bisect_left(begun[number], start)
+            if since == len(begun[number]) or begun[number][since] > made[at]:
+                found.append((int(made[at]), len(listed), HOLD, number))
+    return [(event, mark, number) for event, _, mark, number in sorted(found)]
