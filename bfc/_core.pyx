@@ -116,6 +116,20 @@ cdef class SharedCounter:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
+cdef inline cbool enter_pool(Events* events, size_t i, uint32_t features, Lane* lane, uint32_t* lane_set) noexcept nogil:
+    """Puts the private pool of an event into a lane, and forgets the lane's set of bins if it was another one. False:
+    there are no lanes, and the caller must serve the event."""
+    cdef const uint64_t* id
+    if events.pool == NULL:
+        return True
+    id = &events.pools[2 * events.pool[i]]
+    if id[0] != lane.pool[0] or id[1] != lane.pool[1]:
+        lane.pool[0] = id[0]
+        lane.pool[1] = id[1]
+        lane_set[0] = NO_LANE
+    return features & COUNTS != 0 or events.pool[i] == 0
+
+
 cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, size_t i) noexcept nogil:
     """Prefetches what later frees will touch: their entry in the table, then the chunk, then its neighbours. A trace
     names them in advance, and each would be a cache miss if thousands of chunks are live.
@@ -927,8 +941,7 @@ cdef class Pool:
 
     cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
                                  uint32_t features) noexcept nogil:
-        """PLAIN among the features: no timeline is kept, and no event has an owner or a pool. Without COUNTS, one with
-        a pool is the caller's."""
+        """PLAIN among the features: no timeline is kept, and no event has an owner or a private pool."""
         cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
         cdef const uint32_t* number = events.number
         cdef const uint64_t* sizes = events.size
@@ -939,7 +952,6 @@ cdef class Pool:
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
         cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
-        cdef size_t number_of_pool = 0
         cdef size_t i = start
         cdef ChunkHandle handle
         while i < end:
@@ -949,14 +961,7 @@ cdef class Pool:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = sizes[i]
-                if size == 0:
-                    break
-                if not features & PLAIN and events.pool != NULL and events.pool[i] != number_of_pool:
-                    number_of_pool = events.pool[i]
-                    lane.pool[0] = events.pools[2 * number_of_pool]
-                    lane.pool[1] = events.pools[2 * number_of_pool + 1]
-                    lane_set = NO_LANE
-                if not features & PLAIN and number_of_pool and not features & COUNTS:
+                if size == 0 or (not features & PLAIN and not enter_pool(events, i, features, &lane, &lane_set)):
                     break
                 if features & (COUNTS | PAGED):     # there are lanes
                     if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):

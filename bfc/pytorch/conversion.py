@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
 from bfc.pytorch._recording import Event, Pools, Stacks
-from bfc.pytorch.layout import Block, Columns, Sizes, Span, Spans, lay_out
+from bfc.pytorch.layout import Block, Columns, Layout, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.pools import PoolMarks
 from bfc.pytorch.releases import GOES, Releases
@@ -178,17 +178,12 @@ def converted(
     )
     marks = PoolMarks(events, len(recording.table) > 1)
     player = _Player(columns, recording, layout.segments, releases, marks)
-    player.pool_segments += [
-        [-1, span.start, span.size, *recording.table.id_of(span.pool)]
-        for span in spans
-        if span.pool
-    ]
+    player.begin(spans)
     for event in events:
         player.play(event)
     player.finish()
-    streams = columns.streams
-    if len(streams) > MOST_STREAMS:
-        raise TraceError(f"it has {len(streams)} streams: at most {MOST_STREAMS} are read")
+    if len(columns.streams) > MOST_STREAMS:
+        raise TraceError(f"it has {len(columns.streams)} streams: at most {MOST_STREAMS} are read")
     repairs = player.repairs
     repairs["segment_events_contradicting"] += wrong
     repairs["allocations_before_outside_segments"] += 0 if recording.moves_pages else layout.outside
@@ -197,31 +192,35 @@ def converted(
         "source": "PyTorch memory snapshot",
         "torch_version": recording.version.rules,
         "torch_version_sign": recording.version.sign,
-        "torch": {
-            "device": recording.device,
-            "streams": list(streams),
-            "settings": recording.settings,
-            "first_recorded_event": first,
-            "addresses": columns.addresses.tolist(),
-            "segments": player.segments,
-            "segment_events": player.segment_events,
-            "registered": player.registered(spans),
-            "oom": player.refused,
-            "pools": recording.pools,
-            "pool_segments": player.pool_segments,
-            "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
-            "frees_completed_later": player.later,
-            "private_pool_allocations": player.private
-            + sum(span.pool > 0 for span in layout.filled),
-            "segments_not_exact": layout.inexact,
-            "blocks_of_unsure_size": layout.unsure,
-            "repairs": {name: count for name, count in sorted(repairs.items()) if count},
-            "releases_unsure": releases.unsure,
-            "unknown_actions": dict(player.unknown.most_common(16)),
-        },
+        "torch": {"first_recorded_event": first, **_facts(player, layout, spans)},
     }
     arrays = _arrays(columns, events, before, recording.stacks, owners, rules)
     return arrays | _pools_of(columns, recording.table, marks.rows), meta
+
+
+def _facts(player: _Player, layout: Layout, spans: list[Span]) -> dict[str, Any]:
+    """What `meta["torch"]` says beside the number of the events that rebuild the beginning."""
+    recording, columns, repairs = player.recording, player.columns, player.repairs
+    return {
+        "device": recording.device,
+        "streams": list(columns.streams),
+        "settings": recording.settings,
+        "addresses": columns.addresses.tolist(),
+        "segments": player.segments,
+        "segment_events": player.segment_events,
+        "registered": player.registered(spans),
+        "oom": player.refused,
+        "pools": recording.pools,
+        "pool_segments": player.pool_segments,
+        "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
+        "frees_completed_later": player.later,
+        "private_pool_allocations": player.private + sum(span.pool > 0 for span in layout.filled),
+        "segments_not_exact": layout.inexact,
+        "blocks_of_unsure_size": layout.unsure,
+        "repairs": {name: count for name, count in sorted(repairs.items()) if count},
+        "releases_unsure": player.releases.unsure,
+        "unknown_actions": dict(player.unknown.most_common(16)),
+    }
 
 
 def _pools_of(columns: Columns, table: Pools, marks: list[list[int]]) -> dict[str, Any]:
@@ -319,6 +318,13 @@ class _Player:
     private: int = 0
     at: int = 0
     asked: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, spans: list[Span]) -> None:
+        """Notes which of the segments from before the history are those of private pools."""
+        for span in spans:
+            if span.pool:
+                pool_id = self.recording.table.id_of(span.pool)
+                self.pool_segments.append([-1, span.start, span.size, *pool_id])
 
     def play(self, event: Event) -> None:
         self.columns.entry = self.at

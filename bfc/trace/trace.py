@@ -357,8 +357,7 @@ class Trace:
 
     @property
     def pool(self) -> NDArray[np.uint16] | None:
-        """The private pool that it is for, a number of `pools`. A read-only uint16 array, or
-        None."""
+        """The private pool of an event, a number of `pools`. A read-only uint16 array, or None."""
         return self._extra["pool"]
 
     @property
@@ -368,8 +367,7 @@ class Trace:
 
     @property
     def pool_marks(self) -> NDArray[np.int64]:
-        """What becomes of private pools: event, mark and pool. A read-only int64 array of three
-        columns."""
+        """What becomes of pools: event, mark and pool. A read-only int64 array of three columns."""
         return self._pool_marks
 
     def frames_of(self, event: int) -> tuple[Frame, ...]:
