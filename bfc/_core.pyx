@@ -116,7 +116,8 @@ cdef class SharedCounter:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
-cdef inline cbool enter_pool(Events* events, size_t i, uint32_t features, Lane* lane, uint32_t* lane_set) noexcept nogil:
+cdef inline cbool enter_pool(Events* events, size_t i, uint32_t features, Lane* lane,
+                             uint32_t* lane_set) noexcept nogil:
     """Puts the private pool of an event into a lane, and forgets the lane's set of bins if it was another one. False:
     there are no lanes, and the caller must serve the event."""
     cdef const uint64_t* id

@@ -1009,7 +1009,7 @@ cdef class Allocator(BufferOwner):
     cdef int look_at_captures(self, Request* request) except -1:
         """Asks the source about the request's stream: whether it captures, and for which graph."""
         cdef PoolId pool = self.captures.pool_for(request.stream)
-        if not is_default(pool):    # a replay has named one
+        if pool.first or pool.second:   # else a replay may have named one
             request.captured[0] = pool.first
             request.captured[1] = pool.second
         request.in_capture = request.in_capture or self.captures.is_captured(request.stream, self.strict)

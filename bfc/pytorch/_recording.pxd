@@ -51,7 +51,7 @@ cdef class Event:
     cdef readonly uint32_t stack
     cdef readonly uint16_t owner
     cdef readonly uint8_t named
-    cdef public uint16_t pool       # the number of its private pool in a table of pools; 0: none
+    cdef readonly uint16_t pool       # the number of its private pool in a table of pools; 0: none
 
 
 cdef class Packer:

@@ -262,6 +262,10 @@ cdef class Event:
         """Sets the numbers of its stack and its owner."""
         self.stack, self.owner = stack, owner
 
+    def put_in_pool(self, uint16_t number):
+        """Sets the number of its private pool."""
+        self.pool = number
+
 
 cdef class Packer:
     """Makes what is kept of the lists and dicts of one file."""

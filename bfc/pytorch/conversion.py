@@ -90,7 +90,7 @@ def _before(
     for event in reversed(events):
         if not are_told and event.action in _WITH_AN_ADDRESS:
             span = spans.holding(event.address)
-            event.pool = 0 if span is None else span.pool
+            event.put_in_pool(0 if span is None else span.pool)
         if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
             change += event.size
             wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)
