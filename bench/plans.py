@@ -11,30 +11,36 @@ build`, and name the folder: `python -m bench.plans --minimalloc ../minimalloc`.
 
 `--served` serves plans instead: of each trace the iteration with the highest peak is repeated six
 times, as it was and disturbed, with a plan made of four iterations that are disturbed in the same
-way with other random numbers. What each policy reserves, with and without the plan, is divided by
-the most that is live. Then the processor time of a replay, for each event, of the undisturbed run.
+way with other random numbers. Then with an evaluation, or an iteration of another shape, between
+two iterations, of which the plan knows nothing. What each policy reserves, with and without the
+plan, is divided by the most that is live; an asterisk is where the default gate declined the plan.
+Then the processor time of a replay, for each event, of the undisturbed run.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import resource
 import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 import bfc
 from bench.repeated import (
+    BETWEEN,
     DISTURBED,
     RECORDED,
     ROUNDS,
     Repeated,
+    between,
     disturbed,
     history,
     most_live,
@@ -144,25 +150,67 @@ def show_served(folder: Path, names: list[str] | None) -> None:
     say("reserved / most live; hits of 100 requests with PyTorch's policy beside the plan")
     columns = ("caching", "+ plan", "hits", "BFC", "+ plan")
     say(f"{'':40}" + "".join(f"{name:>9}" for name in columns))
-    for label, parts in DISTURBED.items():
+    every: list[Served] = []
+    for label in (*DISTURBED, *BETWEEN):
         rows = []
         for name, run in runs.items():
-            rows.append(served(run, parts))
-            say(f"{label:16}{name:24}" + "".join(f"{value:9.3f}" for value in rows[-1]))
+            rows.append(served(run, label))
+            say(f"{label:16}{name:24}{shown(rows[-1].figures, rows[-1].declined)}")
         if rows:
-            means = (geometric_mean(column) for column in zip(*rows, strict=True))
-            say(f"{label:16}{'geometric mean':24}" + "".join(f"{mean:9.3f}" for mean in means))
+            means = [mean_of(column) for column in zip(*(row.figures for row in rows), strict=True)]
+            say(f"{label:16}{'geometric mean':24}{shown(means, ())}")
+        every += rows
+    for policy, at in (("caching", 0), ("bfc", 3)):
+        ratios = [row.figures[at + 1] / row.figures[at] for row in every]
+        declined = sum(policy in row.declined for row in every)
+        say(
+            f"{policy} with a plan / without, {len(every)} histories, {declined} declined: "
+            f"geometric mean {geometric_mean(ratios):.3f}, worst {max(ratios):.3f}, "
+            f"{sum(ratio > 1 for ratio in ratios)} above 1"
+        )
     say("\nnanoseconds an event, min / median / max of five turns")
     for name, run in runs.items():
         say(f"{name:24}" + "  ".join(times_served(run)))
 
 
-def served(run: Repeated, parts: dict[str, float]) -> list[float]:
+@dataclass(frozen=True)
+class Served:
+    """What was reserved with and without plans, and whose plans were declined."""
+
+    figures: list[float]
+    declined: list[str]
+
+
+def mean_of(figures: Iterable[float]) -> float:
+    """Without those of plans that were declined."""
+    known = [figure for figure in figures if not math.isnan(figure)]
+    return geometric_mean(known) if known else math.nan
+
+
+def shown(figures: list[float], declined: Sequence[str]) -> str:
+    marks = ["", "caching", "", "", "bfc"]
+    return "".join(
+        f"{value:8.3f}{'*' if mark in declined else ' '}"
+        for value, mark in zip(figures, marks, strict=True)
+    )
+
+
+def histories(run: Repeated, label: str) -> tuple[bfc.Trace, bfc.Trace]:
+    """What a plan is made of, and what it then serves."""
+    parts = DISTURBED.get(label, {})
     dice = np.random.default_rng(100)
     recording = history(run, [disturbed(run, dice, **parts) for _ in range(RECORDED)])
     dice = np.random.default_rng(200)
-    trace = history(run, [disturbed(run, dice, **parts) for _ in range(ROUNDS)])
-    most, row = most_live(trace), []
+    iterations = [disturbed(run, dice, **parts) for _ in range(ROUNDS)]
+    if label not in BETWEEN:
+        return recording, history(run, iterations)
+    mixed = [each for part in iterations for each in (part, between(run, label))]
+    return recording, history(run, mixed, ["train", label] * ROUNDS)
+
+
+def served(run: Repeated, label: str) -> Served:
+    recording, trace = histories(run, label)
+    most, row, declined = most_live(trace), [], []
     for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
         plan = bfc.Plan.from_trace(recording, fallback=fallback)
         row.append(reserved(trace, make) / most)
@@ -172,8 +220,10 @@ def served(run: Repeated, parts: dict[str, float]) -> list[float]:
                 allocator.use_plan(plan)
             row.append(trace.replay(allocator).peak_bytes_reserved / most)
             if fallback == "caching":
-                row.append(100 * allocator.plan_stats().get("agreement", float("nan")))
-    return row
+                row.append(100 * allocator.plan_stats().get("agreement", math.nan))
+        if plan.declined is not None:
+            declined.append(fallback)
+    return Served(row, declined)
 
 
 def times_served(run: Repeated) -> Iterator[str]:

@@ -55,12 +55,22 @@ DISTURBED: dict[str, dict[str, float]] = {
     "none": {},
     "sizes 1 %": {"sizes": 0.01},
     "sizes 5 %": {"sizes": 0.05},
+    "sizes 20 %": {"sizes": 0.2},
     "insert 1 %": {"insert": 0.01},
+    "insert 5 %": {"insert": 0.05},
     "delete 1 %": {"delete": 0.01},
+    "delete 5 %": {"delete": 0.05},
     "late 1 %": {"late": 0.01},
+    "late 10 %": {"late": 0.1},
     "swap 10 %": {"swap": 0.1},
     "all five at 1 %": {"sizes": 0.01, "insert": 0.01, "delete": 0.01, "late": 0.01, "swap": 0.01},
 }
+#: What comes between the iterations, of a kind that the plan does not have.
+EVALUATION, OTHER_SHAPE = "evaluation", "other shape"
+BETWEEN = (EVALUATION, OTHER_SHAPE)
+#: An evaluation is this part of an iteration, and keeps nothing for a backward pass: its blocks
+#: live for so many events at most. Another shape has this part of each size.
+FORWARD, FORWARD_LIFE, SMALLER = 0.4, 30, 0.7
 
 
 def blocks_of(trace: bfc.Trace) -> Blocks:
@@ -140,6 +150,15 @@ def disturbed(run: Repeated, dice: np.random.Generator, **parts: float) -> Block
     )
 
 
+def between(run: Repeated, kind: str) -> Blocks:
+    """An evaluation, or an iteration of another shape."""
+    blocks = run.iteration
+    if kind == OTHER_SHAPE:
+        return replace(blocks, size=np.maximum(1, (blocks.size * SMALLER).astype(np.int64)))
+    own = blocks.taken(blocks.birth < run.length * FORWARD)
+    return replace(own, death=np.minimum(own.death, own.birth + FORWARD_LIFE))
+
+
 def joined(parts: Sequence[Blocks]) -> Blocks:
     """All blocks, in order of birth."""
     birth, death, size, stream = (
@@ -150,9 +169,12 @@ def joined(parts: Sequence[Blocks]) -> Blocks:
     return Blocks(birth[order], death[order], size[order], stream[order])
 
 
-def history(run: Repeated, iterations: Sequence[Blocks]) -> bfc.Trace:
-    """The head, then the iterations one after the other, with marks."""
+def history(
+    run: Repeated, iterations: Sequence[Blocks], kinds: Sequence[str] | None = None
+) -> bfc.Trace:
+    """The head, then the iterations one after the other, with marks, whose kinds are "train"."""
     parts, marks = [run.head], []
+    kinds = kinds or ["train"] * len(iterations)
     for number, part in enumerate(iterations):
         at = run.begin + number * run.length
         marks.append(at)
@@ -173,7 +195,7 @@ def history(run: Repeated, iterations: Sequence[Blocks]) -> bfc.Trace:
         ids,
         np.where(is_birth, blocks.size[ids], 0),
         blocks.stream[ids],
-        meta={"marks": [[int(event), "train"] for event in events]},
+        meta={"marks": [[int(event), kind] for event, kind in zip(events, kinds, strict=True)]},
     )
 
 

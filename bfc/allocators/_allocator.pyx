@@ -853,6 +853,10 @@ cdef class Allocator(BufferOwner):
         """What `Planned.last_step` says."""
         return self.planned_part().last_step()
 
+    def _home_stream(self):
+        """The stream that stands for stream 0 in a plan."""
+        return self.home_stream
+
     def _keeps_history(self):
         """Whether a history is recorded, or frames are kept."""
         return self.pool.history != NULL or self.keeps_history()

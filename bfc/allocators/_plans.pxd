@@ -56,6 +56,7 @@ cdef class Planned:
     cdef list add_orders(self, uint64_t at, object orders)
     cdef int begin_step(self, str kind) except -1
     cdef int take_regions(self, bint with_base) except -1
+    cdef uint64_t bytes_taken(self) noexcept
     cdef bint take_region(self, int which) except -1
     cdef int retire(self) except -1
     cdef int give_back_empty(self) except -1

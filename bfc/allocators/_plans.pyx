@@ -218,9 +218,9 @@ cdef class Planned:
         """Asks for the regions. Sets `declined` where they cannot be had; those that came stay until `retire`."""
         cdef uint64_t base = self.server.region_size(BASE) if with_base else 0
         cdef uint64_t needed = base + self.server.region_size(BODY), taken
-        acquire_lock(self.lock[0])
-        taken = self.source.taken()
-        self.lock.release()
+        if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
+            self.give_back_side()       # the policy may hold the memory, and nothing lives in it
+        taken = self.bytes_taken()
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
@@ -228,6 +228,12 @@ cdef class Planned:
             self.declined = (f"the plan needs {format_bytes(needed)} in blocks of {format_bytes(base)} and "
                              f"{format_bytes(needed - base)}, and {self.source.sub_allocator!r} has no room for them")
         return 0
+
+    cdef uint64_t bytes_taken(self) noexcept:
+        acquire_lock(self.lock[0])
+        cdef uint64_t taken = self.source.taken()
+        self.lock.release()
+        return taken
 
     cdef bint take_region(self, int which) except -1:
         """Asks for a region, if the limit lets it. Returns whether it is there."""

@@ -98,7 +98,7 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
     which waits for the device, as cudaFree does. Out of memory is PyTorch's own error.
     """
     torch = _torch_with_cuda()
-    if allocator.plan_stats()["state"] not in ("none", "declined"):
+    if allocator.plan_stats()["state"] not in ("none", "declined", "switched off"):
         raise ValueError(
             "this allocator serves a plan, and PyTorch asks a MemPool for segments, which a plan "
             "does not know: use bfc.integrations.torch.replace, or end the plan with use_plan(None)"

@@ -112,7 +112,7 @@ class Recording:
                 f"more than {MOST_SLOTS} allocations and frees came while it was recorded"
             )
         policy = policy_of(self._allocator, 0)
-        trace = trace_of(self._records, self._marks, policy)
+        trace = trace_of(self._records, self._marks, policy, self._allocator._home_stream())
         return Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
 
 
@@ -135,8 +135,8 @@ def policy_of(allocator: Allocator, peak: int) -> Fallback:
     return Fallback("bfc", "", NEWEST, peak)
 
 
-def trace_of(records: bytes, marks: list[tuple[int, str]], policy: Fallback) -> Trace:
-    """The trace of a history, with marks at these records."""
+def trace_of(records: bytes, marks: list[tuple[int, str]], policy: Fallback, home: int) -> Trace:
+    """The trace of a history, with marks at these records. `home` is the allocator's own stream."""
     import numpy as np
 
     fields = ("address", "size", "stream", "pool", "pool_id", "time", "id")
@@ -144,19 +144,19 @@ def trace_of(records: bytes, marks: list[tuple[int, str]], policy: Fallback) -> 
         records,
         [(name, np.uint64) for name in fields] + [("action", np.uint32), ("owner", np.uint32)],
     )
-    columns, found = _events(rows, marks)
+    columns, found = _events(rows, marks, home)
     told = {"marks": [list(mark) for mark in found], "torch_version": policy.torch}
     return Trace(*columns, meta=told)
 
 
 def _events(
-    rows: NDArray[Any], marks: list[tuple[int, str]]
+    rows: NDArray[Any], marks: list[tuple[int, str]], home: int
 ) -> tuple[tuple[list[int], ...], list[tuple[int, str]]]:
     """The allocations and frees of a history, as the columns of a trace, and its marks. What was
     allocated before, or in a private pool, is left out."""
     alloc, free = ACTIONS.index("alloc"), ACTIONS.index("free_completed")
     live: dict[int, tuple[int, int]] = {}
-    streams: dict[int, int] = {0: 0}
+    streams = {0: 0, home: 0}
     op: list[int] = []
     ids: list[int] = []
     sizes: list[int] = []
@@ -168,7 +168,7 @@ def _events(
             found.append((len(op), begins[number]))
         address, size, stream, pool, pool_id, *_, action, _owner = row
         if action == alloc and not pool | pool_id:
-            live[address] = number, streams.setdefault(stream, len(streams))
+            live[address] = number, streams.setdefault(stream, max(streams.values()) + 1)
         elif action != free or address not in live:
             continue
         block, ordinal = live[address] if action == alloc else live.pop(address)

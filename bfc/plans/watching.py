@@ -83,7 +83,8 @@ class Watch:
             marks = self._marks
             self.stop(allocator)
             policy = policy_of(allocator, allocator.stats().peak_pool_bytes)
-            self._look = Look(records, marks, policy, self._plan, self._gate)
+            home = allocator._home_stream()
+            self._look = Look(records, marks, policy, home, self._plan, self._gate)
             try:
                 self._look.start()
             except (RuntimeError, MemoryError):  # there is no thread any more
@@ -96,8 +97,9 @@ class Watch:
 
     def lost(self) -> None:
         """Another history has begun, or will: nothing is recorded any more."""
-        self._marks = None
-        self._put_off()
+        if self._marks is not None:
+            self._marks = None
+            self._put_off()
 
     def stop(self, allocator: Allocator) -> None:
         """Ends the history, if steps are recorded."""
@@ -135,18 +137,20 @@ class Look(threading.Thread):
         records: bytes,
         marks: list[tuple[int, str]],
         policy: Fallback,
+        home: int,
         plan: Plan,
         gate: float,
     ) -> None:
         super().__init__(name="bfc plan", daemon=True)
         self.answer: Plan | str | None = None
-        self._work = records, marks, policy, plan, gate
+        self._work = records, marks, policy, home, plan, gate
 
     def run(self) -> None:
-        records, marks, policy, plan, gate = self._work
+        records, marks, policy, home, plan, gate = self._work
         del self._work
         try:
-            self.answer = what_follows(trace_of(records, marks, policy), policy, plan, gate)
+            trace = trace_of(records, marks, policy, home)
+            self.answer = what_follows(trace, policy, plan, gate)
         except Exception:  # no memory, or steps that cannot be planned: the plan stays
             self.answer = None
 

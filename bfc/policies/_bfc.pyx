@@ -502,7 +502,7 @@ cdef class BFCAllocator(Allocator):
             return 0            # which serves no plan, and has no such set of bins
         self.acquire()
         if self.pool.features & OPTIONS and not planned:
-            self.growth.reset()     # each region beside the plan has doubled the next
+            self.next_size = self.first_region      # each region beside the plan has doubled the next
         self.pool.bin_sets[0].oversize = WHOLE_BESIDE_PLANS if planned else UNLIMITED
         self.pool.bin_sets[0].oversize_slack = SLACK_BESIDE_PLANS
         self.pool.features &= ~<uint32_t>OPTIONS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import ctypes
+import functools
 import gc
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 import pytest
 import raw_cuda
 from cuda_machine import ON_GPU
+from planned_client import learns_and_follows_a_plan
 from torch_harness import Harness, build
 
 import bfc
@@ -79,6 +81,11 @@ def test_a_hit_makes_no_driver_call(served, whole, emulated) -> None:
         for _ in range(100):
             whole.free(whole.alloc(1000))
     assert calls == {}
+
+
+@both_policies
+def test_what_replace_gives_to_pytorch_follows_a_plan(served, whole) -> None:
+    learns_and_follows_a_plan(served, lambda size: functools.partial(whole.free, whole.alloc(size)))
 
 
 @both_policies

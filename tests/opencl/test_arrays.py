@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from planned_client import learns_and_follows_a_plan
 
 import bfc
 
@@ -43,6 +45,20 @@ def test_arrays_and_their_results_live_in_the_pool(pool, queue) -> None:
     assert ((part * 2).get() == 2 * values[100:200]).all()
     del part
     assert in_use(pool) == 0
+
+
+def test_arrays_follow_a_plan(context, queue) -> None:
+    import pyopencl.array as clarray
+
+    source = bfc.OpenCLSubAllocator(context, capacity=128 * MIB)
+    with bfc.CachingAllocator(source, stream=queue) as pool:
+        make = bfc.integrations.pyopencl.allocator(pool)
+
+        def allocate(size: int) -> Callable[[], object]:
+            held = [clarray.empty(queue, size, "u1", allocator=make)]
+            return held.clear
+
+        learns_and_follows_a_plan(pool, allocate)
 
 
 def test_a_kernel_of_the_users_own_reads_and_writes(pool, context, queue, cl) -> None:

@@ -117,3 +117,27 @@ def test_no_byte_is_left(opencl: torch.device) -> None:
     del model, optimizer, loss_of, twin
     gc.collect()
     assert torch.accelerator.memory_allocated() == before
+
+
+def test_a_model_trains_on_a_planned_pool(nothing_left: None) -> None:
+    """Every tensor of the later steps has a place in the plan of the first ones."""
+    pool = torch.opencl.pool()
+    model, optimizer, loss_of = mlp("opencl")
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            with pool.step("train"):
+                optimizer.zero_grad()
+                loss_of(model).backward()
+                optimizer.step()
+
+    train(2)
+    with pool.record_plan() as recording:
+        train(5)
+    pool.use_plan(recording.plan(), strict=True, gate=None)  # it is small: segments are larger
+    train(5)
+    stats = pool.plan_stats()
+    pool.use_plan(None)
+    assert stats["agreement"] > 0.95
+    assert stats["hits"] > 100
+    assert pool.check() is None
