@@ -416,9 +416,12 @@ class CudaModule:
         for name in ("preferred_linalg_library", "preferred_blas_library"):
             yield torch.backends.cuda, name, nothing
         yield torch.cuda.nccl, "version", lambda: NCCL_VERSION
-        if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):
-            # which torch._inductor imports where there is CUDA
-            yield torch._C, "_cuda_CUDAAllocator_AllocatorState", object
+        for name, what in (  # what torch._inductor and packages of kernels import
+            ("_cuda_CUDAAllocator_AllocatorState", object),
+            ("_cuda_getCurrentRawStream", lambda device=0: 0),
+        ):
+            if not hasattr(torch._C, name):
+                yield torch._C, name, what
         if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
             settings = self.memory.set_settings
             yield torch._C, "_accelerator_setAllocatorSettings", settings

@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import WORKSPACES
+from bfc.predicting.known_values import KnownValues, follows
 from bfc.predicting.memory import Allocation, Memory
 from bfc.predicting.rules.interface import (
     AMENDMENTS,
@@ -110,6 +111,7 @@ class Operator:
         "before",
         "composed",
         "fills_zeros",
+        "follows",
         "is_add",
         "kernel",
         "mutates",
@@ -129,6 +131,7 @@ class Operator:
         self.kernel = KERNELS.get(self.name)
         self.amend = AMENDMENTS.get(self.name)
         self.unknowable = unknowable(schema.name)
+        self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
 
@@ -196,6 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.progress: Callable[[], object] | None = None
         #: Makes a fake tensor of one that has values.
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
+        self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
 
@@ -251,9 +255,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._numbered = number
                 self.places.remember(number - 1)
         if (known.after or known.before) and self._on_cuda(args):
-            return self._with_rules(known, func, args, kwargs, overwritten)
-        result = self._result(known, func, args, kwargs)
-        self._follow(known, args, kwargs, result, overwritten)
+            result = self._with_rules(known, func, args, kwargs, overwritten)
+        else:
+            result = self._result(known, func, args, kwargs)
+            self._follow(known, args, kwargs, result, overwritten)
+        if known.follows is not None:
+            self.known.learn(known.follows, args, kwargs, result)
+        elif known.mutates and self.known:
+            self.known.forget(args)
+            self.known.forget(tuple(kwargs.values()))
         return result
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -298,7 +308,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
         stream = self.places.stream()
         thread = threading.get_ident()
-        return Call(func, args, kwargs, None, self.gpu, self.version, thread, stream, self.assume)
+        about = (self.gpu, self.version, thread, stream, self.assume, self.known.get)
+        return Call(func, args, kwargs, None, *about)
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,29 @@ def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
         assert torch.load(path, map_location="cuda")["weight"].is_cuda
         layer = nn.Linear(512, 512, bias=False).cuda()
         layer.load_state_dict(torch.load(path, map_location="cpu"))
+
+
+def test_files_of_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of that name which fails, as it would: it reads memory by its address."""
+    package = tmp_path / "safetensors"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "torch.py").write_text(
+        "def load_file(*args): 1 / 0\nsave_file = load_file\nsave_model = load_file\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with bfc.predict("a100"):
+        from safetensors.torch import load_file, save_file
+
+        save_file({"a": torch.ones(512, 512, device="cuda")}, tmp_path / "a.safetensors")
+        assert load_file(tmp_path / "a.safetensors")["a"].device.type == "cpu"
+        assert load_file(tmp_path / "a.safetensors", device="cuda")["a"].is_cuda
+        with pytest.raises(ZeroDivisionError):
+            load_file(tmp_path / "b.safetensors")
+    for name in ("safetensors", "safetensors.torch"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_tensors_are_pickled_as_shapes() -> None:

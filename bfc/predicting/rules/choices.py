@@ -105,6 +105,10 @@ def resized_storages(recorder: Any) -> Iterator[None]:
         yield
 
 
+#: A bit that makes an address one where no memory can be.
+NOWHERE = 1 << 62
+
+
 class Unprofiled:
     """Stands in for a profiler, and for all that it returns: there is nothing to see."""
 
@@ -317,14 +321,11 @@ def values(recorder: Any) -> Iterator[None]:
     of_real = torch.UntypedStorage.data_ptr
 
     def place(self: Any) -> int:
-        """A number that tells a storage from others: programs ask which tensors share one."""
+        """A number that tells a storage from others: programs ask which tensors share one. A
+        tensor's own address is 0, which programs that would read there take for no memory."""
         if self.device.type != "meta":
             return int(of_real(self))
-        return int(self._cdata) if self.nbytes() else 0
-
-    def address(self: Any) -> int:
-        begin = place(self.untyped_storage())
-        return begin + self.storage_offset() * self.element_size() if begin else 0
+        return int(self._cdata) | NOWHERE if self.nbytes() else 0
 
     def formatted(self: Any, spec: str) -> str:
         """As `f"{loss:.3f}"` of a real tensor."""
@@ -336,6 +337,6 @@ def values(recorder: Any) -> Iterator[None]:
             stack.enter_context(patch.object(torch.Tensor, name, wrapped))
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", place))
-        stack.enter_context(patch.object(FakeTensor, "data_ptr", address))
+        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
         yield

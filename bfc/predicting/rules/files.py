@@ -1,4 +1,4 @@
-"""`torch.save`, which writes nothing, and `torch.load` of what was saved: the same shapes again.
+"""`torch.save` and safetensors, which write nothing, and loading what was saved: the same shapes.
 
 From torch/serialization.py (`_load`: each tensor is moved to where `map_location` says). A
 checkpoint that is loaded onto the device, and not to the host first, takes its memory once more.
@@ -6,6 +6,8 @@ checkpoint that is loaded onto the device, and not to the host first, takes its 
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -101,11 +103,41 @@ def saved(recorder: Any) -> Iterator[None]:
         recorder.assume("torch.save", "writes nothing")
         shelf.put(f, obj)
 
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def load(
+        f: Any,
+        map_location: Any = None,
+        *args: Any,
+        otherwise: Callable[[], Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
         kept = shelf.get(f)
+        if kept is None and otherwise is not None:
+            return otherwise()
         if kept is None:
             return build(f, map_location, *args, **kwargs)
         return _each(kept, lambda one: one.made(map_location) if isinstance(one, _Kept) else one)
 
-    with patch.object(torch, "save", save), patch.object(torch, "load", load):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "save", save))
+        stack.enter_context(patch.object(torch, "load", load))
+        for name, function in _safetensors(save, load).items():
+            stack.enter_context(patch(f"safetensors.torch.{name}", function))
         yield
+
+
+def _safetensors(save: Callable[..., None], load: Callable[..., Any]) -> dict[str, Any]:
+    """The functions of safetensors, where that is installed: it reads memory by its address."""
+    if importlib.util.find_spec("safetensors") is None:
+        return {}
+    build = importlib.import_module("safetensors.torch").load_file
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(tensors, filename)
+
+    def save_model(model: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        save(model.state_dict(), filename)
+
+    def load_file(filename: Any, device: Any = "cpu") -> Any:
+        return load(filename, device, otherwise=lambda: build(filename, device))
+
+    return {"save_file": save_file, "save_model": save_model, "load_file": load_file}

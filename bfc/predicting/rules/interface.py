@@ -78,6 +78,8 @@ class Call:
         The stream, 0 for the default one.
     assume : callable
         Called with (what, value), it notes an assumption with the line of the program.
+    value_of : callable
+        Called with a tensor, it returns the number that fills it, or None.
     """
 
     func: Any
@@ -89,6 +91,7 @@ class Call:
     thread: int
     stream: int
     assume: Callable[[str, object], None]
+    value_of: Callable[[Any], object] = lambda tensor: None
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""

@@ -16,6 +16,9 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
     tensor = call.args[0]
     if getattr(tensor, "constant", None) is not None:
         return run()
+    known = call.value_of(tensor)
+    if known is not None:
+        return known
     kind = tensor.dtype
     value: object = False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
     call.assume(".item()", value)

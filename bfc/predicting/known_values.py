@@ -1,0 +1,171 @@
+"""Tensors that are filled with one number: what a program reads of these is known.
+
+So a loop ends that waits until all sequences of a batch are done, and a mask of ones is seen to
+mask nothing. What is known belongs to a storage; whatever else writes to that, or to a view of it,
+ends it.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+Number = bool | int | float
+
+#: Which argument an operator fills its result with; or with what it does.
+FILLED = {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0, "fill_": 1, "copy_": 1}
+ALWAYS = {
+    **dict.fromkeys(("ones", "ones_like", "new_ones"), 1),
+    **dict.fromkeys(("zeros", "zeros_like", "new_zeros", "zero_"), 0),
+}
+#: Operators whose result has the number of their first argument, or of each tensor of a list.
+KEPT = frozenset(
+    (
+        *("_to_copy", "clone", "index", "index_select", "gather", "repeat", "flip", "cat", "stack"),
+        *("max", "min", "amax", "amin", "any", "all", "mean"),
+    )
+)
+ALONE: dict[str, Callable[[Any], Any]] = {
+    "bitwise_not": lambda a: not a if isinstance(a, bool) else ~a,
+    "logical_not": operator.not_,
+    "neg": operator.neg,
+    "abs": abs,
+}
+TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
+    "bitwise_and": operator.and_,
+    "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor,
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "logical_and": lambda a, b: bool(a) and bool(b),
+    "logical_or": lambda a, b: bool(a) or bool(b),
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "add": operator.add,
+    "sub": operator.sub,
+    "rsub": lambda a, b: b - a,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "maximum": max,
+    "minimum": min,
+}
+#: With this number on one side the other side does not matter.
+DECIDES: dict[str, Number] = {
+    **dict.fromkeys(("bitwise_and", "__and__", "logical_and", "mul"), 0),
+    **dict.fromkeys(("bitwise_or", "__or__", "logical_or"), True),
+}
+_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, "sum", "where"}
+
+
+def follows(name: str) -> str | None:
+    """The name by which an operator is followed, without the mark of work in place; or None."""
+    name = name.removeprefix("aten::")
+    if name in _NAMES:
+        return name
+    return name.removesuffix("_") if name.removesuffix("_") in (*ALONE, *TOGETHER) else None
+
+
+class KnownValues:
+    """The numbers that storages are filled with."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Number] = {}
+        self._watches: dict[int, object] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def get(self, tensor: Any) -> Number | None:
+        """The number that a tensor is filled with, or that is given itself; None if unknown."""
+        if isinstance(tensor, (bool, int, float)):
+            return tensor
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        return self._values.get(tensor.untyped_storage()._cdata)
+
+    def forget(self, value: Any) -> None:
+        """Notes that a tensor, or each tensor of a list, was written to."""
+        if isinstance(value, FakeTensor):
+            if value.layout is torch.strided:
+                self._drop(value.untyped_storage()._cdata)
+        elif type(value) in (list, tuple):
+            for one in value:
+                self.forget(one)
+
+    def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Notes what the result of an operator is filled with, if that is known."""
+        first = result[0] if type(result) in (list, tuple) and result else result
+        if not isinstance(first, FakeTensor) or first.layout is not torch.strided:
+            return
+        value = self._value(name, args, kwargs, first)
+        storage = first.untyped_storage()
+        if value is None or storage.nbytes() != first.numel() * first.element_size():
+            self._drop(storage._cdata)  # unknown, or only a part was written
+        else:
+            self._keep(storage, _as_element(value, first.dtype))
+
+    def _value(self, name: str, args: Any, kwargs: Any, result: Any) -> Number | None:
+        if name in ALWAYS:
+            return ALWAYS[name]
+        if name in FILLED:
+            at = FILLED[name]
+            return self.get(args[at] if at < len(args) else kwargs.get("fill_value"))
+        if not self._values or not args:
+            return None
+        if name in TOGETHER:
+            return self._together(name, args, kwargs)
+        if name == "where":
+            return self._chosen(args)
+        given = args[0] if type(args[0]) in (list, tuple) else args[:1]
+        values = {self.get(one) for one in given}
+        value = values.pop() if len(values) == 1 else None
+        if value is None or name in KEPT:
+            return value
+        if name == "sum":
+            count: int = args[0].numel()
+            return value * count / max(int(result.numel()), 1)
+        return ALONE[name](value)  # type: ignore[no-any-return]
+
+    def _together(self, name: str, args: Any, kwargs: Any) -> Number | None:
+        if len(args) != 2 or kwargs:  # alpha, or how a quotient is rounded
+            return None
+        one, other = self.get(args[0]), self.get(args[1])
+        decides = DECIDES.get(name)
+        for value, tensor in ((one, args[0]), (other, args[1])):
+            boolean = isinstance(value, bool) or getattr(tensor, "dtype", None) == torch.bool
+            if decides is not None and value == decides and (boolean or decides == 0):
+                return decides
+        if one is None or other is None:
+            return None
+        try:
+            return TOGETHER[name](one, other)  # type: ignore[no-any-return]
+        except (TypeError, ZeroDivisionError):
+            return None
+
+    def _chosen(self, args: Any) -> Number | None:
+        if len(args) != 3:
+            return None
+        condition, one, other = map(self.get, args)
+        if condition is not None:
+            return one if condition else other
+        return one if one == other else None
+
+    def _keep(self, storage: Any, value: Number) -> None:
+        key = storage._cdata
+        if key not in self._watches:
+            self._watches[key] = weakref.ref(storage, lambda _: self._drop(key))
+        self._values[key] = value
+
+    def _drop(self, key: int) -> None:
+        self._values.pop(key, None)
+        self._watches.pop(key, None)
+
+
+def _as_element(value: Number, dtype: Any) -> Number:
+    if dtype == torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point or dtype.is_complex else int(value)
