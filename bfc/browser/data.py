@@ -61,7 +61,8 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
         size, stream, kind ("small", "large", "view" where pages are stitched, "" where it is not
         known), pool ("" or the private pool's id), live (bytes that were asked for), blocks (their
         number), largest: [[address, size, owner], ...], the three largest live blocks of each;
-        left_out and left_out_bytes
+        left_out and left_out_bytes; by_pool, [[pool, segments, bytes, live, blocks], ...] of all,
+        the largest first, empty without private pools
 
 blocks : packed columns. The first rows are those of "live_at_peak", in the same order; behind them
     stand the largest other allocations of the trace, at most 25,000 in descending size.

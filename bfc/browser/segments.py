@@ -110,21 +110,48 @@ def of_recording(torch: dict[str, Any], event: int, known: Callable[[int], int])
             pieces.remove(address, size)
     sizes = [end - start for start, end in zip(pieces.starts, pieces.ends, strict=True)]
     nothing = [""] * len(sizes)
-    return Segments(pieces.starts, sizes, pieces.streams, nothing, _pools(torch, pieces))
+    return Segments(pieces.starts, sizes, pieces.streams, nothing, _pools(torch, pieces, event))
 
 
-def _pools(torch: dict[str, Any], pieces: Pieces) -> list[str]:
-    """The pool of each piece: that of the segment which lies there at the end of the recording."""
-    known = sorted(
-        (int(address), int(size), pool) for address, size, *pool in torch.get("pools", ())
-    )
-    starts = [address for address, _, _ in known]
+def _pools(torch: dict[str, Any], pieces: Pieces, event: int) -> list[str]:
+    """The pool of each piece: that of the segment which was taken there last. A trace from before
+    these were listed has those that lie there at the end of the recording."""
+    listed = torch.get("pool_segments")
+    if listed is None:
+        listed = [[-1, *row] for row in torch.get("pools", ())]
+    private = {
+        (int(at), int(address)): ".".join(str(int(number)) for number in pool)
+        for at, address, _, *pool in listed
+    }
+    taken = [(-1, int(address), int(size)) for at, address, size, *_ in listed if at == -1]
+    taken += [
+        (int(before), int(address), int(size))
+        for action, before, address, size, _ in torch["segment_events"]
+        if action in (SEGMENT_ALLOC, SEGMENT_MAP) and before <= event
+    ]
+    named, by_pool = Pieces(), [""]
+    for at, address, size in taken:  # the number of the pool stands where a stream does
+        by_pool.append(private.get((at, address), ""))
+        named.add(address, size, len(by_pool) - 1)
     found = []
     for start in pieces.starts:
-        at = bisect_right(starts, start) - 1
-        inside = at >= 0 and start < known[at][0] + known[at][1]
-        found.append(".".join(str(int(number)) for number in known[at][2]) if inside else "")
+        at = bisect_right(named.starts, start) - 1
+        inside = at >= 0 and start < named.ends[at]
+        found.append(by_pool[named.streams[at]] if inside else "")
     return found
+
+
+def _by_pool(
+    segments: Segments, size: NDArray[np.uint64], live: NDArray[np.int64], blocks: NDArray[np.intp]
+) -> list[list[Any]]:
+    """[pool, segments, bytes, bytes live, blocks] of each pool, the largest first; empty where all
+    is in the default pool."""
+    sums: dict[str, list[Any]] = {}
+    for row in zip(segments.pool, size.tolist(), live.tolist(), blocks.tolist(), strict=True):
+        found = sums.setdefault(row[0], [row[0], 0, 0, 0, 0])
+        for at, number in enumerate((1, *row[1:]), 1):
+            found[at] += number
+    return sorted(sums.values(), key=lambda row: -row[2]) if set(sums) - {""} else []
 
 
 def with_blocks(
@@ -183,6 +210,7 @@ def with_blocks(
             .tolist()
             for of in largest
         ],
+        "by_pool": _by_pool(segments, ends - starts, live, counts),
         "left_out": len(starts) - len(kept),
         "left_out_bytes": int((ends - starts).sum() - (ends - starts)[kept].sum()),
     }

@@ -210,6 +210,11 @@ def run(arguments: argparse.Namespace) -> bool:
             versions[name] = line_of(trace)
         if why:
             remarks.append(f"{name} was recorded by PyTorch: {why} (--policy takes others)")
+        if private := 0 if trace.pool is None else int(((trace.op == 0) & (trace.pool > 0)).sum()):
+            remarks.append(
+                f"{name}: {private} allocations are from private pools, such as those of captured "
+                "graphs, and are kept apart"
+            )
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
             row = measure(

@@ -128,10 +128,12 @@ class Requests:
     @classmethod
     def of(cls, trace: Trace, rounded: NDArray[np.uint64]) -> Requests:
         """Those of a trace whose sizes are rounded so. What rebuilds the gaps of a recording that
-        began in mid-run was never asked for."""
+        began in mid-run was never asked for, and private pools keep their own memory."""
         import numpy as np
 
         asked = (trace.op == 0) & (trace.size > 0) & ~trace._gaps()
+        if trace.pool is not None:
+            asked &= trace.pool == 0
         event = np.flatnonzero(asked)
         if len(event) > MOST_SLOTS:
             raise PlanError(f"the run has {len(event)} requests: a plan has at most {MOST_SLOTS}")

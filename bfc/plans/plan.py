@@ -190,6 +190,9 @@ class Plan:
 
         Notes
         -----
+        What is allocated from private pools, such as that of a captured graph, is left out of all
+        figures: a pool keeps its memory to itself.
+
         Up to three iterations of a kind become one: a slot stays if two of them have it. If they
         do not repeat (fewer than 95 % of the requests are found in another one), the iteration with
         the highest peak stands for all.
@@ -216,7 +219,7 @@ class Plan:
         peak = lives_of([whole]).most(whole.size.astype("int64"))
         policy = Fallback(fallback, text or "", version, peak)
         facts: dict[str, Any] = {"fallback": fallback, "settings": text or "", "peak": peak}
-        facts["online"] = policy.reserves(trace)
+        facts["online"] = policy.reserves(trace._without_pools())
 
         def made(parts: list[Part]) -> Plan:
             laid_out = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
@@ -228,6 +231,7 @@ class Plan:
         if _comes_again(found):
             told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
             run = trace._with_meta(told | {"marks": [list(mark) for mark in marked]})
+            run = run._without_pools()
             tried = [plan]
             if not _are_alike(requests, found):
                 tried += [made(_parts(requests, found, left_out=i)) for i in range(ITERATIONS)]

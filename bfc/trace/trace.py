@@ -421,6 +421,21 @@ class Trace:
         pools, marks = self._pool_ids, self._pool_marks
         return Trace(*columns, pool=self.pool, pools=pools, pool_marks=marks, meta=meta)
 
+    def _without_pools(self) -> Trace:
+        """The events that are for no private pool, with beginning, version and marks."""
+        import numpy as np
+
+        if self.pool is None:
+            return self
+        kept, start, freed_at = self.pool == 0, self.beginning, self._frees()
+        made = np.flatnonzero(freed_at >= 0)
+        kept[freed_at[made]] = kept[made]  # a free needs no pool of its own
+        first = Beginning(int(kept[: start.events].sum()), start.settings, start.reserved)
+        said: dict[str, Any] = {"torch_version": self.torch}
+        said["marks"] = [list(mark) for mark in self._steps(np.flatnonzero(kept))]
+        columns = (values[kept] for values in (self.op, self.id, self.size, self.stream))
+        return Trace(*columns, meta=first.as_meta() | said)
+
     def __reduce__(self) -> tuple[object, ...]:
         # A copy or a pickle is checked again: its arrays come back as ones that can be changed.
         return _remade, (type(self), self._columns()), {"meta": self.meta}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import bfc
+from bfc.browser.data import data_of
 from bfc.pytorch.words import CAPTURE_BEGINS, CAPTURE_ENDS, LET_GO, POOL_MARKS
 from bfc.study.recorded_settings import with_the_last_refusal
 
@@ -222,3 +223,95 @@ def test_a_recorded_program_replays_to_the_same_addresses_and_statistics(
             name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]
         } == {}
         assert regions_of(allocator) == regions_of(program.allocator)
+
+
+def test_a_recording_that_tells_only_of_segments_replays_with_its_pools() -> None:
+    """What PyTorch does not write, and what some versions do not: the marks, and the pools of
+    entries. A graph that is kept keeps its memory, and one that is gone gives it back."""
+    device = bfc.SimulatedSubAllocator(1 << 40)
+    allocator = bfc.CachingAllocator(device)
+    allocator.record_history()
+    graphs = []
+    for _ in range(2):
+        with allocator.capture(STREAM) as graph:
+            inside = allocator.allocate_raw(12 * MIB, stream=STREAM)
+        allocator.deallocate_raw(inside)
+        graphs.append(graph)
+    graphs[0].release()
+    allocator.empty_cache()
+    allocator.allocate_raw(12 * MIB, stream=STREAM)
+    content = allocator.snapshot().to_torch()
+    entries = [it for it in content["device_traces"][0] if it["action"] != "annotate"]
+    for with_pools in (True, False):
+        for entry in () if with_pools else entries:
+            del entry["pool_id"]
+        content["device_traces"] = [entries]
+        trace = bfc.Trace.from_torch(io.BytesIO(pickle.dumps(content, protocol=4)))
+        assert trace.pool is not None
+        kept = trace.pools.tolist().index(list(graphs[1].id))
+        assert trace.pool.tolist() == (
+            [1, 1, 2, 2, 0, 0] if with_pools else [0, 0, kept, kept, 0, 0]
+        )
+        expected = [(4, LET_GO, 1)] if with_pools else []
+        assert marks_of(trace) == expected
+        with bfc.CachingAllocator(bfc.SimulatedSubAllocator(1 << 40)) as other:
+            found = trace.replay(other)
+            assert found.addresses.tolist() == trace.meta["torch"]["addresses"]
+            assert graphs[1].id in [region.pool_id for region in other.snapshot().regions]
+    graphs[1].release()
+
+
+def test_a_file_keeps_the_pools() -> None:
+    with recorded(4, "2.15") as (program, trace):
+        read = from_file(program.allocator.snapshot())
+    for name, values in trace._columns().items():
+        assert np.array_equal(values, read._columns()[name]), name
+
+
+def test_pools_of_an_allocator_and_of_a_replay_stay_apart() -> None:
+    """Also twice in one allocator, and after both."""
+    trace = bfc.Trace(
+        [0, 1, 0], [0, 0, 1], [3 * MIB, 0, MIB], pool=[1, 1, 0], pools=[(0, 0), (5, 0)]
+    )
+    device = bfc.SimulatedSubAllocator("1 GiB")
+    with bfc.CachingAllocator(device) as allocator:
+        allocator.begin_allocate_to_pool((5, 0))
+        mine = allocator.allocate_raw(3 * MIB)
+        allocator.end_allocate_to_pool((5, 0))
+        allocator.deallocate_raw(mine)
+        first, second = (trace.replay(allocator).addresses[0] for _ in range(2))
+        assert mine not in (first, second)
+        assert first == second  # its pool was let go at the end of the first
+        allocator.empty_cache()
+        assert (5, 0) in [region.pool_id for region in allocator.snapshot().regions]
+        allocator.release_pool((5, 0))
+
+
+def test_a_plan_leaves_private_pools_out() -> None:
+    ops, sizes = [0, 0, 1, 1] * 3, [3 * MIB, 50 * MIB, 0, 0] * 3
+    with_pool = bfc.Trace(
+        ops, [0, 1, 0, 1] * 3, sizes, pool=[0, 1, 0, 1] * 3, pools=[(0, 0), (1, 0)]
+    )
+    without = bfc.Trace([0, 1] * 3, [0] * 6, [3 * MIB, 0] * 3)
+    found = bfc.Plan.from_trace(with_pool, marks=[0, 4, 8])
+    other = bfc.Plan.from_trace(without, marks=[0, 2, 4])
+    assert (found.span, found.peak, found.online) == (other.span, other.peak, other.online)
+    assert str(found) == str(other)
+
+
+def test_a_report_says_which_pool_a_segment_belongs_to() -> None:
+    with recorded(4, "2.15") as (_, trace):
+        recorded_run = data_of([("run", trace)], [])["runs"][0]
+    with allocator_of("2.15") as allocator:
+        trace[: trace.fullest_event() + 1].replay(allocator)
+        regions = allocator.snapshot().regions
+    expected = {
+        it.ptr: "" if it.pool_id == (0, 0) else ".".join(map(str, it.pool_id)) for it in regions
+    }
+    segments = recorded_run["segments"]
+    assert dict(zip(segments["address"], segments["pool"], strict=True)) == expected
+    sums = {pool: (count, size) for pool, count, size, *_ in segments["by_pool"]}
+    assert set(sums) == set(expected.values())
+    for pool, (count, size) in sums.items():
+        mine = [it.size for it in regions if expected[it.ptr] == pool]
+        assert (count, size) == (len(mine), sum(mine))

@@ -79,7 +79,7 @@ function segmentsOf(columns) {
     address, size: columns.size[i], stream: columns.stream[i], kind: columns.kind[i], pool: columns.pool[i],
     live: columns.live[i], blocks: columns.blocks[i], largest: columns.largest[i],
   }));
-  return { rows, leftOut: columns.left_out, leftOutBytes: columns.left_out_bytes };
+  return { rows, leftOut: columns.left_out, leftOutBytes: columns.left_out_bytes, byPool: columns.by_pool };
 }
 
 /** The colours that the map opens with; the others are unpacked when the page stands (`unpackPaints`). */

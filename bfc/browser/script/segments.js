@@ -34,10 +34,18 @@ function segmentRow(row, blocks) {
     make("td", { class: "short" }, make("span", { class: "key" }, make("span", { class: "swatch", style: { background: colour(laneColour(row.lane)) }, "aria-hidden": "true" }), ` ${row.pool ? `pool ${row.pool}, ` : ""}stream ${row.stream}${row.kind ? `, ${row.kind}` : ""}`)));
 }
 
+/** What each pool has taken; nothing where all is in the default one. */
+function poolTable(pools) {
+  if (!pools.length) return [];
+  const rows = pools.map(([pool, segments, size, live, blocks]) => make("tr", {}, cell(pool ? `private pool ${pool}` : "default pool", "text"), cell(count(segments), "number"), cell(bytes(size), "number"), cell(bytes(live), "number"), cell(count(blocks), "number")));
+  const drawn = table([["pool"], ["segments", "number"], ["taken", "number"], ["live", "number"], ["blocks", "number"]], rows, { id: "pools" });
+  return [make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Pools" }, labelled(drawn))];
+}
+
 const share = (row) => make("div", { class: "track whole", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * row.live) / row.size}%`, background: colour(laneColour(row.lane)) } }));
 
 function drawSegments() {
-  const { rows, leftOut, leftOutBytes } = report.runs[state.placed].segments;
+  const { rows, leftOut, leftOutBytes, byPool } = report.runs[state.placed].segments;
   const blocks = blocksBySegment(rows);
   const isKept = (index) => Number(rows[index].blocks > 0);
   const order = rows.map((_, index) => index).sort((a, b) => isKept(b) - isKept(a) || rows[b].size - rows[b].live - (rows[a].size - rows[a].live));
@@ -56,7 +64,7 @@ function drawSegments() {
   grow();
   const drawn = table([["address"], ["size", "number"], ["idle", "number"], ["blocks by address", "wide"], ["blocks", "number"], ["kept by"], ["for"]], []);
   drawn.tBodies[0].replaceWith(body);
-  $("segments").replaceChildren(...(rows.length ? [make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Segments" }, labelled(drawn)), more] : []));
+  $("segments").replaceChildren(...(rows.length ? [...poolTable(byPool), make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Segments" }, labelled(drawn)), more] : []));
 }
 
 function startSegments() {
