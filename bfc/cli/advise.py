@@ -40,7 +40,9 @@ PyTorch does not have.
 
 The table has at most five rows that differ in kind: the settings in force (the recorded ones, or
 the defaults), expandable segments, the best of PyTorch's others, stitching, the defaults,
-TensorFlow's policy. --all shows every row that was tried.
+TensorFlow's policy. Where the run repeats, caching+plan stands below them: what bfc reserves with a
+plan of the run (`bfc plan`), which was made without the iteration that it serves. --all shows every
+row that was tried.
 
 A line is proposed only where the run does not fit as it is: of the settings that fit, and PyTorch's
 before others, those within 1 % of the smallest device; of these the one with the fewest calls, and

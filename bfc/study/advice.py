@@ -272,7 +272,7 @@ class Advice:
         Parameters
         ----------
         every_row : bool, optional
-            Show all rows. The default shows at most five that differ in kind.
+            Show all rows. The default shows at most five that differ in kind, and that of a plan.
 
         Returns
         -------
