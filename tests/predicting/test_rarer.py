@@ -197,6 +197,25 @@ def test_nested_tensors_in_rows_work() -> None:
             torch.nested.nested_tensor(rows)
 
 
+def test_groups_of_heads_in_32_bits_take_the_kernel_of_all_scores() -> None:
+    """The efficient kernel knows no groups; it was once taken, and its gradient did not fit."""
+    with bfc.predict("a100") as run:
+        query = torch.randn(2, 4, 256, 64, device="cuda", requires_grad=True)
+        key = torch.randn(2, 2, 256, 64, device="cuda", requires_grad=True)
+        found = functional.scaled_dot_product_attention(query, key, key, enable_gqa=True)
+        found.sum().backward()
+        assert key.grad is not None
+    assert 2 * 4 * 256 * 256 * 4 in run.trace.size.tolist()
+
+
+def test_products_of_groups_have_rows_of_whole_16_bytes() -> None:
+    with bfc.predict("h100"):
+        rows, experts = torch.randn(64, 32, device="cuda"), torch.randn(4, 32, 30, device="cuda")
+        ends = torch.zeros(4, dtype=torch.int32, device="cuda")
+        found = torch._grouped_mm(rows, experts, offs=ends)
+        assert (found.shape, found.stride()) == ((64, 30), (32, 1))
+
+
 # -- losses, waves, matrices, quantized numbers --------------------------------------------------
 
 

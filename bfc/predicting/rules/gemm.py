@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from bfc.predicting.rules.interface import Call, Release, Workspace, rule
-from bfc.predicting.rules.tensors import argument, is_contiguous, nbytes, operator
+from bfc.predicting.rules.interface import Call, Release, Workspace, kernel, rule
+from bfc.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
 
 KIB = 1 << 10
 #: cuBLASLt's own workspace takes so much unless CUBLASLT_WORKSPACE_SIZE says otherwise.
@@ -79,6 +79,23 @@ def product(call: Call) -> Iterator[Workspace | Release]:
     """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
     yield from _matrices(call)
     yield _kept(call)
+
+
+@kernel("aten::_grouped_mm")
+def grouped(call: Call) -> Any:
+    """A product of each group of rows; the rows of the result are padded to 16 bytes. From
+    PyTorch's ATen/native/GroupedMMUtils.h (create_grouped_gemm_output_tensor)."""
+    import torch
+
+    left, right, groups = call.args[0], call.args[1], argument(call, "offs")
+    flat = [len(one.shape) == 2 for one in (left, right)]
+    size = [left.shape[-2], right.shape[-1]]
+    if flat[0] == flat[1]:
+        size.insert(0, groups.shape[0] if flat[0] else left.shape[0])
+    step = 16 // int(left.element_size())
+    padded = div_up(size[-1], step) * step
+    strides = [size[-2] * padded, padded, 1][-len(size) :]
+    return torch.empty_strided(size, strides, dtype=left.dtype, device=left.device)
 
 
 #: The arguments that are matrices, or batches of them.

@@ -86,12 +86,13 @@ def order(gpu: GPU, torch_version: tuple[int, ...]) -> list[Backend]:
     return plain
 
 
-def _dense(call: Attention, *, singleton: bool) -> bool:
-    """Four dimensions, the same batch and heads, no empty sequence, heads without gaps."""
+def _dense(call: Attention, *, singleton: bool, groups: bool = True) -> bool:
+    """Four dimensions, the same batch and heads, no empty sequence, heads without gaps; where the
+    kernel knows groups, several heads may share keys and values."""
     tensors = (call.query, call.key, call.value)
     if any(len(tensor.shape) != 4 for tensor in tensors):
         return False
-    if len({tensor.shape[0] for tensor in tensors}) > 1 or not _heads(call):
+    if len({tensor.shape[0] for tensor in tensors}) > 1 or not _heads(call, groups):
         return False
     if any(0 in tensor.shape for tensor in tensors):
         return False
@@ -104,9 +105,9 @@ def _dense(call: Attention, *, singleton: bool) -> bool:
     )
 
 
-def _heads(call: Attention) -> bool:
+def _heads(call: Attention, groups: bool) -> bool:
     query, key, value = (tensor.shape[1] for tensor in (call.query, call.key, call.value))
-    if call.gqa:
+    if call.gqa and groups:
         return bool(key == value and query % key == 0)
     return bool(query == key == value)
 
@@ -143,7 +144,7 @@ def efficient(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool
     step = alignment(gpu, call.half)
     if any(int(tensor.shape[-1]) % step for tensor in (call.query, call.value)):
         return False
-    return _dense(call, singleton=False)
+    return _dense(call, singleton=False, groups=False)
 
 
 def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:

@@ -73,6 +73,7 @@ MASK = Shape((2, 8, 128, 128), "bfloat16")
         ("a100", (2, 13), asked(causal=True, keys=64), EFFICIENT),
         ("a100", (2, 13), asked(key_heads=2, gqa=True), FLASH),
         ("a100", (2, 13), asked(key_heads=2), MATH),
+        ("a100", (2, 13), asked(key_heads=2, gqa=True, dtype="float32"), MATH),
         ("a100", (2, 13), asked(keys=0), MATH),
     ],
 )
