@@ -210,11 +210,7 @@ def run(arguments: argparse.Namespace) -> bool:
             versions[name] = line_of(trace)
         if why:
             remarks.append(f"{name} was recorded by PyTorch: {why} (--policy takes others)")
-        if private := 0 if trace.pool is None else int(((trace.op == 0) & (trace.pool > 0)).sum()):
-            remarks.append(
-                f"{name}: {private} allocations are from private pools, such as those of captured "
-                "graphs, and are kept apart"
-            )
+        remarks += _of_pools(name, trace)
         for policy in listed:
             caption = name if arguments.policy is None else f"{name} under {policy.name}"
             row = measure(
@@ -326,6 +322,15 @@ def _of_versions(versions: dict[str, str]) -> list[str]:
     if len(set(versions.values())) == 1:
         return list(versions.values())[:1]
     return [f"{name}: {line}" for name, line in versions.items()]
+
+
+def _of_pools(name: str, trace: bfc.Trace) -> Iterator[str]:
+    """A line about a trace's private pools, if it has some."""
+    if trace.pool is not None and (private := int(((trace.op == 0) & (trace.pool > 0)).sum())):
+        yield (
+            f"{name}: {private} allocations are from private pools, such as those of captured "
+            "graphs, and are kept apart"
+        )
 
 
 def _lines(
