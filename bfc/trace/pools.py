@@ -89,11 +89,13 @@ def actions_of(
     private = private[np.argsort(pool[private], kind="stable")]
     numbers, first = np.unique(pool[private], return_index=True)
     found = list(listed)
-    for number, made in zip(numbers.tolist(), np.split(private, first[1:]), strict=True):
-        ends = let_go[number]
-        for start, end in zip([0, *ends], [*ends, len(op) + 1], strict=True):
+    ends = [*first[1:], len(private)]
+    for number, begin, end in zip(numbers.tolist(), first, ends[: len(numbers)], strict=True):
+        made = private[begin:end]
+        gone = let_go[number]
+        for start, stop in zip([0, *gone], [*gone, len(op) + 1], strict=True):
             at = int(np.searchsorted(made, start))
-            if at == len(made) or made[at] >= end:
+            if at == len(made) or made[at] >= stop:
                 continue
             since = bisect_left(begun[number], start)
             if since == len(begun[number]) or begun[number][since] > made[at]:

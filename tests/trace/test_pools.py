@@ -315,3 +315,55 @@ def test_a_report_says_which_pool_a_segment_belongs_to() -> None:
     for pool, (count, size) in sums.items():
         mine = [it.size for it in regions if expected[it.ptr] == pool]
         assert (count, size) == (len(mine), sum(mine))
+
+
+def test_a_capture_that_allocates_nothing_replays() -> None:
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    allocator.record_history()
+    with allocator.capture(STREAM) as graph:
+        pass
+    outside = allocator.allocate_raw(1000)
+    graph.release()
+    trace = bfc.Trace.from_snapshot(allocator.snapshot())
+    assert len(trace.pool_marks) == 3
+    with allocator_of("2.15") as other:
+        assert trace.replay(other).addresses.tolist() == [outside]
+
+
+@pytest.mark.parametrize("options", [{}, {"allow_growth": True}, {"virtual_memory": True}])
+def test_captures_of_tensorflows_policy_replay_too(options: dict[str, Any]) -> None:
+    rng = random.Random(1)
+    device = bfc.SimulatedSubAllocator("2 GiB")
+    allocator = bfc.BFCAllocator(device, **options)
+    allocator.record_history()
+    live: list[int] = []
+    graphs: list[Any] = []
+
+    def work(stream: int) -> None:
+        for _ in range(4):
+            if live and rng.random() < 0.5:
+                allocator.deallocate_raw(live.pop(rng.randrange(len(live))))
+            else:
+                most = rng.choice((4 * KIB, MIB, 12 * MIB))
+                live.append(allocator.allocate_raw(rng.randrange(1, most), stream=stream))
+
+    for _ in range(40):
+        if rng.random() < 0.3:
+            with allocator.capture(STREAM, pool=rng.choice([None, *graphs])) as graph:
+                device.captures.begin(STREAM)
+                work(STREAM)
+                device.captures.end(STREAM)
+            graphs.append(graph)
+        elif rng.random() < 0.1 and graphs:
+            graphs.pop(rng.randrange(len(graphs))).release()
+        else:
+            work(0)
+    trace = bfc.Trace.from_snapshot(allocator.snapshot())
+    assert len(trace.pools) > 3
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator("2 GiB"), **options) as other:
+        found = trace.replay(other)
+        assert found.addresses.tolist() == trace.meta["torch"]["addresses"]
+        other.check()
+    for graph in graphs:
+        graph.release()
+    allocator.close()
