@@ -116,7 +116,17 @@ WITH_TORCH = {
         f"bfc_torch_opencl.{name}"
         for name in ("copies", "device_module", "kernels", "places", "runtime")
     ),
-    *(f"bfc.predicting.{name}" for name in ("cuda_module", "fake_torch", "hooks", "recorder")),
+    *(
+        f"bfc.predicting.{name}"
+        for name in (
+            "cuda_module",
+            "fake_torch",
+            "hooks",
+            "known_values",
+            "legacy_types",
+            "recorder",
+        )
+    ),
 }
 FOUND = {
     module.name
