@@ -416,12 +416,10 @@ class CudaModule:
         for name in ("preferred_linalg_library", "preferred_blas_library"):
             yield torch.backends.cuda, name, nothing
         yield torch.cuda.nccl, "version", lambda: NCCL_VERSION
-        for name, what in (  # what torch._inductor and packages of kernels import
-            ("_cuda_CUDAAllocator_AllocatorState", object),
-            ("_cuda_getCurrentRawStream", lambda device=0: 0),
-        ):
-            if not hasattr(torch._C, name):
-                yield torch._C, name, what
+        # what torch._inductor and packages of kernels import; a build for CUDA would ask the driver
+        yield torch._C, "_cuda_getCurrentRawStream", lambda device=0: self.guard.stream()
+        if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):
+            yield torch._C, "_cuda_CUDAAllocator_AllocatorState", object
         if hasattr(torch._C, "_accelerator_setAllocatorSettings"):
             settings = self.memory.set_settings
             yield torch._C, "_accelerator_setAllocatorSettings", settings

@@ -167,7 +167,7 @@ def test_questions_to_the_device_are_answered() -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 def test_flex_attention_counts_as_its_compiled_kernel() -> None:
-    """The output, two numbers of each row in 32 bits, and no scores."""
+    """The output, one or two numbers of each row in 32 bits, and no scores."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     with bfc.predict("a100") as run:
@@ -177,7 +177,7 @@ def test_flex_attention_counts_as_its_compiled_kernel() -> None:
         before = allocated()
         found = torch.compile(flex_attention)(query, query, query, block_mask=mask)
         rows = 2 * 4 * 1024
-        assert 0 <= allocated() - before - (rows * 64 * 4 + 2 * rows * 4) < 8192
+        assert rows * 64 * 4 + rows * 4 <= allocated() - before < rows * 64 * 4 + 3 * rows * 4
         found.sum().backward()
         assert query.grad is not None
         assert torch.cuda.max_memory_allocated() - before < rows * 1024 * 4
