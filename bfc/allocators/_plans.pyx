@@ -410,6 +410,8 @@ cdef class Planned:
         """Of the step that has just ended: the part of its requests that got a place, and whether it needed more beside
         the plan than the plan saves. None if the plan has no body for it."""
         cdef uint64_t hits, asked, grown
+        if self.server == NULL:
+            return None         # as of a part that no allocator has
         acquire_lock(self.lock[0])
         cdef bint is_known = self.server != NULL and self.is_planned
         if is_known:
