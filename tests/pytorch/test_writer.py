@@ -534,6 +534,25 @@ def test_upstreams_viewer_takes_a_run_that_maps(viewer, tmp_path: Path, seed: in
 
 
 @pytest.mark.peers
+@pytest.mark.parametrize("torch", ["2.11", "2.15"])
+def test_upstreams_viewer_takes_a_captured_program(viewer, tmp_path: Path, torch: str):
+    """Also its marks: where captures begin and end, and where a pool is let go."""
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), torch=torch) as allocator:
+        allocator.record_history()
+        for _ in range(3):
+            with allocator.capture(2) as graph:
+                inside = allocator.allocate_raw(3 * MIB, stream=2)
+            allocator.deallocate_raw(inside)
+            allocator.allocate_raw(MIB, stream=2)
+            graph.release()
+        allocator.empty_cache()
+        allocator.dump(tmp_path / "memory.pickle")
+    content = (tmp_path / "memory.pickle").read_bytes()
+    assert sum(it["action"] == "annotate" for it in pickle.loads(content)["device_traces"][0]) == 9
+    assert_viewable(viewer, content)
+
+
+@pytest.mark.peers
 def test_upstreams_viewer_takes_a_recorded_run_of_ours(viewer, tmp_path: Path):
     caching = getattr(bfc, "CachingAllocator", None)
     if caching is None:
