@@ -35,10 +35,21 @@ cdef extern from *:
     static inline uint32_t bfc_find_start(const bfc::Starts& starts, const Chunk* chunks, uint64_t address) {
         return starts.find(address, [=](uint32_t handle) { return chunks[handle].ptr == address; });
     }
+
+    // The same, taken out of the table, if its state is this one; `ignored` are bits that do not matter.
+    template <class Chunk>
+    static inline uint32_t bfc_take_start(bfc::Starts& starts, const Chunk* chunks, uint64_t address, uint32_t state,
+                                          uint32_t ignored) {
+        return starts.take(address, [=](uint32_t handle) {
+            return chunks[handle].ptr == address && (chunks[handle].state & ~ignored) == state;
+        });
+    }
     """
     int64_t count_up "bfc_count_up"(int64_t* value) noexcept nogil
     Bins* new_bins "bfc_new_bins"() noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
+    uint32_t bfc_take_start(Starts& starts, const Chunk* chunks, uint64_t address, uint32_t state,
+                            uint32_t ignored) noexcept nogil
 
 cdef extern from "ranges.hpp" namespace "bfc" nogil:
     int find_in_both(Bins& plain, Bins& ranges, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
@@ -324,6 +335,8 @@ cdef class Pool:
         `freed_before` > 0 passes over chunks that were freed later (TensorFlow's behaviour, 2.9). `indexed` makes its
         address known to handle_of; a caller that keeps the handle does not need that.
         """
+        if self.features == 0:
+            return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, 0)
         return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.features)
 
     cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
@@ -456,6 +469,8 @@ cdef class Pool:
 
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
+        if self.features == 0:
+            return self.free_and_merge(handle, 0)
         if self.features == COUNTS:
             return self.free_and_merge(handle, COUNTS)
         return self.free_and_merge(handle, self.features)
@@ -631,11 +646,16 @@ cdef class Pool:
 
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
         """Frees a chunk that only one stream has used and nobody views. Else returns False, and nothing has changed."""
-        cdef ChunkHandle handle = bfc_find_start(self.starts, self.chunks, ptr)
-        if handle == NO_CHUNK or self.chunks[handle].state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
+        cdef ChunkHandle handle = bfc_take_start(self.starts, self.chunks, ptr, IN_USE | INDEXED, MARKS | PLANNED)
+        if handle == NO_CHUNK:
             return False
         self.prefetch_neighbours(handle)
-        return self.free_chunk(handle)
+        self.chunks[handle].state &= ~<uint32_t>INDEXED
+        if self.free_chunk(handle):
+            return True
+        self.starts.insert(ptr, handle)     # where it was: there is room
+        self.chunks[handle].state |= INDEXED
+        return False
 
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil:
         """Frees a chunk in use, unless other streams use it, too: then returns False, and nothing has changed."""

@@ -1,5 +1,6 @@
 """Where the pool, a policy and a sub-allocator meet. docs/walk.md follows one call through here."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
@@ -18,6 +19,10 @@ from bfc.allocators._tags cimport Tags
 from bfc.allocators._plans cimport Planned
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators.mapping._stitching cimport Stitching
+
+cdef extern from "py_int.hpp" namespace "bfc":
+    cdef cppclass RecentInts:
+        PyObject* get(uint64_t number)
 
 cdef struct Request:
     uint64_t nbytes             # as asked
@@ -76,6 +81,7 @@ cdef class Allocator(BufferOwner):
     cdef Captures captures              # the graphs that are captured, and their private pools
     cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
 
+    cdef RecentInts addresses           # what allocate_raw returned
     cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
     cdef object home_stream_object
     cdef uint64_t default_stream_alias

@@ -88,9 +88,6 @@ cdef extern from "plan_server.hpp":
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
-cdef extern from "Python.h":
-    PyObject* PyLong_FromUnsignedLongLong(unsigned long long number)    # NULL where there is no memory
-
 cdef extern from *:
     """
     // Python's headers up to 3.12 declare these without extern "C". So they get other names here, which link to
@@ -413,7 +410,7 @@ cdef class Allocator(BufferOwner):
         if (freed_before is not None or not small_int(nbytes, &size) or not (stream is None or small_int(stream, &on))
                 or not self.place_at_once(size, on, &placed)):
             self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, False, &placed)
-        cdef PyObject* address = PyLong_FromUnsignedLongLong(placed.ptr)
+        cdef PyObject* address = self.addresses.get(placed.ptr)
         if address == NULL:
             self.take_back(&placed)
         return owned(address)
@@ -562,7 +559,7 @@ cdef class Allocator(BufferOwner):
         return 0
 
     @cython.final
-    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
+    cdef inline int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
         """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
         if nbytes == 0 or not self.reasons.none():
             return False

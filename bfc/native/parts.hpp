@@ -36,6 +36,9 @@ public:
     // `same(handle)` says whether that chunk starts at exactly this address.
     template <class Same>
     uint32_t find(uint64_t address, Same same) const;
+    // The same, and takes it out.
+    template <class Same>
+    uint32_t take(uint64_t address, Same same);
     void erase(uint64_t address, uint32_t handle);
     size_t count() const;
     size_t bytes() const;
@@ -58,6 +61,7 @@ private:
     size_t home(uint32_t key) const;
     template <class Same>
     size_t position(uint64_t address, Same same) const;
+    void erase_at(size_t hole);
     bool grow();
 };
 

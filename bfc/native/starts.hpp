@@ -78,9 +78,22 @@ inline uint32_t Starts::find(uint64_t address, Same same) const {
     return i == kNowhere ? kNone : slots_[i].handle;
 }
 
+template <class Same>
+inline uint32_t Starts::take(uint64_t address, Same same) {
+    const size_t i = position(address, same);
+    if (i == kNowhere) return kNone;
+    const uint32_t handle = slots_[i].handle;
+    erase_at(i);
+    return handle;
+}
+
 inline void Starts::erase(uint64_t address, uint32_t handle) {
-    size_t hole = position(address, [handle](uint32_t other) { return other == handle; });
-    BFC_ASSERT(hole != kNowhere, "an address is taken out of the table that does not hold it");
+    const size_t i = position(address, [handle](uint32_t other) { return other == handle; });
+    BFC_ASSERT(i != kNowhere, "an address is taken out of the table that does not hold it");
+    erase_at(i);
+}
+
+inline void Starts::erase_at(size_t hole) {
     --count_;
     // Move entries back that the hole would cut off from their home slot.
     for (size_t i = (hole + 1) & mask(); slots_[i].handle != kNone; i = (i + 1) & mask()) {
