@@ -53,17 +53,17 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 	BFC_TEST_DASK=1 $(BIN)/python -m pytest $(EVERY) tests/dask
 
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB)
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest -m "not peers" tests/torch_opencl
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest tests/predicting
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) tests/predicting
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.
 TORCHES := 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
 test-predict-versions: $(VENV)/built ## run the tests of predictions with every PyTorch that they know (downloads gigabytes for each)
 	for version in $(TORCHES); do \
-		$(MAKE) .venv-torch-$$version/built && BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest tests/predicting || exit 1; \
+		$(MAKE) .venv-torch-$$version/built && BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest $(PARALLEL) tests/predicting || exit 1; \
 		rm -rf .venv-torch-$$version; \
 	done
 
@@ -85,7 +85,8 @@ test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, w
 	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
 peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
-	$(BIN)/python -m pytest -m peers
+	$(BIN)/python -m bench.peers
+	$(BIN)/python -m pytest $(PARALLEL) -m peers
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
 ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies))
@@ -213,7 +214,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 .venv-torch-%/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-torch-$*
 	$(INSTALL) --group build
-	$(INSTALL) 'torch==$*' 'numpy>=1.26' 'pytest>=9' 'hypothesis>=6.100'
+	$(INSTALL) 'torch==$*' 'numpy>=1.26' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
 	$(UNWARNED) .venv-torch-$*/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
