@@ -176,7 +176,10 @@ class Ours(Subject):
         recorded = "all" if enabled else None
         try:
             self.allocator.record_history(
-                recorded, max_entries=max_entries, skip_actions=skip_actions
+                # upstream does not write down what happens to pools
+                recorded,
+                max_entries=max_entries,
+                skip_actions=(*skip_actions, "annotate"),
             )
         except ValueError as error:
             raise Refused("internal", str(error)) from error
