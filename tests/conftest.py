@@ -21,6 +21,7 @@ os.environ.setdefault("BFC_CACHE_HOME", str(Path(__file__).parents[1] / "build" 
 #: for is there, or the test fails.
 NOT_IN_CI = (
     "needs a GPU",
+    "needs a build of PyTorch for CUDA",
     "checks after each change",
     "the source declares",
     "the source maps no memory",
