@@ -7,7 +7,9 @@ ends it.
 
 from __future__ import annotations
 
+import math
 import operator
+import struct
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -53,6 +55,10 @@ TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": max,
     "minimum": min,
 }
+#: What the reductions of no elements are.
+OF_NOTHING: dict[str, Number] = {"all": True, "any": False, "sum": 0}
+#: As `struct` calls the numbers with a point.
+FORMATS = {torch.float64: "d", torch.float32: "f", torch.float16: "e"}
 #: With this number on one side the other side does not matter.
 DECIDES: dict[str, Number] = {
     **dict.fromkeys(("bitwise_and", "__and__", "logical_and", "mul"), 0),
@@ -73,7 +79,7 @@ class KnownValues:
     """The numbers that storages are filled with."""
 
     def __init__(self) -> None:
-        self._values: dict[int, Number] = {}
+        self._values: dict[int, tuple[Number, torch.dtype]] = {}
         self._watches: dict[int, object] = {}
 
     def __bool__(self) -> bool:
@@ -85,7 +91,8 @@ class KnownValues:
             return tensor
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
-        return self._values.get(tensor.untyped_storage()._cdata)
+        value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
+        return value if dtype == tensor.dtype else None  # else its bits are read as another number
 
     def forget(self, value: Any) -> None:
         """Notes that a tensor, or each tensor of a list, was written to."""
@@ -98,15 +105,21 @@ class KnownValues:
 
     def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Notes what the result of an operator is filled with, if that is known."""
-        first = result[0] if type(result) in (list, tuple) and result else result
+        first = result
+        if type(result) in (list, tuple) and result:
+            first = result[0]
+            self.forget(result[1:])  # places of a maximum, which are written with `out`
         if not isinstance(first, FakeTensor) or first.layout is not torch.strided:
             return
-        value = self._value(name, args, kwargs, first)
+        try:
+            value = _as_element(self._value(name, args, kwargs, first), first.dtype)
+        except (ArithmeticError, TypeError, ValueError):  # too large, or not defined
+            value = None
         storage = first.untyped_storage()
         if value is None or storage.nbytes() != first.numel() * first.element_size():
             self._drop(storage._cdata)  # unknown, or only a part was written
         else:
-            self._keep(storage, _as_element(value, first.dtype))
+            self._keep(storage, value, first.dtype)
 
     def _value(self, name: str, args: Any, kwargs: Any, result: Any) -> Number | None:
         if name in ALWAYS:
@@ -114,10 +127,12 @@ class KnownValues:
         if name in FILLED:
             at = FILLED[name]
             return self.get(args[at] if at < len(args) else kwargs.get("fill_value"))
+        if args and isinstance(args[0], FakeTensor) and not args[0].numel():
+            return OF_NOTHING.get(name)
         if not self._values or not args:
             return None
         if name in TOGETHER:
-            return self._together(name, args, kwargs)
+            return self._together(name, args, kwargs, result.dtype)
         if name == "where":
             return self._chosen(args)
         given = args[0] if type(args[0]) in (list, tuple) else args[:1]
@@ -126,25 +141,26 @@ class KnownValues:
         if value is None or name in KEPT:
             return value
         if name == "sum":
-            count: int = args[0].numel()
-            return value * count / max(int(result.numel()), 1)
+            total = value * (args[0].numel() // max(int(result.numel()), 1))
+            return total if _as_element(total, result.dtype) == total else None  # it is rounded
         return ALONE[name](value)  # type: ignore[no-any-return]
 
-    def _together(self, name: str, args: Any, kwargs: Any) -> Number | None:
+    def _together(self, name: str, args: Any, kwargs: Any, dtype: torch.dtype) -> Number | None:
         if len(args) != 2 or kwargs:  # alpha, or how a quotient is rounded
             return None
-        one, other = self.get(args[0]), self.get(args[1])
-        decides = DECIDES.get(name)
-        for value, tensor in ((one, args[0]), (other, args[1])):
-            boolean = isinstance(value, bool) or getattr(tensor, "dtype", None) == torch.bool
-            if decides is not None and value == decides and (boolean or decides == 0):
-                return decides
+        one, other = map(self.get, args)
         if one is None or other is None:
-            return None
-        try:
-            return TOGETHER[name](one, other)  # type: ignore[no-any-return]
-        except (TypeError, ZeroDivisionError):
-            return None
+            decides = DECIDES.get(name)
+            if decides is None or (decides and dtype != torch.bool):  # `6 | True` is 7
+                return None
+            return decides if decides in (one, other) else None
+        for number in args:  # PyTorch rounds a number first, each operator in its own way
+            for tensor in args:
+                if isinstance(number, float) and isinstance(tensor, FakeTensor):
+                    kind = tensor.dtype if tensor.dtype.is_floating_point else torch.float32
+                    if _as_element(number, kind) != number:
+                        return None
+        return TOGETHER[name](one, other)  # type: ignore[no-any-return]
 
     def _chosen(self, args: Any) -> Number | None:
         if len(args) != 3:
@@ -154,18 +170,34 @@ class KnownValues:
             return one if condition else other
         return one if one == other else None
 
-    def _keep(self, storage: Any, value: Number) -> None:
+    def _keep(self, storage: Any, value: Number, dtype: torch.dtype) -> None:
         key = storage._cdata
         if key not in self._watches:
             self._watches[key] = weakref.ref(storage, lambda _: self._drop(key))
-        self._values[key] = value
+        self._values[key] = value, dtype
 
     def _drop(self, key: int) -> None:
         self._values.pop(key, None)
         self._watches.pop(key, None)
 
 
-def _as_element(value: Number, dtype: Any) -> Number:
+def _as_element(value: Number | None, dtype: torch.dtype) -> Number | None:
+    """What a tensor holds that is filled with a number; None if that is not plain.
+
+    What wraps around or is no number is None. `OverflowError` says that it is too large.
+    """
+    if value is None or value != value or dtype.is_complex:
+        return None
     if dtype == torch.bool:
         return bool(value)
-    return float(value) if dtype.is_floating_point or dtype.is_complex else int(value)
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        return int(value) if limits.min <= int(value) <= limits.max else None
+    value = float(value)
+    if math.isinf(value):
+        return value
+    if dtype in FORMATS:
+        rounded: float = struct.unpack(FORMATS[dtype], struct.pack(FORMATS[dtype], value))[0]
+        return rounded
+    exact = dtype == torch.bfloat16 and not any(struct.pack("<f", value)[:2])
+    return value if exact and struct.unpack("<f", struct.pack("<f", value))[0] == value else None

@@ -117,6 +117,7 @@ class Operator:
         "mutates",
         "name",
         "unknowable",
+        "writes",
     )
 
     def __init__(self, func: Any) -> None:
@@ -124,6 +125,8 @@ class Operator:
         self.name: str = schema.name
         names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
         self.mutates: bool = schema.is_mutable
+        #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
+        self.writes = self.mutates or not self.name.startswith(("aten::", "prims::"))
         self.composed = _composed_by(func)
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
@@ -261,7 +264,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._follow(known, args, kwargs, result, overwritten)
         if known.follows is not None:
             self.known.learn(known.follows, args, kwargs, result)
-        elif known.mutates and self.known:
+        elif known.writes and self.known:
             self.known.forget(args)
             self.known.forget(tuple(kwargs.values()))
         return result

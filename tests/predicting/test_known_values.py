@@ -73,3 +73,66 @@ def test_what_is_known_goes_with_its_memory() -> None:
         del x
         for _ in range(50):
             assert torch.rand(4, device="cuda").sum().item() == 1.0
+
+
+def filled(value: Any, dtype: Any, count: int = 4) -> Any:
+    return torch.full((count,), value, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda: filled(1, torch.bool, 0).any(), False),
+        (lambda: filled(0, torch.bool, 0).all(), True),
+        (lambda: (torch.rand(4, device="cuda")[4:] == 1).all(), True),
+        (lambda: filled(3, torch.int64, 0).sum(), 0),
+        (lambda: filled(6, torch.int64)[:1] | True, 7),
+        (lambda: filled(10**18, torch.int64).sum(), 4 * 10**18),
+        (lambda: filled(float("-inf"), torch.float32).max(), float("-inf")),
+        (lambda: filled(2.7, torch.float32).long().max(), 2),
+    ],
+)
+def test_what_is_known_is_what_the_device_computes(make: Any, value: Any) -> None:
+    with bfc.predict("a100") as run:
+        found = make().item()
+    assert (found, type(found)) == (value, type(value))
+    assert guesses(run) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: filled(1.0, torch.float32, 0).mean(),
+        lambda: filled(float("inf"), torch.float32).to(torch.int8).max(),
+        lambda: filled(float("nan"), torch.float32).int().max(),
+        lambda: (filled(0, torch.float32) * float("inf")).max(),
+        lambda: (filled(200, torch.uint8) + 100).max(),
+        lambda: (filled(60000, torch.float16) * 60000).max(),
+        lambda: filled(1.0, torch.float32).view(torch.int32).max(),
+        lambda: (filled(2**62, torch.int64) * 2**62).max(),
+        lambda: (torch.randint(4, 8, (4,), device="cuda") | True).max(),
+        lambda: filled(0.1, torch.float32, 7).sum(),
+        lambda: (filled(0.1, torch.float32) == 0.1).max(),
+    ],
+)
+def test_what_wraps_around_or_is_rounded_is_not_known(make: Any) -> None:
+    """Infinities once ended bfc with a traceback."""
+    with bfc.predict("a100") as run:
+        make().item()
+    assert guesses(run) == [".item()"]
+
+
+def test_places_of_a_maximum_are_not_known() -> None:
+    with bfc.predict("a100") as run:
+        values, places = filled(0, torch.float32), filled(0, torch.int64)
+        torch.max(torch.rand(4, 4, device="cuda"), 1, out=(values, places))
+        places[0].item()
+    assert guesses(run) == [".item()"]
+
+
+def test_a_loop_ends_once_nothing_is_left() -> None:
+    with bfc.predict("a100"):
+        done, at = filled(False, torch.bool), 0
+        while not done[at:].all():
+            at += 1
+        assert at == 4

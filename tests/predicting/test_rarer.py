@@ -297,6 +297,19 @@ def test_objects_are_sent_to_all(group: Any) -> None:
         assert told == ["b"]
 
 
+def test_what_others_have_sent_is_not_known(group: Any) -> None:
+    """Their schemas do not say that they write: sizes that were gathered once stayed zero."""
+    with bfc.predict("a100") as run:
+        group()
+        sizes = [torch.zeros(1, device="cuda") for _ in range(2)]
+        torch.distributed.all_gather(sizes, torch.ones(1, device="cuda"))
+        assert [size.item() for size in sizes] == [1.0, 1.0]
+        kept = torch.zeros(2, device="cuda")
+        torch.distributed.all_reduce(kept)
+        assert kept.max().item() == 1.0
+    assert assumed(run)[".item()"] == 1.0
+
+
 @pytest.mark.filterwarnings("ignore:.*FSDP.*:FutureWarning")
 def test_the_older_fsdp_moves_its_shards(group: Any) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
