@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 
 EPILOG = f"""\
 The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are only shapes: it needs
-no GPU, and computes nothing on one. Everything else happens: it reads and writes files, and uses
-the network, with your rights. What it prints goes to standard error.
+no GPU, and computes nothing on one. Everything else happens: it reads, writes and removes files,
+and uses the network, with your rights. What it prints goes to standard error.
+
+Only torch.save and safetensors write nothing. open("best.pt", "wb") empties that file all the same,
+and a script that removes old checkpoints removes them: run it in a copy of its folder.
 
 Options of bfc may stand before the script, or among its arguments. An option that the script's own
 text has, too, is left to the script there, and so is --device cuda. What stands after -- is the
@@ -254,7 +257,9 @@ def _failed(script: str, ran: Ran) -> Exception | None:
 
 
 _HINTS = {
-    "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
+    "FileNotFoundError": (
+        ". It needs that file here, too: bfc runs the whole script, and torch.save writes nothing"
+    ),
     **dict.fromkeys(
         ("ConnectionError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
         ". It needs the network here, too: bfc runs the whole script",

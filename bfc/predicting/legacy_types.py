@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from numbers import Integral
+from operator import index
 from typing import Any
 
 import torch
@@ -39,8 +41,8 @@ class _Type(type):
         return str(value.device.type) == "cuda"
 
     def __call__(cls, *given: Any, **options: Any) -> Any:
-        if given and all(isinstance(one, int) for one in given):
-            return torch.empty(given, dtype=cls.dtype, device="cuda")
+        if given and all(isinstance(one, Integral) for one in given):  # NumPy's, too
+            return torch.empty([*map(index, given)], dtype=cls.dtype, device="cuda")
         if len(given) == 1 and isinstance(given[0], torch.Size):
             return torch.empty(given[0], dtype=cls.dtype, device="cuda")
         if not given:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -72,6 +74,44 @@ def test_what_was_saved_holds_no_memory() -> None:
         del layer
         assert allocated() == 0
         assert list(torch.load(file)) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("location", "device"),
+    [
+        (lambda storage, place: storage, "cpu"),
+        (lambda storage, place: storage.cuda(0), "cuda"),
+        (lambda storage, place: None, "cuda"),
+        (lambda storage, place: storage.cuda() if place == "cuda:0" else storage, "cuda"),
+        (torch.serialization.default_restore_location, "cuda"),
+    ],
+)
+def test_a_function_says_where_tensors_are_loaded(location: Any, device: str) -> None:
+    with bfc.predict("a100"):
+        torch.save(torch.ones(4, device="cuda"), "model.pt")
+        assert torch.load("model.pt", map_location=location).device.type == device
+
+
+def test_what_was_saved_into_an_open_file_is_found_by_its_name(tmp_path: Path) -> None:
+    """And renamed and removed, as programs do that write a checkpoint at once."""
+    new, path = tmp_path / "new.pt", tmp_path / "model.pt"
+    path.write_bytes(b"of an earlier run")
+    with bfc.predict("a100"):
+        with open(new, "wb") as file:
+            torch.save({"w": torch.ones(4, device="cuda")}, file)
+        os.replace(new, path)
+        assert torch.load(path)["w"].is_cuda
+        with open(path, "rb") as file:
+            assert torch.load(file)["w"].is_cuda
+        torch.save(None, new)
+        assert torch.load(new) is None
+        new.unlink()
+        with pytest.raises(FileNotFoundError, match=r"torch.save writes nothing"):
+            torch.load(new)
+        with pytest.raises(EOFError, match=r"torch.save writes nothing"):
+            torch.load(io.BytesIO())
+    assert path.read_bytes() == b"of an earlier run"
+    assert not new.exists()
 
 
 def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
@@ -138,6 +178,7 @@ def test_types_of_the_device_make_tensors_there() -> None:
         assert isinstance(made, kind)
         assert made.type() == "torch.cuda.FloatTensor"
         assert torch.cuda.LongTensor([1, 2]).dtype == torch.int64
+        assert kind(np.int64(3), np.int64(4)).shape == (3, 4)
         assert torch.randn(2).type("torch.cuda.HalfTensor").is_cuda
         assert not isinstance(torch.randn(2), kind)
         torch.set_default_tensor_type(torch.cuda.FloatTensor)
@@ -219,19 +260,26 @@ def test_products_of_groups_have_rows_of_whole_16_bytes() -> None:
 # -- losses, waves, matrices, quantized numbers --------------------------------------------------
 
 
-@pytest.mark.parametrize("as_numbers", [False, True])
-def test_ctc_loss_keeps_all_prefixes(as_numbers: bool) -> None:
+@pytest.mark.parametrize("place", ["cuda", "cpu", None])
+def test_ctc_loss_keeps_all_prefixes(place: str | None) -> None:
     steps, batch, longest = 50, 4, 20
     with bfc.predict("a100") as run:
         scores = torch.randn(steps, batch, 30, device="cuda", requires_grad=True).log_softmax(2)
         targets = torch.ones(batch, longest, dtype=torch.int64, device="cuda")
-        lengths: Any = [torch.full((batch,), size, device="cuda") for size in (steps, longest)]
-        if as_numbers:
-            lengths = [(steps,) * batch, (longest,) * batch]
+        lengths: Any = [(steps,) * batch, (longest,) * batch]
+        if place is not None:
+            lengths = [torch.tensor(one, device=place) for one in lengths]
         functional.ctc_loss(scores, targets, *lengths).backward()
     sizes = run.trace.size[run.trace.op == 0].tolist()
     assert sizes.count(batch * steps * (2 * longest + 1) * 4) == 2  # prefixes, and suffixes
     assert any("lengths of targets" in what for what in assumed(run))
+
+
+def test_ctc_loss_is_called_by_name() -> None:
+    with bfc.predict("a100"):
+        scores, targets = torch.randn(50, 4, 20), torch.ones(4, 10, dtype=torch.int64)
+        lengths = {"input_lengths": (50,) * 4, "target_lengths": (10,) * 4}
+        assert torch.ctc_loss(log_probs=scores, targets=targets, **lengths).shape == ()
 
 
 def test_waves_are_put_together_again() -> None:
@@ -243,6 +291,9 @@ def test_waves_are_put_together_again() -> None:
         assert again.shape == wave.shape
         again.sum().backward()
         assert torch.istft(frames[0], 256, 64, window=window).shape == (4096,)
+        whole = torch.stft(wave, 256, window=window, onesided=False, return_complex=True)
+        given = {"window": window, "onesided": False, "return_complex": True}
+        assert torch.istft(whole, 256, **given).dtype == torch.complex64
 
 
 def test_least_squares() -> None:
@@ -251,6 +302,7 @@ def test_least_squares() -> None:
         found = torch.linalg.lstsq(matrix, right)
         assert (found.solution.shape, found.residuals.shape) == ((3, 8, 2), (3, 2))
         assert torch.linalg.lstsq(matrix, right[..., 0]).solution.shape == (3, 8)
+        assert torch.linalg.lstsq(matrix[:1], right).solution.shape == (3, 8, 2)
     assert "aten::linalg_lstsq" in run.unknown
 
 

@@ -7,6 +7,7 @@ checkpoint that is loaded onto the device, and not to the host first, takes its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import weakref
@@ -29,19 +30,70 @@ class Shelf:
     def put(self, file: Any, what: Any) -> None:
         """Keeps what was saved."""
         kept = _each(what, _shape_of)
-        if isinstance(file, (str, os.PathLike)):
-            self._by_path[os.path.abspath(file)] = kept
+        path = _path_of(file)
+        if path is not None:
+            self._by_path[path] = kept
         else:
             self._by_file[file] = kept
 
     def get(self, file: Any) -> Any:
-        """What was saved into a file, or None."""
-        if isinstance(file, (str, os.PathLike)):
-            return self._by_path.get(os.path.abspath(file))
+        """What was saved into a file, or `UNKNOWN`."""
+        path = _path_of(file)
+        if path is not None:
+            return self._by_path.get(path, UNKNOWN)
         try:
-            return self._by_file.get(file)
+            return self._by_file.get(file, UNKNOWN)
         except TypeError:  # a file that has no weak references was never saved to
-            return None
+            return UNKNOWN
+
+    def __bool__(self) -> bool:
+        return bool(self._by_path or self._by_file)
+
+    def move(self, old: Any, new: Any) -> bool:
+        """Renames what was saved; returns whether anything was, into a file of that name."""
+        source, target = _path_of(old), _path_of(new)
+        if source is None or target is None:
+            return False
+        if source not in self._by_path:
+            self._by_path.pop(target, None)  # another file takes its name
+            return False
+        self._by_path[target] = self._by_path.pop(source)
+        return True
+
+    def remove(self, file: Any) -> bool:
+        """Forgets what was saved; returns whether anything was, into a file of that name."""
+        return self._by_path.pop(_path_of(file) or "", UNKNOWN) is not UNKNOWN
+
+
+#: What a file holds that the program has not saved; a program may save None.
+UNKNOWN = object()
+
+
+def _path_of(file: Any) -> str | None:
+    """The path of a file that is named, or open and has a name; None for one in memory."""
+    if not isinstance(file, (str, os.PathLike)):
+        file = getattr(file, "name", None)
+    return os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else None
+
+
+class _Storage:
+    """What a function as `map_location` gets: a storage on the host, that it may move."""
+
+    def __init__(self, device: Any = "cpu") -> None:
+        import torch
+
+        self.device = torch.device(device)
+
+    def cpu(self) -> _Storage:
+        return _Storage()
+
+    def cuda(self, device: Any = None, non_blocking: bool = False) -> _Storage:
+        if isinstance(device, int):
+            return _Storage(f"cuda:{device}")
+        return _Storage("cuda" if device is None else device)
+
+    def to(self, device: Any, non_blocking: bool = False) -> _Storage:
+        return _Storage(device)
 
 
 class _Kept:
@@ -65,7 +117,7 @@ class _Kept:
         elif isinstance(location, dict):
             device = torch.device(location.get(str(device), device))
         elif location is not None:  # a function of a storage and the name of its device
-            device = torch.device("cpu")
+            device = getattr(location(_Storage(), str(device)), "device", device)
         made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
         if self.parameter:
             return torch.nn.Parameter(made, self.requires_grad)
@@ -111,18 +163,48 @@ def saved(recorder: Any) -> Iterator[None]:
         **kwargs: Any,
     ) -> Any:
         kept = shelf.get(f)
-        if kept is None and otherwise is not None:
+        if kept is UNKNOWN and otherwise is not None:
             return otherwise()
-        if kept is None:
-            return build(f, map_location, *args, **kwargs)
+        if kept is UNKNOWN:
+            try:
+                return build(f, map_location, *args, **kwargs)
+            except (EOFError, FileNotFoundError) as error:
+                if not shelf:
+                    raise
+                raise type(error)(f"{str(error) or 'it is empty'}. {NOT_THERE}") from error
         return _each(kept, lambda one: one.made(map_location) if isinstance(one, _Kept) else one)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(torch, "load", load))
+        for name in ("rename", "replace", "remove", "unlink"):
+            change = shelf.move if name in ("rename", "replace") else shelf.remove
+            stack.enter_context(patch.object(os, name, _on_shelf(change, getattr(os, name))))
         for name, function in _safetensors(save, load).items():
             stack.enter_context(patch(f"safetensors.torch.{name}", function))
         yield
+
+
+#: What is said of a file that is not there, or empty.
+NOT_THERE = (
+    "In a prediction torch.save writes nothing: what was saved is found by the name of its file, "
+    "and a copy of that file is not there"
+)
+
+
+def _on_shelf(change: Callable[..., bool], build: Callable[..., None]) -> Callable[..., None]:
+    """A function of `os` that changes only what is kept, where the file is one that was saved."""
+
+    remove = os.remove
+
+    @functools.wraps(build)
+    def call(*paths: Any, **options: Any) -> None:
+        if any(value is not None for value in options.values()) or not change(*paths):
+            build(*paths, **options)
+        elif os.path.isfile(paths[0]) and not os.path.getsize(paths[0]):
+            remove(paths[0])  # the program has opened it, to save into it
+
+    return call
 
 
 def _safetensors(save: Callable[..., None], load: Callable[..., Any]) -> dict[str, Any]:
@@ -138,6 +220,7 @@ def _safetensors(save: Callable[..., None], load: Callable[..., Any]) -> dict[st
         save(model.state_dict(), filename)
 
     def load_file(filename: Any, device: Any = "cpu") -> Any:
-        return load(filename, device, otherwise=lambda: build(filename, device))
+        location = f"cuda:{device}" if isinstance(device, int) else device
+        return load(filename, location, otherwise=lambda: build(filename, device))
 
     return {"save_file": save_file, "save_model": save_model, "load_file": load_file}

@@ -48,18 +48,28 @@ def ctc_loss_gradient(call: Call) -> Any:
 @around
 @contextmanager
 def lengths(recorder: Any) -> Iterator[None]:
-    """`torch.ctc_loss` with lengths as tuples, which it would put into a tensor in C++."""
+    """`torch.ctc_loss` with lengths as tuples or on the host, which it would read in C++."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     build = torch.ctc_loss
 
-    def loss(scores: Any, targets: Any, inputs: Any, outputs: Any, *others: Any) -> Any:
-        if on_cuda(scores):
-            inputs, outputs = (
-                one if isinstance(one, torch.Tensor) else torch.tensor(one, device=scores.device)
-                for one in (inputs, outputs)
+    def loss(
+        log_probs: Any,  # as PyTorch calls it
+        targets: Any,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:
+        if isinstance(log_probs, FakeTensor):
+            input_lengths, target_lengths = (
+                torch.as_tensor(one, device=log_probs.device)
+                for one in (input_lengths, target_lengths)
             )
-        return build(scores, targets, inputs, outputs, *others)
+        lengths = input_lengths, target_lengths
+        return build(log_probs, targets, *lengths, blank, reduction, zero_infinity)
 
     with patch.object(torch, "ctc_loss", loss):
         yield
@@ -74,7 +84,7 @@ def least_squares(call: Call) -> Any:
     rows, columns = matrix.shape[-2:]
     vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
     count = 1 if vector else right.shape[-1]
-    batch = tuple(matrix.shape[:-2])
+    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[: -1 if vector else -2])
     solution = right.new_empty((*batch, count, columns)).mT
     left = (*batch, count) if rows > columns else (0,)
     ranks = torch.empty(0, dtype=torch.int64, device=matrix.device)
@@ -123,21 +133,22 @@ def waves(recorder: Any) -> Iterator[None]:
         hop = n_fft // 4 if hop_length is None else hop_length
         if window is None:
             window = torch.ones(win_length or n_fft, device=input.device)
-        return _overlapped(input, n_fft, hop, window, center, length)
+        back = torch.fft.ifft if return_complex else torch.fft.irfft
+        return _overlapped(input, n_fft, hop, window, center, length, back)
 
     with patch.object(torch, "istft", istft), patch.object(torch.Tensor, "istft", istft):
         yield
 
 
 def _overlapped(
-    spectrum: Any, size: int, hop: int, window: Any, center: bool, length: int | None
+    spectrum: Any, size: int, hop: int, window: Any, center: bool, length: int | None, back: Any
 ) -> Any:
     """The frames back in time, added up where they overlap, and divided by their windows."""
     import torch
 
     batched = spectrum.unsqueeze(0) if spectrum.dim() == 2 else spectrum
     window = torch.nn.functional.pad(window, (0, size - window.shape[0]))
-    frames = torch.fft.irfft(batched.transpose(1, 2), n=size, dim=2) * window
+    frames = back(batched.transpose(1, 2), n=size, dim=2) * window
     count, total = frames.shape[1], size + hop * (frames.shape[1] - 1)
     squares = window.pow(2).expand(1, count, size)
     wave, envelope = (
