@@ -114,6 +114,26 @@ def test_what_was_saved_into_an_open_file_is_found_by_its_name(tmp_path: Path) -
     assert not new.exists()
 
 
+def test_what_was_saved_shares_memory_as_before() -> None:
+    """And holds none: a whole module, or a named tuple, once came back as the same object."""
+    with bfc.predict("a100"):
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        row = nn.Parameter(torch.ones(1 << 18, device="cuda"))
+        torch.save({"layer": layer, "twice": (row, row), "view": row.detach()[:2]}, "all.pt")
+        torch.save(torch.get_rng_state(), "state.pt")
+        torch.set_rng_state(torch.load("state.pt"))
+        before = allocated()
+        loaded = torch.load("all.pt", weights_only=False)
+        assert allocated() - before == 2 * MIB
+        assert loaded["twice"][0] is loaded["twice"][1]
+        assert isinstance(loaded["layer"].weight, nn.Parameter)
+        loaded["layer"].weight.sum().backward()
+        assert loaded["layer"].weight.grad.is_cuda
+        assert layer.weight.grad is None
+        del layer, row, loaded
+        assert allocated() == 0
+
+
 def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(nn.Linear(512, 512, bias=False).state_dict(), path)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import io
 import os
+import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,7 +31,7 @@ class Shelf:
 
     def put(self, file: Any, what: Any) -> None:
         """Keeps what was saved."""
-        kept = _each(what, _shape_of)
+        kept = _Saved(what)
         path = _path_of(file)
         if path is not None:
             self._by_path[path] = kept
@@ -96,19 +98,70 @@ class _Storage:
         return _Storage(device)
 
 
+class _Saved:
+    """What was saved: pickled with all but the data of tensors, as `torch.save` does."""
+
+    def __init__(self, what: Any) -> None:
+        self._tensors: list[Any] = []
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self._tensors).dump(what)
+            self._pickle: bytes | None = file.getvalue()
+        except Exception:  # what refers to process groups, say
+            self._pickle, self._what = None, _each(what, _shape_of)
+
+    def load(self, location: Any) -> Any:
+        """The same again, with new tensors."""
+        storages: dict[int, Any] = {}
+
+        def made(one: Any) -> Any:
+            return one.made(location, storages) if isinstance(one, _Kept) else one
+
+        if self._pickle is None:
+            return _each(self._what, made)
+        reader = pickle.Unpickler(io.BytesIO(self._pickle))
+        tensor = functools.cache(lambda number: made(self._tensors[number]))
+        reader.persistent_load = tensor  # type: ignore[method-assign]
+        return reader.load()
+
+
+class _Pickler(pickle.Pickler):
+    """Puts numbers in the place of tensors. One that has values, as of a generator, is kept."""
+
+    def __init__(self, file: Any, tensors: list[Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._tensors = tensors
+        self._numbers: dict[int, tuple[int, Any]] = {}  # with the tensor, which keeps its `id`
+
+    def persistent_id(self, value: Any) -> int | None:
+        import torch
+
+        if not isinstance(value, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
+            return None
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._tensors), value
+            self._tensors.append(_shape_of(value))
+        return self._numbers[id(value)][0]
+
+
 class _Kept:
     """What is known of a tensor that was saved."""
 
     def __init__(self, tensor: Any) -> None:
         import torch
 
+        storage = tensor.untyped_storage()
+        self.storage, self.offset = storage._cdata, tensor.storage_offset()
         self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.strides, strict=True))
+        seen = self.offset + last + 1 if tensor.numel() else 0  # more, if its memory is given back
+        self.elements = max(storage.nbytes() // tensor.element_size(), seen)
         self.dtype, self.device = tensor.dtype, tensor.device
         self.parameter = isinstance(tensor, torch.nn.Parameter)
         self.requires_grad = bool(tensor.requires_grad and tensor.is_leaf)
 
-    def made(self, location: Any) -> Any:
-        """A tensor like it."""
+    def made(self, location: Any, storages: dict[int, Any]) -> Any:
+        """A tensor like it, in the storage of those before it that had the same."""
         import torch
 
         device = self.device
@@ -118,7 +171,12 @@ class _Kept:
             device = torch.device(location.get(str(device), device))
         elif location is not None:  # a function of a storage and the name of its device
             device = getattr(location(_Storage(), str(device)), "device", device)
-        made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+        whole = storages.get(self.storage)
+        if whole is None or whole.dtype != self.dtype:
+            whole = torch.empty(self.elements, dtype=self.dtype, device=device)
+            storages[self.storage] = whole
+        with torch.no_grad():
+            made = whole.as_strided(self.shape, self.strides, self.offset).detach()
         if self.parameter:
             return torch.nn.Parameter(made, self.requires_grad)
         return made.requires_grad_(self.requires_grad)
@@ -172,7 +230,7 @@ def saved(recorder: Any) -> Iterator[None]:
                 if not shelf:
                     raise
                 raise type(error)(f"{str(error) or 'it is empty'}. {NOT_THERE}") from error
-        return _each(kept, lambda one: one.made(map_location) if isinstance(one, _Kept) else one)
+        return kept.load(map_location)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
