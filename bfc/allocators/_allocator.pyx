@@ -100,6 +100,9 @@ cdef extern from *:
 
 _RETRY_POLL_SECONDS = 0.001
 
+for _mark in _words.POOL_MARKS:
+    number_of_owner(_mark)      # so that to write one down needs no memory, nor a number that is left
+
 cdef enum:
     _STREAMS_REMEMBERED = 1024
     BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
@@ -1195,7 +1198,8 @@ cdef class Allocator(BufferOwner):
         if self.live_buffers and not self.strict and not request.refused:
             gc.collect()    # buffers in reference cycles
             self.attempt(request, placed)
-        if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused:
+        if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused \
+                and not self.is_in_capture(request):
             self.wait_for_frees(request, freed_before, seen, placed)
         if placed.handle == NO_CHUNK:
             self.was_refused(request)
@@ -1839,7 +1843,7 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t released
         cdef bint captures = self.fences.is_in_capture(self.home_stream)
         if not captures:
-            self.frees.drain(QUERY | AGAIN)
+            self.frees.drain(RECORD | QUERY | AGAIN)    # what a capture has put off, too
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
         self.pool.release_id = mark
@@ -2454,7 +2458,8 @@ cdef class Allocator(BufferOwner):
         self.lock.release()
 
     cdef int note_of_pool(self, pool, str said) except -1:
-        """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`."""
+        """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`. It raises nothing, so that
+        what has happened stands: the marks have their numbers."""
         cdef uint64_t first, second
         first, second = pool
         acquire_lock(self.lock)

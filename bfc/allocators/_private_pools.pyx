@@ -160,9 +160,14 @@ cdef class PrivatePools:
         return False
 
     cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil:
-        """Puts the pool into a lane that a request of this thread for this stream is diverted to, if any."""
+        """Puts the pool into a lane that a request of this thread for this stream is diverted to, if any. The capture
+        that was begun on this very stream comes before one that this thread has begun on another."""
         cdef Scope scope
         cdef size_t i = self.scopes.size()
+        for scope in self.scopes:
+            if scope.kind == ONE_CAPTURE and scope.of == stream:
+                put_in_pool(lane, scope.pool)
+                return
         while i > 0:
             i -= 1
             scope = self.scopes[i]

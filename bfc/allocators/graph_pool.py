@@ -187,10 +187,12 @@ class Capture:
         if self._pool is not None:
             raise RuntimeError("this capture was entered already: call allocator.capture() again")
         pool = GraphPool(self._allocator, self._shared)
-        pool._released = True  # it holds nothing yet
-        self._allocator._begin_capture(pool.id, self._stream)
-        pool._released, pool._capturing = False, True
-        self._pool = pool
+        self._pool, pool._capturing = pool, True  # first: behind the beginning nothing may fail
+        try:
+            self._allocator._begin_capture(pool.id, self._stream)
+        except BaseException:
+            self._pool, pool._capturing, pool._released = None, False, True
+            raise
         return pool
 
     def __exit__(self, kind: object, value: object = None, traceback: object = None) -> None:
@@ -202,6 +204,8 @@ class Capture:
         pool._capturing = False
         if self._allocator.closed:
             return
-        self._allocator._end_capture(pool.id)
-        if kind is not None:
-            pool.release()  # there is no graph
+        try:
+            self._allocator._end_capture(pool.id)
+        finally:
+            if kind is not None:
+                pool.release()  # there is no graph

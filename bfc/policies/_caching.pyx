@@ -815,9 +815,11 @@ cdef class CachingAllocator(Allocator):
 
     cdef int release_oversize(self, Request* request) except -1 nogil:
         """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Returns
-        whether enough went back."""
+        whether enough went back. What is free in a graph's pool is the graph's: upstream gives it back all the same."""
         cdef vector[Region] regions
         cdef cbool enough, limited
+        if not self.strict and (self.is_in_capture(request) or (request.lane.pool[0] and not request.tag)):
+            return False
         self.acquire()
         limited = self.oversize != UNLIMITED
         enough = limited and choose_oversize(self.pool, self.bin_set_of(request), request.rounded, self.oversize,

@@ -94,7 +94,8 @@ class GraphHistory:
         self.allocator = bfc.BFCAllocator(self.device, allow_growth=True, **self.options)
 
     def key_of(self, stream: int) -> Key:
-        for scope in reversed(self.scopes):
+        begun_on_it = [s for s in self.scopes if s.is_capture and s.stream == stream]
+        for scope in begun_on_it + self.scopes[::-1]:
             if scope.takes(stream):
                 return scope.pool, stream
         return OTHERS, 0

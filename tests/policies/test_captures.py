@@ -584,3 +584,82 @@ def test_another_threads_allocation_does_not_let_a_capture_ask_fences(
         assert threading.main_thread() not in device.asking
         device.captures.end(CAPTURED)
     pool.release()
+
+
+def test_what_is_free_in_a_graphs_pool_is_the_graphs() -> None:
+    """A large request in the capture does not give back what an earlier part of the graph used."""
+    device = bfc.SimulatedSubAllocator("64 MiB", reuse=True)
+    with bfc.CachingAllocator(device, max_split_size_mb=21) as allocator:
+        with allocator.capture(CAPTURED) as pool:
+            device.captures.begin(CAPTURED)
+            used = allocator.allocate_raw(30 * MIB, stream=CAPTURED)
+            allocator.deallocate_raw(used)
+            with pytest.raises(bfc.OutOfMemoryError):
+                allocator.allocate_raw(65 * MIB, stream=CAPTURED)
+            device.captures.end(CAPTURED)
+        assert allocator.allocate_raw(30 * MIB, stream=OUTSIDE) != used
+        pool.release()
+
+
+@both
+def test_the_captures_of_one_thread_each_keep_to_their_streams(policy: Policy) -> None:
+    machine = Machine(policy=policy)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        with machine.allocator.capture(SIDE) as other:
+            machine.graph.begin(SIDE)
+            machine.free(machine.take(MIB))
+            machine.graph.end(SIDE)
+        machine.graph.end(CAPTURED)
+    assert machine.pools() == [pool.id]
+    other.release()
+    machine.allocator.empty_cache()
+    assert machine.pools() == [pool.id]
+    pool.release()
+
+
+def test_emptying_makes_the_frees_that_a_capture_has_put_off(machine: Machine) -> None:
+    outside = machine.take(MIB)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.free(outside)
+        machine.graph.end(CAPTURED)
+    pool.release()
+    assert machine.allocator.empty_cache() > 0
+    assert machine.allocator.stats().bytes_in_use == 0
+
+
+@both
+def test_nothing_waits_in_a_capture(policy: Policy) -> None:
+    machine = Machine("64 MiB", policy=policy, retry_seconds=3600)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        kept = machine.take(40 * MIB)
+        with pytest.raises(bfc.OutOfMemoryError):
+            machine.take(40 * MIB)
+        machine.graph.end(CAPTURED)
+    machine.free(kept)
+    pool.release()
+
+
+@both
+@pytest.mark.parametrize("n", range(12))
+def test_a_capture_that_could_not_be_entered_is_not_open(policy: Policy, n: int) -> None:
+    """With Python's n-th allocation failing: another try finds nothing in its way."""
+    import _testcapi
+
+    machine = Machine(policy=policy)
+    machine.allocator.record_history()
+    capture = machine.allocator.capture(CAPTURED)
+    _testcapi.set_nomemory(n, n + 1)
+    try:
+        pool = capture.__enter__()
+    except MemoryError:
+        _testcapi.remove_mem_hooks()
+        assert machine.allocator._captured_streams() == []
+        with machine.allocator.capture(CAPTURED) as pool:
+            pass
+    else:
+        _testcapi.remove_mem_hooks()
+        capture.__exit__(None)
+    pool.release()
