@@ -66,7 +66,8 @@ cdef class Step:
 
     def __enter__(self):
         if self.planned is not None:
-            if self.planned.watch is not None and self.planned.step is None:
+            if self.planned.watch is not None and self.planned.step is None \
+                    and not self.planned.fences.capture_is_marked():     # it would take memory and give some back
                 self.planned.watch.step_begins(self.allocator, self.kind)
             self.planned.enter(self.kind)
             self.is_entered = True
@@ -76,7 +77,7 @@ cdef class Step:
         if self.is_entered:
             self.is_entered = False
             self.planned.leave()
-            if self.planned.watch is not None:
+            if self.planned.watch is not None and not self.planned.fences.capture_is_marked():
                 self.planned.watch.step_ended(self.allocator)
 
 
@@ -84,7 +85,7 @@ cdef Step new_step(object allocator, Planned planned, str kind):
     cdef Step step = Step.__new__(Step)
     step.allocator = allocator
     step.planned = planned
-    step.kind = kind
+    step.kind = kind.split(":")[0]      # "train:512" is a step of the kind "train", as in the marks of a trace
     return step
 
 
@@ -114,6 +115,9 @@ cdef class Planned:
         is there already, whatever lives."""
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
+        if self.fences.capture_is_marked():
+            raise RuntimeError("a stream is being captured: change the plan before or after the capture, since the "
+                               "driver gives no memory meanwhile, and takes none back")
         self.step = "use_plan"      # another thread neither begins a step meanwhile nor changes the plan
         try:
             self.drop()
@@ -143,7 +147,7 @@ cdef class Planned:
 
     cdef int end_plan(self, str why) except -1:
         """The plan in use has not paid: the policy serves all requests from now on."""
-        if self.step is not None or self.server == NULL:
+        if self.step is not None or self.server == NULL or self.fences.capture_is_marked():
             return 0
         self.declined = why
         self.was_served = True
@@ -408,8 +412,8 @@ cdef class Planned:
 
     def last_step(self):
         """Of the step that has just ended: the part of its requests that got a place, and whether it needed more beside
-        the plan than the plan saves. None if the plan has no body for it."""
-        cdef uint64_t hits, asked, grown
+        the plan than the plan saves. None if the plan has no body for it, or it asked for nothing."""
+        cdef uint64_t hits, asked = 0, grown
         if self.server == NULL:
             return None         # as of a part that no allocator has
         acquire_lock(self.lock[0])
@@ -419,9 +423,9 @@ cdef class Planned:
             asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side - self.asked_before
             grown = self.pool.counters.pool_bytes - min(self.bytes_before, self.pool.counters.pool_bytes)
         self.lock.release()
-        if not is_known:
+        if not asked:
             return None
-        return hits / asked if asked else 1.0, self.has_departed and <int64_t>grown > self.plan.online - self.plan.span
+        return hits / asked, self.has_departed and <int64_t>grown > self.plan.online - self.plan.span
 
     cdef int give_back_side(self) except -1:
         """Gives back the policy's free regions: a step that departed from the plan took them, and the next one may need

@@ -133,7 +133,8 @@ def _parts(plan: bfc.Plan) -> list[Cells]:
 def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
     lines = [f"{output}: {plan!r}"] if output is not None else []
     for part in plan.parts:
-        name = " ".join(filter(None, (part.kind, part.role)))
+        kind = part.kind if part.kind.isprintable() else ascii(part.kind)
+        name = " ".join(filter(None, (kind, part.role)))
         line = f"{name:<16} {len(part):>8} slots, {format_bytes(part.peak()):>11} at most"
         if part.role == "body":
             line += f", {part.agreeing} of {part.recorded} recorded agree"

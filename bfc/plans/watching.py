@@ -26,6 +26,9 @@ DIFFERING, COSTLY = 3, 2
 ITERATIONS = 3
 #: The most allocations and frees of them: 64 bytes each.
 MOST_ENTRIES = 1 << 20
+#: An answer is dropped if so many steps in a row have followed the present plan meanwhile; a new
+#: plan, if something lived in the old region when so many steps began.
+FOLLOWING, BUSY = 3, 16
 #: How many steps pass before the next look, if nothing changes. It doubles each time.
 FIRST_REST, LONGEST_REST = 16, 4096
 
@@ -44,7 +47,7 @@ class Watch:
     def __init__(self, plan: Plan, gate: float) -> None:
         self.replanned = 0
         self._plan, self._gate = plan, gate
-        self._differing = self._costly = 0
+        self._differing = self._costly = self._following = self._busy = 0
         self._rest, self._next_rest = 0, FIRST_REST
         self._marks: list[tuple[int, str]] | None = None  # while steps are recorded
         self._look: Look | None = None
@@ -58,6 +61,7 @@ class Watch:
         agreement, is_costly = last
         self._differing = self._differing + 1 if agreement < AGREES else 0
         self._costly = self._costly + 1 if is_costly else 0
+        self._following = 0 if self._differing or self._costly else self._following + 1
 
     def step_begins(self, allocator: Allocator, kind: str) -> None:
         """Begins or ends a recording, or changes the plan."""
@@ -80,8 +84,9 @@ class Watch:
         if len(records) // RECORD.size >= MOST_ENTRIES:  # the oldest are lost
             self.stop(allocator)
         elif marks_reached(self._marks, ITERATIONS):
-            marks = self._marks
+            marks, next_rest = self._marks, self._next_rest
             self.stop(allocator)
+            self._next_rest = next_rest  # the rest comes after the answer
             policy = policy_of(allocator, allocator.stats().peak_pool_bytes)
             home = allocator._home_stream()
             self._look = Look(records, marks, policy, home, self._plan, self._gate)
@@ -114,14 +119,20 @@ class Watch:
 
     def _follow(self, allocator: Allocator, answer: Plan | str | None) -> None:
         """Serves a new plan, or none, or goes on."""
-        if isinstance(answer, Plan):
-            if not allocator._body_is_idle():
+        if self._following >= FOLLOWING:
+            answer = None  # it was for other steps
+        if isinstance(answer, Plan) and not allocator._body_is_idle():
+            self._busy += 1
+            if self._busy < BUSY:
                 return  # both bodies would be held: at another step
-            self._plan = answer
-            self.replanned += 1
+            answer = None
         self._look = None
+        self._busy = 0
         self._put_off()
         if isinstance(answer, Plan):
+            self._plan = answer
+            self.replanned += 1
+            self._following = 0
             allocator._resume_plan(answer, self)
         elif answer is not None:
             allocator._end_plan(answer)

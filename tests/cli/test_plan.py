@@ -79,3 +79,13 @@ def test_an_empty_run_is_refused_in_one_line(tmp_path: Path, capsys):
     bfc.Trace([], [], []).save(tmp_path / "empty.npz")
     assert main(["plan", str(tmp_path / "empty.npz")]) == 2
     assert "empty.npz: the run asks for no memory" in capsys.readouterr().err
+
+
+def test_a_kind_does_not_move_the_cursor(tmp_path: Path, capsys):
+    marks = [[0, "a\x1b[2J"], [2, "a\x1b[2J"], [4, "a\x1b[2J"]]
+    run = bfc.Trace([0, 1] * 3, [0, 0] * 3, [32 << 20, 0] * 3, meta={"marks": marks})
+    run.save(tmp_path / "run.npz")
+    assert main(["plan", str(tmp_path / "run.npz")]) == 0
+    out = capsys.readouterr().out
+    assert "'a\\x1b[2J' body" in out
+    assert "\x1b" not in out

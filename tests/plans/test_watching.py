@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.plans import watching
 
 MIB = 1 << 20
 POLICIES = ("caching", "bfc")
@@ -37,9 +38,9 @@ def plan_of(policy: str) -> bfc.Plan:
     return bfc.Plan.from_trace(trace_of(*[PLANNED] * 4), fallback=policy)
 
 
-def play(pool: bfc.Allocator, sizes: tuple[int, ...], steps: int) -> None:
+def play(pool: bfc.Allocator, sizes: tuple[int, ...], steps: int, kind: str = "train") -> None:
     for _ in range(steps):
-        with pool.step("train"):
+        with pool.step(kind):
             for size in sizes:
                 pool.allocate(size * MIB).free()
         assert pool.check() is None
@@ -150,6 +151,87 @@ def test_replays_come_to_the_same(policy: str):
             assert pool.check() is None
     assert found[0] == found[1] == found[2]
     assert found[0][1] == 1
+
+
+class Calls(bfc.SimulatedSubAllocator):
+    """Counts what is asked of the device and given back."""
+
+    count = 0
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
+        self.count += 1
+        return super().alloc(alignment, nbytes)
+
+    def free(self, ptr: int, nbytes: int) -> None:
+        self.count += 1
+        super().free(ptr, nbytes)
+
+
+def test_the_plan_stays_while_a_stream_is_captured():
+    """What the watch has found is put off."""
+    source = Calls("1 GiB")
+    with bfc.CachingAllocator(source, plan=plan_of("caching")) as pool:
+        play(pool, PLANNED, 3)
+        play(pool, OTHER, 7)
+        await_look()
+        with pool.capture(7) as graph:
+            source.captures.begin(7)
+            before = source.count
+            for _ in range(4):
+                with pool.step("train"):
+                    pass
+            assert source.count == before
+            with pytest.raises(RuntimeError, match="a stream is being captured: change the plan"):
+                pool.use_plan(None)
+            source.captures.end(7)
+        assert pool.plan_stats()["replanned"] == 0
+        play(pool, OTHER, 2)
+        assert pool.plan_stats()["replanned"] == 1
+        graph.release()
+
+
+def test_a_new_plan_for_steps_that_are_over_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    """Steps are judged while a look runs."""
+    may_end = threading.Event()
+    find = watching.what_follows
+    monkeypatch.setattr(watching, "what_follows", lambda *args: may_end.wait() and find(*args))
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan_of("caching")) as pool:
+        play(pool, PLANNED, 3)
+        play(pool, OTHER, 7)
+        play(pool, PLANNED, 4)
+        may_end.set()
+        await_look()
+        play(pool, PLANNED, 2)
+        stats = pool.plan_stats()
+        assert (stats["replanned"], stats["span"]) == (0, 11 * MIB)
+
+
+def test_a_new_plan_is_given_up_if_the_region_is_never_idle():
+    """Looks go on, and the next one may be used."""
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan_of("caching")) as pool:
+        play(pool, PLANNED, 3)
+        guest = pool.allocate(2 * MIB)  # lies in the region between steps
+        play(pool, OTHER, 7)
+        await_look()
+        play(pool, OTHER, 16)
+        guest.free()
+        play(pool, OTHER, 4)
+        assert pool.plan_stats()["replanned"] == 0
+        play(pool, OTHER, 16 + 7)
+        await_look()
+        play(pool, OTHER, 1)
+        assert pool.plan_stats()["replanned"] == 1
+
+
+def test_what_stands_behind_the_colon_of_a_kind_does_not_count():
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        with pool.record_plan(iterations=2) as recording:
+            for length in range(4):
+                play(pool, PLANNED, 1, f"train:{length}")
+            assert not pool._keeps_history()  # it has ended by itself
+        pool.use_plan(recording.plan(), strict=True)
+        play(pool, PLANNED, 3, "train:512")
+        assert pool.plan_stats()["agreement"] == 1.0
 
 
 def test_no_thread_keeps_an_allocator():
