@@ -118,6 +118,7 @@ cdef extern from "owner_scopes.hpp" namespace "bfc" nogil:
 
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
+    MARKS_OF_POOLS = 5          # of them say in a history what becomes of private pools: see `note_of_pool`
 
 _MAX_STEP = 2**63 - 1
 
@@ -145,8 +146,9 @@ cdef uint32_t number_of_owner(object name) except 0:
     if not name:
         raise ValueError("an owner needs a name")
     if len(owner_names) >= MOST_OWNERS:
-        warnings.warn(f"this process has named {MOST_OWNERS - 1} owners already: {name!r} and all further ones count "
-                      f"as {_MORE_OWNERS!r}. Use names that repeat, such as 'kv cache', not one for each request",
+        named = MOST_OWNERS - 1 - MARKS_OF_POOLS
+        warnings.warn(f"this process has named {named} owners already: {name!r} and all further ones count as "
+                      f"{_MORE_OWNERS!r}. Use names that repeat, such as 'kv cache', not one for each request",
                       RuntimeWarning, stacklevel=2)
         name = _MORE_OWNERS
         found = numbers.get(name)
@@ -344,7 +346,7 @@ cdef class owner:
     entered in the same thread, or in the same task, after `bfc.use`: PyTorch allocates without the
     GIL, where an inherited owner cannot be seen. Autograd's own threads have none.
 
-    A process can name 65,534 owners. Further names share one owner, "(more owners)", and a
+    A process can name 65,529 owners. Further names share one owner, "(more owners)", and a
     RuntimeWarning says so.
 
     Cost: about 5 ns for each allocation within, and 0.3 us for the `with` statement.
