@@ -10,7 +10,7 @@ from typing import Any
 import bfc
 from bfc.cli.replay import whole
 from bfc.cli.runs import add_torch, read_trace
-from bfc.cli.tables import Cells, add_formats, show
+from bfc.cli.tables import Cells, add_formats, printable, show
 from bfc.errors import PlanError
 from bfc.files import open_regular
 from bfc.units import format_bytes
@@ -133,8 +133,7 @@ def _parts(plan: bfc.Plan) -> list[Cells]:
 def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
     lines = [f"{output}: {plan!r}"] if output is not None else []
     for part in plan.parts:
-        kind = part.kind if part.kind.isprintable() else ascii(part.kind)
-        name = " ".join(filter(None, (kind, part.role)))
+        name = " ".join(filter(None, (printable(part.kind), part.role)))
         line = f"{name:<16} {len(part):>8} slots, {format_bytes(part.peak()):>11} at most"
         if part.role == "body":
             line += f", {part.agreeing} of {part.recorded} recorded agree"

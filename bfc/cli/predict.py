@@ -12,6 +12,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.cli.sizes import device_bytes
+from bfc.cli.tables import printable
 from bfc.predicting import devices
 from bfc.predicting.script import STEPS, Ran, run
 from bfc.study.advise import advise
@@ -398,8 +399,8 @@ def _rows(title: str, rows: Mapping[str, int]) -> Iterator[str]:
     yield f"{title}:"
     shown = list(rows.items())[:ROWS]
     for name, nbytes in shown:
-        named = name if name.isprintable() else ascii(name)
-        yield f"  {format_bytes(nbytes):>11}  {nbytes / total:6.1%}  {named or '(no module)'}"
+        named = printable(name) or "(no module)"
+        yield f"  {format_bytes(nbytes):>11}  {nbytes / total:6.1%}  {named}"
     if len(rows) > ROWS:
         rest = total - sum(nbytes for _, nbytes in shown)
         yield f"  {format_bytes(rest):>11}  {rest / total:6.1%}  {len(rows) - ROWS} others"

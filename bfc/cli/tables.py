@@ -50,5 +50,10 @@ def _csv(rows: list[Cells]) -> str:
 
 
 def _cell(value: object) -> object:
-    """A value as CSV has it. A name in a stranger's file must not move the terminal's cursor."""
-    return ascii(value) if isinstance(value, str) and not value.isprintable() else value
+    """A value as CSV has it."""
+    return printable(value) if isinstance(value, str) else value
+
+
+def printable(name: str) -> str:
+    """A name as it is shown: one in a stranger's file must not move the terminal's cursor."""
+    return name if name.isprintable() else ascii(name)
