@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import cuda_machine
 import pytest
 import raw_cuda
+import torch_harness
 from closing import close_all
 
 import bfc
+from bfc.integrations import _torch
 from bfc.testing import cuda_emulator as emulator
 
 MakeCUDA = Callable[..., bfc.Allocator]
@@ -79,3 +82,23 @@ def make_cuda(request: pytest.FixtureRequest) -> Iterator[MakeCUDA]:
 
     yield make
     close_all(allocators)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return torch_harness.build(tmp_path_factory.mktemp("torch"))
+
+
+@pytest.fixture
+def whole(library: Path) -> torch_harness.Harness:
+    """What `replace` gives to PyTorch."""
+    return torch_harness.Harness(library)
+
+
+@pytest.fixture
+def served(make_cuda: MakeCUDA) -> Iterator[bfc.Allocator]:
+    """An allocator whose memory `replace` gives to PyTorch."""
+    allocator = make_cuda(allow_growth=True)
+    _torch.serve_device(allocator, 0)
+    yield allocator
+    _torch.serve_device(None, 0)

@@ -25,7 +25,7 @@ import pytest
 import raw_cuda
 from cuda_machine import ON_GPU
 from planned_client import learns_and_follows_a_plan
-from torch_harness import Harness, build
+from torch_harness import Harness
 
 import bfc
 from bfc.integrations import _torch
@@ -39,25 +39,6 @@ MIB = 1 << 20
 both_policies = pytest.mark.parametrize(
     "make_cuda", [bfc.BFCAllocator, bfc.CachingAllocator], indirect=True, ids=["bfc", "caching"]
 )
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("torch"))
-
-
-@pytest.fixture
-def whole(library: Path) -> Harness:
-    """What `replace` gives to PyTorch."""
-    return Harness(library)
-
-
-@pytest.fixture
-def served(make_cuda) -> Iterator[bfc.BFCAllocator]:
-    allocator = make_cuda(allow_growth=True)
-    _torch.serve_device(allocator, 0)
-    yield allocator
-    _torch.serve_device(None, 0)
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ import raw_cuda
 import torch_runtime
 from cuda_machine import ON_GPU
 from documents import BLOCK, ROOT
-from torch_harness import Harness, build
+from torch_harness import Harness
 
 import bfc
 from bfc.integrations import _torch
@@ -31,24 +30,6 @@ SPOT = 4096  # bytes that are looked at
 POOL, OTHER = (3, 0), (0, 5)  # as PyTorch numbers them: its own, and a user's graph_pool_handle()
 
 both = pytest.mark.parametrize("make_cuda", [bfc.CachingAllocator, bfc.BFCAllocator], indirect=True)
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("torch"))
-
-
-@pytest.fixture
-def whole(library: Path) -> Harness:
-    return Harness(library)
-
-
-@pytest.fixture
-def served(make_cuda) -> Iterator[bfc.Allocator]:
-    allocator = make_cuda(allow_growth=True)
-    _torch.serve_device(allocator, 0)
-    yield allocator
-    _torch.serve_device(None, 0)
 
 
 def capture(whole: Harness, stream: int, work: Callable[[], None], pool: tuple[int, int]) -> Any:
