@@ -775,7 +775,7 @@ cdef class Allocator(BufferOwner):
             If the allocator is `strict`, maps memory page by page, or has a timing counter, or if `gate` is
             not above 0.
         RuntimeError
-            If a step is open.
+            If a step is open, or a stream is being captured: the driver gives no memory meanwhile.
         SubAllocatorError
             If the device failed, with something other than "out of memory". No plan is served then.
         ClosedError
@@ -867,8 +867,9 @@ cdef class Allocator(BufferOwner):
         Parameters
         ----------
         kind : str, optional
-            The kind of iteration, as in the plan. A kind that the plan does not have is served by the
-            policy, which also uses what the plan leaves idle.
+            The kind of iteration, as in the plan. What stands behind a colon does not count: "train:512" is a
+            step of the kind "train". A kind that the plan does not have is served by the policy, which also
+            uses what the plan leaves idle.
 
         Returns
         -------
@@ -888,6 +889,10 @@ cdef class Allocator(BufferOwner):
         -----
         What a step leaves alive stays alive; requests whose places it takes get others. A forked child has a plan of
         its own, at the same point.
+
+        While a stream is captured no request gets a place: a graph has memory of its own, since it writes there at
+        each replay. A step that begins in a capture asks the device for nothing and gives nothing back, and the plan
+        does not change. A capture that begins in another thread meanwhile waits until the step has begun.
 
         Examples
         --------
@@ -1085,7 +1090,8 @@ cdef class Allocator(BufferOwner):
         self.require_set_up()
         if self.is_closed:
             raise closed()
-        self.captures.begin(id_of(pool), stream, self.strict)
+        with self.planned_part().changes():     # in which a plan asks the driver for memory
+            self.captures.begin(id_of(pool), stream, self.strict)
         self.scopes_changed()
         self.note_of_pool(pool, _words.CAPTURE_BEGINS)
 
@@ -1112,8 +1118,8 @@ cdef class Allocator(BufferOwner):
         -----
         Source: PyTorch's behaviour, 2.15.
         """
-        self.require_set_up()
-        self.captures.mark(1)
+        with self.planned_part().changes():     # in which a plan asks the driver for memory
+            self.captures.mark(1)
 
     def mark_capture_end(self):
         """Say that a capture has ended.

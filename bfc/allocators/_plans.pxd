@@ -39,6 +39,8 @@ cdef class Planned:
     cdef bint was_served        # whether that plan was served before
     cdef object departure       # where a step first departed from the plan, as a dictionary
     cdef object watcher         # a function to tell the kind of each step that begins; or None
+    cdef object changing        # a lock, for `changes`
+    cdef object process         # that the lock is for: a forked child needs another
     cdef object watch           # what looks whether the plan still pays; None: nothing does
     cdef uint64_t hits_before, asked_before, bytes_before   # when the step began: hits, requests, what was reserved
     cdef bint is_planned        # whether the plan has a body for it
@@ -47,7 +49,10 @@ cdef class Planned:
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
                     uint64_t home) except -1
+    cdef object changes(self)
     cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1
+    cdef int change(self, object plan, object served, object watch, object declined, bint strict,
+                    bint resumed) except -1
     cdef int end_plan(self, str why) except -1
     cdef bint body_is_idle(self) noexcept
     cdef int drop(self) except -1

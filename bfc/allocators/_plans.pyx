@@ -5,6 +5,8 @@ back, and steps begin and end. The source is called without the lock. A plan tha
 regions until nothing lives in them.
 """
 
+import os
+import threading
 import warnings
 
 cimport cython
@@ -66,11 +68,12 @@ cdef class Step:
 
     def __enter__(self):
         if self.planned is not None:
-            if self.planned.watch is not None and self.planned.step is None \
-                    and not self.planned.fences.capture_is_marked():     # it would take memory and give some back
-                self.planned.watch.step_begins(self.allocator, self.kind)
-            self.planned.enter(self.kind)
-            self.is_entered = True
+            with self.planned.changes():
+                if self.planned.watch is not None and self.planned.step is None \
+                        and not self.planned.fences.capture_is_marked():    # it would take memory and give some back
+                    self.planned.watch.step_begins(self.allocator, self.kind)
+                self.planned.enter(self.kind)
+                self.is_entered = True
         return self
 
     def __exit__(self, *exc_info):
@@ -109,7 +112,23 @@ cdef class Planned:
 
     # -- a plan comes into use, and goes ------------------------------------------------------------------------------
 
+    cdef object changes(self):
+        """A context in which no capture begins: what changes the plan, or begins a step, asks whether a stream is
+        captured, and then asks the driver for memory or gives some back, which would break a capture."""
+        if self.process != os.getpid():     # in a forked child the thread that held the lock is gone
+            try:
+                self.changing = threading.RLock()
+            except RuntimeError:        # "can't allocate lock"
+                raise out_of_host_memory() from None
+            self.process = os.getpid()
+        return self.changing
+
     cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1:
+        with self.changes():
+            return self.change(plan, served, watch, declined, strict, resumed)
+
+    cdef int change(self, object plan, object served, object watch, object declined, bint strict,
+                    bint resumed) except -1:
         """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
         is a warning, or with `strict` an error; nothing has been taken then, and no plan is served. `resumed`: its head
         is there already, whatever lives."""
@@ -126,6 +145,8 @@ cdef class Planned:
             if plan is None:
                 return 0
             if declined is None:
+                if resumed and self.has_departed:
+                    self.give_back_side()       # what the last step took beside the plan before
                 self.install(plan, served, resumed)
                 self.watch = watch
         except BaseException:
@@ -147,11 +168,12 @@ cdef class Planned:
 
     cdef int end_plan(self, str why) except -1:
         """The plan in use has not paid: the policy serves all requests from now on."""
-        if self.step is not None or self.server == NULL or self.fences.capture_is_marked():
-            return 0
-        self.declined = why
-        self.was_served = True
-        return self.drop()
+        with self.changes():
+            if self.step is not None or self.server == NULL or self.fences.capture_is_marked():
+                return 0
+            self.declined = why
+            self.was_served = True
+            return self.drop()
 
     cdef bint body_is_idle(self) noexcept:
         """Whether nothing lives in the region of the bodies."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.allocators import _plans
@@ -26,9 +27,12 @@ DIFFERING, COSTLY = 3, 2
 ITERATIONS = 3
 #: The most allocations and frees of them: 64 bytes each.
 MOST_ENTRIES = 1 << 20
-#: An answer is dropped if so many steps in a row have followed the present plan meanwhile; a new
-#: plan, if something lived in the old region when so many steps began.
+#: An answer is dropped if so many steps in a row have followed the present plan meanwhile. If
+#: something lived in the old region when so many steps began, a new plan has to pay beside it.
 FOLLOWING, BUSY = 3, 16
+#: If so many steps in a row do not follow a new plan before it has been followed, the program has
+#: changed back, and the earlier plan serves again.
+RETURNING = 2
 #: How many steps pass before the next look, if nothing changes. It doubles each time.
 FIRST_REST, LONGEST_REST = 16, 4096
 
@@ -48,6 +52,8 @@ class Watch:
         self.replanned = 0
         self._plan, self._gate = plan, gate
         self._differing = self._costly = self._following = self._busy = 0
+        self._was_followed = False
+        self._earlier: Plan | None = None  # until the present plan has been followed
         self._rest, self._next_rest = 0, FIRST_REST
         self._marks: list[tuple[int, str]] | None = None  # while steps are recorded
         self._look: Look | None = None
@@ -62,6 +68,9 @@ class Watch:
         self._differing = self._differing + 1 if agreement < AGREES else 0
         self._costly = self._costly + 1 if is_costly else 0
         self._following = 0 if self._differing or self._costly else self._following + 1
+        if self._following >= FOLLOWING:
+            self._was_followed = True
+            self._earlier = None
 
     def step_begins(self, allocator: Allocator, kind: str) -> None:
         """Begins or ends a recording, or changes the plan."""
@@ -70,12 +79,30 @@ class Watch:
                 self._follow(allocator, self._look.answer)
         elif self._marks is not None:
             self._record(allocator, kind)
+        elif self._has_changed_back():
+            self._return(allocator)
         elif self._is_due() and not allocator._keeps_history():
             allocator.record_history(context=None, max_entries=MOST_ENTRIES)
             self._marks = [(0, kind)]
 
     def _is_due(self) -> bool:
         return not self._rest and (self._differing >= DIFFERING or self._costly >= COSTLY)
+
+    def _has_changed_back(self) -> bool:
+        return self._earlier is not None and self._differing >= RETURNING
+
+    def _return(self, allocator: Allocator) -> None:
+        """Serves the plan that was followed before, once nothing lives in the region."""
+        if self._earlier is not None and allocator._body_is_idle():
+            earlier, self._earlier = self._earlier, None
+            self._serve(allocator, earlier)
+
+    def _serve(self, allocator: Allocator, plan: Plan) -> None:
+        self._plan = plan
+        self.replanned += 1
+        self._differing = self._costly = self._following = 0
+        self._was_followed = False
+        allocator._resume_plan(plan, self)
 
     def _record(self, allocator: Allocator, kind: str) -> None:
         assert self._marks is not None
@@ -117,31 +144,50 @@ class Watch:
         self._differing = self._costly = 0
         self._rest, self._next_rest = self._next_rest, min(2 * self._next_rest, LONGEST_REST)
 
-    def _follow(self, allocator: Allocator, answer: Plan | str | None) -> None:
+    def _follow(self, allocator: Allocator, answer: Answer) -> None:
         """Serves a new plan, or none, or goes on."""
         if self._following >= FOLLOWING:
-            answer = None  # it was for other steps
-        if isinstance(answer, Plan) and not allocator._body_is_idle():
+            answer = Answer()  # it was for other steps
+        if answer.plan is not None and not allocator._body_is_idle():
             self._busy += 1
             if self._busy < BUSY:
                 return  # both bodies would be held: at another step
-            answer = None
+            if not answer.pays_beside:
+                answer = Answer()
         self._look = None
         self._busy = 0
         self._put_off()
-        if isinstance(answer, Plan):
-            self._plan = answer
-            self.replanned += 1
-            self._following = 0
-            allocator._resume_plan(answer, self)
-        elif answer is not None:
-            allocator._end_plan(answer)
-            warnings.warn(f"{answer}: the policy serves all requests", RuntimeWarning, stacklevel=3)
+        if answer.plan is not None:
+            self._earlier = self._plan if self._was_followed else None
+            self._serve(allocator, answer.plan)
+        elif answer.why is not None:
+            allocator._end_plan(answer.why)
+            warnings.warn(
+                f"{answer.why}: the policy serves all requests", RuntimeWarning, stacklevel=3
+            )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What should serve the steps that follow. Without a plan and a reason, the present plan stays.
+
+    Attributes
+    ----------
+    plan : Plan or None
+        A new plan.
+    pays_beside : bool
+        Whether it pays even while the region of the present plan's bodies is held, too.
+    why : str or None
+        Why no plan should be served.
+    """
+
+    plan: Plan | None = None
+    pays_beside: bool = False
+    why: str | None = None
 
 
 class Look(threading.Thread):
-    """What a thread makes of recorded steps. It holds no allocator: `answer` is a new plan, or why
-    none should be served, or None, when the plan should stay."""
+    """What a thread makes of recorded steps. It holds no allocator."""
 
     def __init__(
         self,
@@ -153,7 +199,7 @@ class Look(threading.Thread):
         gate: float,
     ) -> None:
         super().__init__(name="bfc plan", daemon=True)
-        self.answer: Plan | str | None = None
+        self.answer = Answer()
         self._work = records, marks, policy, home, plan, gate
 
     def run(self) -> None:
@@ -163,12 +209,11 @@ class Look(threading.Thread):
             trace = trace_of(records, marks, policy, home)
             self.answer = what_follows(trace, policy, plan, gate)
         except Exception:  # no memory, or steps that cannot be planned: the plan stays
-            self.answer = None
+            self.answer = Answer()
 
 
-def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Plan | str | None:
-    """A new plan; or why none should be served; or None, if the plan that served the steps of a
-    trace should stay.
+def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Answer:
+    """What should serve the steps that follow those of a trace.
 
     Parameters
     ----------
@@ -183,19 +228,20 @@ def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Pla
 
     Returns
     -------
-    Plan, str or None
+    Answer
         A new plan has to reserve 5 % less than the present one.
     """
     now = policy.reserves(trace, plan, resumed=True)
     new = Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
     if new._declined(gate) is None and new.planned < GATE * now:
-        return new
+        return Answer(new, new.planned + plan.body < GATE * now)
     if now <= new.online:
-        return None
-    return (
+        return Answer()
+    why = (
         f"the plan does not pay any more: for the last steps {policy.name} reserved "
         f"{format_bytes(now)} with it, and would have {format_bytes(new.online)} without one"
     )
+    return Answer(why=why)
 
 
 def _made(plan: Any, gate: float) -> Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from typing import Any
 
@@ -206,20 +207,114 @@ def test_a_new_plan_for_steps_that_are_over_is_dropped(monkeypatch: pytest.Monke
         assert (stats["replanned"], stats["span"]) == (0, 11 * MIB)
 
 
-def test_a_new_plan_is_given_up_if_the_region_is_never_idle():
-    """Looks go on, and the next one may be used."""
+def test_what_is_kept_for_ever_does_not_keep_a_plan_that_pays_from_coming():
+    """The new plan waits for the region to become idle, and then serves beside it."""
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan_of("caching")) as pool:
         play(pool, PLANNED, 3)
         guest = pool.allocate(2 * MIB)  # lies in the region between steps
         play(pool, OTHER, 7)
         await_look()
-        play(pool, OTHER, 16)
-        guest.free()
-        play(pool, OTHER, 4)
+        play(pool, OTHER, 15)
         assert pool.plan_stats()["replanned"] == 0
-        play(pool, OTHER, 16 + 7)
-        await_look()
+        play(pool, OTHER, 4)
+        stats = pool.plan_stats()
+        assert (stats["replanned"], stats["span"], stats["agreement"]) == (1, 40 * MIB, 1.0)
         play(pool, OTHER, 1)
+        assert pool.stats().pool_bytes == (11 + 40) * MIB
+        guest.free()
+        play(pool, OTHER, 1)
+        assert pool.stats().pool_bytes == 40 * MIB
+
+
+def test_a_new_plan_is_given_up_where_both_regions_would_take_too_much():
+    """Looks go on, and the next one may be used."""
+    planned, other = (40, 41, 42), (30, 35, 45)  # of which one alone lies beside the region
+    plan = bfc.Plan.from_trace(trace_of(*[planned] * 4))
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        play(pool, planned, 3)
+        guest = pool.allocate(2 * MIB)
+        play(pool, other, 7 + 1)
+        await_look()
+        play(pool, other, 16)
+        guest.free()
+        play(pool, other, 4)
+        assert pool.plan_stats()["replanned"] == 0
+        play(pool, other, 16 + 7)
+        await_look()
+        play(pool, other, 1)
+        assert pool.plan_stats()["replanned"] == 1
+
+
+def test_a_program_that_changes_back_gets_its_plan_back():
+    """Just when the new plan comes into use, which would else stay until a later look."""
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan_of("caching")) as pool:
+        play(pool, PLANNED, 4)
+        play(pool, OTHER, 7)
+        await_look()
+        play(pool, PLANNED, 2)
+        stats = pool.plan_stats()
+        assert (stats["replanned"], stats["span"]) == (1, 40 * MIB)
+        play(pool, PLANNED, 3)
+        stats = pool.plan_stats()
+        assert (stats["replanned"], stats["span"], stats["agreement"]) == (2, 11 * MIB, 1.0)
+        assert pool.stats().pool_bytes == 11 * MIB
+        play(pool, OTHER, 3)  # no plan comes back twice
+        assert pool.plan_stats()["replanned"] == 2
+
+
+def test_a_capture_waits_for_a_plan_that_changes():
+    """The driver is asked for memory in between, which would break the capture."""
+    began, marked = threading.Event(), threading.Event()
+
+    class Slow(bfc.SimulatedSubAllocator):
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
+            began.set()
+            assert not marked.wait(0.05)
+            return super().alloc(alignment, nbytes)
+
+    with bfc.CachingAllocator(Slow("1 GiB")) as pool:
+
+        def capture() -> None:
+            began.wait()
+            pool.mark_capture_begin()
+            marked.set()
+
+        thread = threading.Thread(target=capture)
+        thread.start()
+        pool.use_plan(plan_of("caching"), strict=True)
+        thread.join()
+        with pytest.raises(RuntimeError, match="a stream is being captured"):
+            pool.use_plan(None)
+        pool.mark_capture_end()
+        pool.use_plan(None)
+
+
+def test_a_child_that_is_forked_while_a_thread_looks_goes_on(monkeypatch: pytest.MonkeyPatch):
+    """The thread is not in the child: there the plan stays, and later steps are looked at."""
+    may_end = threading.Event()
+    find = watching.what_follows
+    monkeypatch.setattr(watching, "what_follows", lambda *args: may_end.wait() and find(*args))
+    with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan_of("caching"))
+        play(pool, PLANNED, 3)
+        play(pool, OTHER, 7)
+        child = os.fork()
+        if child == 0:  # pytest must not go on here, whatever happens
+            code = 1
+            try:
+                may_end.set()
+                play(pool, OTHER, 16 + 4)
+                assert pool.plan_stats()["replanned"] == 0
+                play(pool, OTHER, 4)
+                await_look()
+                play(pool, OTHER, 2)
+                code = int(pool.plan_stats()["replanned"] != 1)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
+        await_look()
+        play(pool, OTHER, 2)
         assert pool.plan_stats()["replanned"] == 1
 
 
