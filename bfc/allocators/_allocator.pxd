@@ -152,7 +152,8 @@ cdef class Allocator(BufferOwner):
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef void trace_allocation(self, Placement* placed) noexcept
     cdef bint keeps_history(self) noexcept
-    cdef int note_of_pool(self, pool, str said) except -1
+    cdef int note_of_pool(self, pool, str said, uint64_t stream=*) except -1
+    cdef int note_captured_streams(self) except -1
     cdef int end_scope(self, pool, str said) except -1
 
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil

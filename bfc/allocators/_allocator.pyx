@@ -67,7 +67,7 @@ from bfc.pytorch import words as _words
 from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
 from bfc.snapshots.refusal import out_of_memory
-from bfc.streams import is_queue as _is_queue, stream_handle
+from bfc.streams import is_queue as _is_queue
 from bfc.suballocators.base import SubAllocator, check_members, checked_memory_info, resolve_limit
 from bfc.units import format_bytes, parse_bytes
 
@@ -1082,7 +1082,7 @@ cdef class Allocator(BufferOwner):
         if pool is not None and not isinstance(pool, GraphPool):
             raise TypeError(f"pool is a bfc.GraphPool, as capture() returns it, not {type(pool).__name__}")
         self.require_set_up()
-        handle = stream_handle(stream)
+        handle = int(self.stream_of(stream))
         self.sub_allocator.check_stream(handle)
         return Capture(self, handle, pool)
 
@@ -1101,6 +1101,15 @@ cdef class Allocator(BufferOwner):
             self.captures.mark(-1)
         finally:
             self.end_scope(pool, _words.CAPTURE_ENDS)
+            self.captures.forget_streams_of(pool)
+
+    def _take_as_captured(self, pool, stream, is_captured):
+        """For a replay: lets a stream count as captured into a pool, or no more."""
+        self.captures.take_as_captured(pool, stream, is_captured)
+
+    def _forget_captured(self, pool):
+        """For a replay: a capture into a pool has ended, and with it that of its streams."""
+        self.captures.forget_streams_of(pool)
 
     def _captured_streams(self):
         streams = []
@@ -1139,16 +1148,26 @@ cdef class Allocator(BufferOwner):
         ----------
         pool : tuple of (int, int)
             The pool's id. It is made if it is new.
-        streams : {"all", "thread", "none"} or int, optional
+        streams : {"all", "thread", "none"}, int or stream object, optional
             Whose allocations: those of every stream, of this thread, of none, or of one stream.
 
         Raises
         ------
         RuntimeError
             If the pool is in use already.
+        TypeError
+            If `pool` is not two integers, or `streams` neither a text nor a stream.
+        ValueError
+            If an integer of `pool` is negative or above 2**64 - 1, `pool` is (0, 0), the default pool,
+            or one of a tag, or `streams` is another text.
+        ClosedError
+            If the allocator is closed.
         """
         self.require_set_up()
-        self.pool_uses.begin(scope_of_pool(pool, streams), self.strict)
+        if self.is_closed:
+            raise closed()
+        named = streams if isinstance(streams, str) else int(self.stream_of(streams))
+        self.pool_uses.begin(scope_of_pool(pool, named), self.strict)
         self.scopes_changed()
         self.note_of_pool(pool, _words.SCOPE_BEGINS)
 
@@ -1164,11 +1183,14 @@ cdef class Allocator(BufferOwner):
         ------
         RuntimeError
             If the pool is not in use.
+        TypeError, ValueError
+            If `pool` is not the id of a pool.
         """
         self.require_set_up()
         self.end_scope(pool, _words.SCOPE_ENDS)
 
     cdef int end_scope(self, pool, str said) except -1:
+        """Closes a scope of a pool, and writes that down."""
         self.pool_uses.end(id_of(pool))
         self.scopes_changed()
         self.note_of_pool(pool, said)
@@ -1187,6 +1209,8 @@ cdef class Allocator(BufferOwner):
         ------
         RuntimeError
             If it has no reference.
+        TypeError, ValueError
+            If `pool` is not the id of a pool.
         """
         self.require_set_up()
         if self.pool_uses.release_reference(id_of(pool)):
@@ -1314,6 +1338,8 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t seen
         if is_finalizing():
             self.source.forget_other_threads()
+        if self.fences.capture_is_marked():
+            self.note_captured_streams()
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise closed()
@@ -1834,7 +1860,7 @@ cdef class Allocator(BufferOwner):
 
         Notes
         -----
-        If regions grow, the next one starts small again. Source: `BFCAllocator::DeallocateFreeRegions`,
+        If regions grow and any goes, the next one starts small again. Source: `BFCAllocator::DeallocateFreeRegions`,
         TensorFlow's behaviour, 2.7, which upstream runs only when memory has run out.
 
         Examples
@@ -1850,14 +1876,16 @@ cdef class Allocator(BufferOwner):
         cdef bint captures = self.fences.is_in_capture(self.home_stream)
         if not captures:
             self.frees.drain(RECORD | QUERY | AGAIN)    # what a capture has put off, too
+        self.note_captured_streams()
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
         self.pool.release_id = mark
         self.pool.list_regions(regions, False)
-        self.private_pools.keep_used(self.pool, not captures, regions)
+        self.private_pools.keep_used(self.pool, not captures, default_pool(), regions)
+        if self.private_pools.some_default(self.pool, regions):     # else a history does not tell a replay of it
+            self.regions_released()
         released = self.source.forget(regions) + self.source.unreturned_bytes
         self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
-        self.regions_released()
         self.source.take_unreturned(regions)
         self.lock.release()
         try:
@@ -2027,6 +2055,7 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t released
         cdef Faults faults = Faults()
         self.frees.drain(QUERY | AGAIN | (WAIT if wait else 0))
+        self.note_captured_streams()
         if not self.stitching.enter(0):
             return 0        # another thread maps: it needs memory
         try:
@@ -2463,7 +2492,20 @@ cdef class Allocator(BufferOwner):
                                                 [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
         self.lock.release()
 
-    cdef int note_of_pool(self, pool, str said) except -1:
+    cdef int note_captured_streams(self) except -1:
+        """Writes into a history which streams with mapped memory have joined a capture, or left it: nobody waits for
+        those that capture, so that their pages stay, and a replay has no driver that would tell."""
+        if self.mapped is None or self.strict or not self.private_pools.open_captures.get():
+            return 0
+        self.acquire()
+        cdef bint is_recorded = self.pool.history != NULL
+        self.lock.release()
+        if is_recorded:
+            for stream, pool, joins in self.captures.news_of(self.mapped.streams_asked()):
+                self.note_of_pool(pool, _words.STREAM_JOINS if joins else _words.STREAM_LEAVES, stream)
+        return 0
+
+    cdef int note_of_pool(self, pool, str said, uint64_t stream=0) except -1:
         """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`. It raises nothing, so that
         what has happened stands: the marks have their numbers."""
         cdef uint64_t first, second
@@ -2476,7 +2518,7 @@ cdef class Allocator(BufferOwner):
         cdef uint32_t number = number_of_owner(said)
         acquire_lock(self.lock)
         if self.pool.history != NULL:
-            self.pool.history.add(HistoryRecord(0, 0, 0, [first, second], 0, 0, HISTORY_ANNOTATE, number))
+            self.pool.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
         self.lock.release()
         return 0
 
@@ -2601,6 +2643,7 @@ cdef class Allocator(BufferOwner):
         del history
         if not is_closed:
             self.recorder.restart(enabled, context)
+            self.fences.told.clear()
         self.reasons.put(KEEPS_HISTORY, self.keeps_history())
         if is_closed:
             raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")

@@ -22,5 +22,8 @@ cdef class Captures:
     cdef int mark(self, int more) except -1
     cdef int begin(self, PoolId id, uint64_t stream, bint strict) except -1
     cdef list streams(self)
+    cdef list news_of(self, streams)
+    cdef int take_as_captured(self, pool, stream, bint is_captured) except -1
+    cdef int forget_streams_of(self, pool) except -1
     cdef bint is_captured(self, uint64_t stream, bint strict) except -1
     cdef PoolId pool_for(self, uint64_t stream) except *

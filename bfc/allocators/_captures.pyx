@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 from bfc._core cimport Pool
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._private_pools cimport (
-    ONE_CAPTURE, PoolId, PoolUses, PrivatePools, Scope, default_pool, id_of, this_thread,
+    ONE_CAPTURE, PoolId, PoolUses, PrivatePools, Scope, default_pool, id_of, name_of, this_thread,
 )
 from bfc.allocators._fences cimport Fences
 
@@ -48,6 +48,41 @@ cdef class Captures:
     cdef list streams(self):
         """The streams on which captures have begun, and their pools."""
         return self.pool_uses.captures() if self.private_pools.open_captures.get() else []
+
+    cdef list news_of(self, streams):
+        """Which of these streams have joined a capture into a pool since the last call, or left it, as (stream, pool,
+        whether it has joined)."""
+        cdef dict told = self.fences.told
+        found = []
+        for stream in sorted({*streams, *told}):
+            pool = self.fences.replayed.get(stream) or name_of(self.pool_for(stream))
+            pool = pool if pool != (0, 0) else None
+            known = told.get(stream)
+            if pool == known:
+                continue
+            if known is not None:
+                found.append((stream, told.pop(stream), False))
+            if pool is not None:
+                told[stream] = pool
+                found.append((stream, pool, True))
+        return found
+
+    cdef int take_as_captured(self, pool, stream, bint is_captured) except -1:
+        """Lets a stream count as captured into a pool, as in the run that is replayed, or no more."""
+        if is_captured:
+            self.fences.replayed[stream] = pool
+        else:
+            self.fences.replayed.pop(stream, None)
+        return 0
+
+    cdef int forget_streams_of(self, pool) except -1:
+        """A capture into a pool has ended, and with it that of all its streams."""
+        cdef dict named
+        for named in (self.fences.told, self.fences.replayed):
+            for stream in list(named) if named else ():
+                if named[stream] == pool:
+                    named.pop(stream, None)
+        return 0
 
     cdef bint is_captured(self, uint64_t stream, bint strict) except -1:
         """Whether a request for a stream comes in a capture: the stream of this thread captures or, unless `strict`,

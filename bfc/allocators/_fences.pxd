@@ -50,6 +50,8 @@ cdef class Fences:
     cdef bint reuses                    # whether a graph's structure may prove that a free is safe
     cdef bint strict                    # whether all that is recorded in a capture belongs to its graph
     cdef dict captured                  # allocation id -> {stream: the capture that it was recorded in}
+    cdef dict told                      # {stream: its capture's pool}, as a history was told
+    cdef dict replayed                  # {stream: its capture's pool} of a replay, whose streams do not capture
     cdef dict visited                   # (capture, stream) -> the nodes that the stream's next one comes after
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}

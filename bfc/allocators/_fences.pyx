@@ -84,6 +84,8 @@ cdef class Fences:
         self.deferred = deque()
         self.stuck_deferred = deque()
         self.captured = {}
+        self.told = {}
+        self.replayed = {}
         self.visited = {}
         self.era_seen = era()
 
@@ -180,7 +182,9 @@ cdef class Fences:
     cdef bint is_captured(self, uint64_t stream) except -1:
         """Whether a capture is marked and the stream captures: then it cannot be waited for or given a fence. Upstream
         does not ask, and waits."""
-        return not self.strict and self.capture_is_marked() and self.is_capturing(stream)
+        if self.strict or not self.capture_is_marked():
+            return False
+        return stream in self.replayed or self.is_capturing(stream)
 
     cdef bint is_in_capture(self, uint64_t made_on) except -1:
         """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or else the one

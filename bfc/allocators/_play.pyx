@@ -137,8 +137,8 @@ cdef class Run:
         self.marks = sorted(marks)
 
     def set_pools(self, const uint16_t[::1] pool not None, const uint64_t[:, ::1] ids not None, actions):
-        """The private pool of each event, their ids, and what happens to them: (event, action, pool), where an action
-        is an index of `words.POOL_MARKS`, or one more to hold the pool. All of it is for the pool that this thread's
+        """The private pool of each event, their ids, and what happens to them: (event, action, pool, stream), where an
+        action is an index of `words.POOL_MARKS`, or `words.HOLD`. All of it is for the pool that this thread's
         allocations are diverted into, if there is one."""
         cdef Py_ssize_t i
         if <size_t>pool.shape[0] != self.events.count:

@@ -69,7 +69,9 @@ cdef class PrivatePools:
     cdef cbool use(self, PoolId id) noexcept nogil
     cdef cbool release(self, PoolId id) noexcept nogil
     cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil
-    cdef void keep_used(self, Pool pool, cbool with_default, vector[Region]& regions) noexcept nogil
+    cdef void keep_used(self, Pool pool, cbool with_default, PoolId only, vector[Region]& regions) noexcept nogil
+
+    cdef cbool some_default(self, Pool pool, vector[Region]& regions) noexcept nogil
 
     cdef cbool is_in_use(self, Scope* scope, cbool in_other_threads) noexcept nogil
     cdef cbool begin(self, Scope scope) noexcept nogil
@@ -83,6 +85,7 @@ cdef class PrivatePools:
 
 
 cdef PoolId id_of(pool) except *
+cdef tuple name_of(PoolId id)
 cdef Scope scope_of(pool, streams) except *
 cdef uint64_t this_thread() noexcept nogil
 

@@ -1,6 +1,9 @@
 """Private pools: who uses them, and which requests are diverted into them. `PoolUses` is for
 threads that do not hold the lock."""
 
+import operator
+import reprlib
+
 cimport cython
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
@@ -9,6 +12,7 @@ from bfc.native.nothrow cimport try_push_back
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import out_of_host_memory
+from bfc.pytorch.words import OUR_TAGS as _OUR_TAGS
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
@@ -21,25 +25,35 @@ cdef uint64_t this_thread() noexcept nogil:
 
 
 cdef PoolId id_of(pool) except *:
-    first, second = pool
+    """The id that two integers are. Raises TypeError or ValueError for anything else."""
+    try:
+        first, second = pool
+        first, second = operator.index(first), operator.index(second)
+    except (TypeError, ValueError):
+        raise TypeError(f"the id of a pool is two integers, such as (1, 0), not {reprlib.repr(pool)}") from None
+    if not (0 <= first < 2**64 and 0 <= second < 2**64):
+        raise ValueError(f"the two integers of a pool's id are from 0 to 2**64 - 1, not {reprlib.repr(pool)}")
     return PoolId(first, second)
 
 
 cdef Scope scope_of(pool, streams) except *:
     """The scope that `streams` names: the requests of this thread ("thread"), of every stream ("all"), of no stream
-    ("none"), of one stream (its handle), or of a capture that begins on a stream ("capture", its handle)."""
+    ("none"), or of one stream (its handle)."""
     cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0, this_thread())
+    if is_default(scope.pool):
+        raise ValueError("(0, 0) is the default pool, where all goes that is not diverted: give another id")
+    if scope.pool.first == _OUR_TAGS:
+        raise ValueError(f"pool ids that begin with {_OUR_TAGS} (2**62) belong to tags: give another id")
     if streams == "thread":
         scope.kind = ONE_THREAD
         scope.of = this_thread()
     elif streams == "none":
         scope.kind = NO_STREAM
-    elif isinstance(streams, tuple):
-        scope.kind = ONE_CAPTURE
-        scope.of = streams[1]
-    elif streams != "all":
+    elif isinstance(streams, int):
         scope.kind = ONE_STREAM
         scope.of = streams
+    elif streams != "all":
+        raise ValueError(f"streams is 'all', 'thread', 'none' or a stream, not {reprlib.repr(streams)}")
     return scope
 
 
@@ -109,17 +123,26 @@ cdef class PrivatePools:
                 kept += 1
         self.known.resize(kept)
 
-    cdef void keep_used(self, Pool pool, cbool with_default, vector[Region]& regions) noexcept nogil:
+    cdef void keep_used(self, Pool pool, cbool with_default, PoolId only, vector[Region]& regions) noexcept nogil:
         """Takes off a list of free regions those that must stay: of private pools that have references, and unless
-        `with_default` of the default pool."""
+        `with_default` of the default pool. `only`: all but those of one private pool; the default pool names none."""
         cdef size_t kept = 0, i
         cdef PoolId id
         for i in range(regions.size()):
             id = pool_of(&pool.bin_sets[pool.chunks[regions[i].first].bin_set].lane)
-            if with_default if is_default(id) else self.uses(id) <= 0:
+            if (with_default if is_default(id) else self.uses(id) <= 0) and (is_default(only)
+                                                                             or is_same_pool(id, only)):
                 regions[kept] = regions[i]
                 kept += 1
         regions.resize(kept)
+
+    cdef cbool some_default(self, Pool pool, vector[Region]& regions) noexcept nogil:
+        """Whether some of these regions, each one chunk, are of the default pool."""
+        cdef size_t i
+        for i in range(regions.size()):
+            if not is_private(&pool.bin_sets[pool.chunks[regions[i].first].bin_set].lane):
+                return True
+        return False
 
     # -- scopes -------------------------------------------------------------------------------------------------------
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from bfc.pytorch.words import CAPTURE_BEGINS, CAPTURE_ENDS, LET_GO, POOL_MARKS, SCOPE_BEGINS
+from bfc.pytorch.words import (
+    CAPTURE_BEGINS,
+    CAPTURE_ENDS,
+    HOLD,
+    LET_GO,
+    POOL_MARKS,
+    SCOPE_BEGINS,
+    STREAM_JOINS,
+    STREAM_LEAVES,
+)
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: How far the ids of a replay lie above those that are in use already.
+#: The first number that is tried where a recorded id is in use already.
 APART = 1 << 32
 
 
@@ -25,8 +35,8 @@ class ReplayedPools:
         On which the trace is replayed.
     ids : array of uint64, shape (pools, 2)
         The recorded ids; row 0 is that of the default pool.
-    actions : iterable of (int, int, int)
-        Event, action and pool, by event: see `Run.set_pools`.
+    actions : iterable of (int, int, int, int)
+        Event, action, pool and stream, by event: see `Run.set_pools`.
 
     Attributes
     ----------
@@ -35,17 +45,22 @@ class ReplayedPools:
     """
 
     def __init__(
-        self, allocator: Any, ids: NDArray[np.uint64], actions: Iterable[tuple[int, int, int]]
+        self, allocator: Any, ids: NDArray[np.uint64], actions: Iterable[tuple[int, int, int, int]]
     ) -> None:
         import numpy as np
 
         self._allocator = allocator
         self._actions = list(actions)[::-1]
-        self._names = [(int(first), int(second)) for first, second in np.asarray(ids)]
-        for number, name in enumerate(self._names[1:], 1):
-            while allocator._pool_use_count(name):
-                name = (name[0] and name[0] + APART, name[1] and name[1] + APART)
-            self._names[number] = name
+        recorded = [(int(first), int(second)) for first, second in np.asarray(ids)]
+        self._names = recorded[:1]
+        others, numbers = set(recorded), itertools.count(APART)
+        for name in recorded[1:]:
+            is_held = allocator._pool_use_count(name) > 0
+            while is_held:
+                number = next(numbers)
+                name = (number, 0) if name[0] else (0, number)  # of the same kind
+                is_held = name in others or allocator._pool_use_count(name) > 0
+            self._names.append(name)
         self.ids = np.array(self._names, np.uint64)
         #: By pool: how many references the replay has, and how many captures and scopes are open.
         self._held: Counter[int] = Counter()
@@ -63,20 +78,21 @@ class ReplayedPools:
     def act(self, event: int) -> None:
         """Does all that happens up to an event, before it is played."""
         while self._actions and self._actions[-1][0] <= event:
-            _, action, pool = self._actions.pop()
-            if action == len(POOL_MARKS):
+            _, action, pool, stream = self._actions.pop()
+            if action == HOLD:
                 self._hold(pool)
             elif POOL_MARKS[action] == LET_GO:
                 self._drop(pool)
+            elif POOL_MARKS[action] in (STREAM_JOINS, STREAM_LEAVES):
+                is_captured = POOL_MARKS[action] == STREAM_JOINS
+                self._allocator._take_as_captured(self._names[pool], stream, is_captured)
             else:
                 self._open_or_close(POOL_MARKS[action], pool)
 
     def empty(self, pool: int) -> None:
-        """Gives back what a pool caches that nobody holds any more. TensorFlow's policy cannot."""
-        empty = getattr(self._allocator, "_empty_pool", None)
+        """Gives back what a pool caches that nobody holds any more."""
         try:
-            if empty is not None:
-                empty(self._names[pool])
+            self._allocator._empty_pool(self._names[pool])
         except RuntimeError:  # not one alone while a scope is open: all that nobody holds goes
             self._allocator.release_free_regions()
 
@@ -115,6 +131,7 @@ class ReplayedPools:
         elif opened[pool]:
             opened[pool] -= 1
             if is_capture:
+                self._allocator._forget_captured(self._names[pool])
                 self._allocator.mark_capture_end()
             if others == 1:
                 self._allocator.end_allocate_to_pool(self._names[pool])

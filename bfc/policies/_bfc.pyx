@@ -3,7 +3,7 @@
 import math
 
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -14,7 +14,7 @@ from bfc._core cimport (
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
 from bfc.allocators._private_pools cimport (
-    PoolId, PrivatePool, default_pool, is_private, pool_of, put_in_pool, this_thread,
+    PoolId, PrivatePool, default_pool, id_of, is_private, pool_of, put_in_pool, this_thread,
 )
 from bfc.allocators._source cimport total_size
 from bfc.allocators._tags cimport TAG_POOLS
@@ -479,7 +479,7 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t total, kept
         self.acquire()
         self.pool.list_regions(regions, False)
-        self.private_pools.keep_used(self.pool, True, regions)
+        self.private_pools.keep_used(self.pool, True, default_pool(), regions)
         total = total_size(regions)
         kept = self.source.taken() - total
         if total == 0 or (not self.stitches and (kept > self.limit or request.rounded > self.limit - kept)):
@@ -491,6 +491,23 @@ cdef class BFCAllocator(Allocator):
         self.source.give_back(regions, request.asking.without_gil)
         request.asking.changes += regions.size()
         return True
+
+    def _empty_pool(self, pool):
+        """Gives back what a released pool of graphs caches, if it has no reference. Returns the bytes."""
+        cdef PoolId id = id_of(pool)
+        cdef vector[Region] regions
+        cdef uint64_t released
+        cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock, True)
+        self.acquire()
+        self.pool.list_regions(regions, False)
+        self.private_pools.keep_used(self.pool, False, id, regions)
+        self.pool.release_id = mark
+        released = self.source.forget(regions)
+        self.pool.release_id = 0
+        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.lock.release()
+        self.source.give_back(regions, False)
+        return released
 
     cdef void regions_released(self) noexcept nogil:
         self.next_size = self.first_region

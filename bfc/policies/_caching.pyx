@@ -940,6 +940,7 @@ cdef class CachingAllocator(Allocator):
         if not captures and not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.frees.drain(QUERY | AGAIN)
+        self.note_captured_streams()
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         cdef bint in_turn = self.segments.are_some()
         cdef uint64_t released = 0 if in_turn else self.release_whole(mark, with_default)
@@ -1269,6 +1270,7 @@ cdef class CachingAllocator(Allocator):
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
+        self.note_captured_streams()
         mark = self.recorder.mark_release(self.pool, self.lock, True)
         if self.segments.are_some():
             self.pool.release_id = mark

@@ -236,7 +236,11 @@ def _pools_of(columns: Columns, table: Pools, marks: list[list[int]]) -> dict[st
     return {
         "pool": number[np.array(columns.pool, np.int64)],
         "pools": kept,
-        "pool_marks": [[event, mark, int(number[at])] for event, mark, at in marks if number[at]],
+        "pool_marks": [
+            [event, mark, int(number[at]), columns.streams[stream]]
+            for event, mark, at, stream in marks
+            if number[at] and stream in columns.streams  # else the stream has no memory
+        ],
     }
 
 
@@ -342,7 +346,7 @@ class _Player:
         elif action in SEGMENT_ACTIONS:
             self._segment(event)
         elif action in POOL_MARKS:
-            self.marks.mark(len(self.columns), action, event.pool)
+            self.marks.mark(len(self.columns), action, event.pool, event.stream)
         elif action == OOM:
             self.refused.append([len(self.columns), event.size, event.address])
         elif action not in _WITHOUT_EFFECT:

@@ -28,8 +28,9 @@ class PoolMarks:
     Attributes
     ----------
     rows : list of list of int
-        [event, mark, pool]: the number of the event before which it came, the index of what
-        happened in `words.POOL_MARKS`, and the pool's number.
+        [event, mark, pool, stream]: the number of the event before which it came, the index of what
+        happened in `words.POOL_MARKS`, the pool's number, and the handle of the stream that it is
+        about, or 0.
     """
 
     def __init__(self, events: Sequence[Event], are_some: bool) -> None:
@@ -42,10 +43,10 @@ class PoolMarks:
         #: The pools that segments went back from, in the run of entries that is going on.
         self._going: dict[int, None] = {}
 
-    def mark(self, at: int, action: str, pool: int) -> None:
+    def mark(self, at: int, action: str, pool: int, stream: int) -> None:
         """Notes an entry of the history, before an event."""
         if pool:
-            self.rows.append([at, POOL_MARKS.index(action), pool])
+            self.rows.append([at, POOL_MARKS.index(action), pool, stream])
             self._captures += (action == CAPTURE_BEGINS) - (action == CAPTURE_ENDS)
 
     def allocated(self, pool: int) -> None:
@@ -57,7 +58,7 @@ class PoolMarks:
         self._going[pool] = None
         if pool and pool not in self._said and pool not in self._let_go:
             self._let_go.add(pool)
-            self.rows.append([at, POOL_MARKS.index(LET_GO), pool])
+            self.rows.append([at, POOL_MARKS.index(LET_GO), pool, 0])
 
     def released(self, pool: int) -> Iterator[int]:
         """What a replay is to empty for a run of entries that emptied one pool, or for the default

@@ -327,7 +327,9 @@ class _Entries:
         time_us = entry.get("time_us", 0)
         time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
         if action == ANNOTATE and entry.get("user_metadata") in POOL_MARKS:
-            return Event(entry["user_metadata"], pool=self._pool(entry, where), time_us=time_us)
+            stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
+            pool = self._pool(entry, where)
+            return Event(entry["user_metadata"], stream=stream, pool=pool, time_us=time_us)
         if action not in _CHECKED:
             return Event(action, time_us=time_us)
         name = "device_free" if action == OOM else "addr"

@@ -30,14 +30,27 @@ OUR_POOL = "MemPool"
 OUR_TAGS = 1 << 62
 
 #: What the entries of bfc with the action "annotate" say of private pools: a graph is captured, or
-#: a scope diverts allocations; and nobody holds the pool any more.
-POOL_MARKS = CAPTURE_BEGINS, CAPTURE_ENDS, SCOPE_BEGINS, SCOPE_ENDS, LET_GO = (
+#: a scope diverts allocations; nobody holds the pool any more; and a stream with mapped memory
+#: belongs to the capture into the pool, or does so no more.
+POOL_MARKS = (
+    CAPTURE_BEGINS,
+    CAPTURE_ENDS,
+    SCOPE_BEGINS,
+    SCOPE_ENDS,
+    LET_GO,
+    STREAM_JOINS,
+    STREAM_LEAVES,
+) = (
     "bfc: a capture into the pool begins",
     "bfc: a capture into the pool ends",
     "bfc: a scope of the pool begins",
     "bfc: a scope of the pool ends",
     "bfc: the pool is let go",
+    "bfc: a stream is captured into the pool",
+    "bfc: a stream is captured no more",
 )
+#: What a replay does with a pool beside what the marks say: it holds the pool from now on.
+HOLD = len(POOL_MARKS)
 
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 #: The states of a block, by what `ChunkInfo.state` calls them.

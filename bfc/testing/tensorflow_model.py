@@ -251,7 +251,8 @@ class Model:
         return sum(span(region)[1] for region in regions)
 
     def release_free_regions(self) -> int:
-        self.next_region_size = self.first_size
+        if self.free_regions():
+            self.next_region_size = self.first_size
         return self.give_back(self.free_regions())
 
     def close(self) -> None:

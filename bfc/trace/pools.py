@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.pytorch.words import CAPTURE_BEGINS, LET_GO, POOL_MARKS, SCOPE_BEGINS
+from bfc.pytorch.words import CAPTURE_BEGINS, HOLD, LET_GO, OUR_TAGS, POOL_MARKS, SCOPE_BEGINS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST_POOLS = 1 << 16
+MOST_POOLS = MOST_STREAMS = 1 << 16
 TOP = 1 << 64
 ALLOCATE = 0
-#: What a replay does with a pool beside what the marks say: it holds the pool from now on.
-HOLD = len(POOL_MARKS)
 _BEGINS = (POOL_MARKS.index(CAPTURE_BEGINS), POOL_MARKS.index(SCOPE_BEGINS))
 _LET_GO = POOL_MARKS.index(LET_GO)
 
@@ -28,14 +27,23 @@ def checked_pools(pools: Any) -> NDArray[np.uint64]:
     the first (0, 0)."""
     import numpy as np
 
-    rows = np.asarray(pools if len(pools) else [(0, 0)])
-    if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iuO":
+    if len(pools) > MOST_POOLS:
+        raise TraceError(f"pools are at most {MOST_POOLS}, not {len(pools)}")
+    # NumPy would make floats of integers of which some are above 2**63 - 1.
+    rows = pools if isinstance(pools, np.ndarray) else np.array(pools, object)
+    rows = rows if len(rows) else np.zeros((1, 2), np.uint64)
+    if rows.ndim != 2 or rows.shape[1] != 2:
         raise TraceError("pools are rows of two integers: the id of each")
-    numbers = [tuple(map(int, row)) for row in rows.tolist()]
-    if len(numbers) > MOST_POOLS or not all(0 <= it < TOP for row in numbers for it in row):
-        raise TraceError(f"pools are at most {MOST_POOLS}, with ids of two numbers below 2**64")
+    try:
+        numbers = [(index(first), index(second)) for first, second in rows.tolist()]
+    except TypeError:
+        raise TraceError("pools are rows of two integers: the id of each") from None
+    if not all(0 <= it < TOP for row in numbers for it in row):
+        raise TraceError("the two integers of a pool's id are from 0 to 2**64 - 1")
     if numbers[0] != (0, 0) or len(set(numbers)) < len(numbers):
         raise TraceError("pool 0 is the default one, (0, 0), and the others differ")
+    if any(first == OUR_TAGS for first, _ in numbers):
+        raise TraceError(f"pool ids that begin with {OUR_TAGS} are of tags, which no trace has")
     fixed = np.array(numbers, np.uint64).tobytes()
     return np.ndarray((len(numbers), 2), np.uint64, fixed)
 
@@ -45,20 +53,24 @@ def checked_marks(marks: Any, events: int, pools: int) -> NDArray[np.int64]:
     a row has a number that is not there."""
     import numpy as np
 
-    rows = np.asarray(marks if len(marks) else np.zeros((0, 3), np.int64))
-    if rows.ndim != 2 or rows.shape[1] != 3 or rows.dtype.kind not in "iu":
-        raise TraceError("pool_marks are rows of three integers: event, mark and pool")
-    tops = np.array([events + 1, len(POOL_MARKS), pools])
-    low = np.array([0, 0, 1])
+    rows = np.asarray(marks if len(marks) else np.zeros((0, 4), np.int64))
+    if rows.ndim != 2 or rows.shape[1] not in (3, 4) or rows.dtype.kind not in "iu":
+        raise TraceError("pool_marks are rows of integers: event, mark, pool, perhaps stream")
+    if rows.shape[1] == 3:
+        rows = np.column_stack((rows, np.zeros(len(rows), rows.dtype)))
+    tops = np.array([events + 1, len(POOL_MARKS), pools, MOST_STREAMS])
+    low = np.array([0, 0, 1, 0])
     if len(rows) and ((rows < low) | (rows >= tops)).any():
-        raise TraceError("pool_marks name an event, a mark or a private pool that is not there")
+        raise TraceError(
+            "pool_marks name an event, a mark, a private pool or a stream that is not there"
+        )
     ordered = rows.astype(np.int64)[np.argsort(rows[:, 0], kind="stable")]
     return np.ndarray(ordered.shape, np.int64, ordered.tobytes())
 
 
 def actions_of(
     op: NDArray[np.uint8], pool: NDArray[np.uint16], marks: NDArray[np.int64]
-) -> list[tuple[int, int, int]]:
+) -> list[tuple[int, int, int, int]]:
     """What a replay does with private pools, and before which event.
 
     Parameters
@@ -68,19 +80,19 @@ def actions_of(
     pool : numpy.ndarray of uint16
         The pool of each event.
     marks : numpy.ndarray of int64
-        Rows of event, mark and pool.
+        Rows of event, mark, pool and stream.
 
     Returns
     -------
-    list of (int, int, int)
-        Event, action and pool: those of the marks, and a HOLD where a pool that nobody holds is
-        allocated from.
+    list of (int, int, int, int)
+        Event, action, pool and stream: those of the marks, and a HOLD where a pool that nobody
+        holds is allocated from.
     """
     import numpy as np
 
-    listed = [(event, at, mark, number) for at, (event, mark, number) in enumerate(marks.tolist())]
+    listed = [(event, at, *of_pool) for at, (event, *of_pool) in enumerate(marks.tolist())]
     begun, let_go = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    for event, _, mark, number in listed:
+    for event, _, mark, number, _ in listed:
         if mark == _LET_GO:
             let_go[number].append(event)
         elif mark in _BEGINS:
@@ -99,5 +111,5 @@ def actions_of(
                 continue
             since = bisect_left(begun[number], start)
             if since == len(begun[number]) or begun[number][since] > made[at]:
-                found.append((int(made[at]), len(listed), HOLD, number))
-    return [(event, mark, number) for event, _, mark, number in sorted(found)]
+                found.append((int(made[at]), len(listed), HOLD, number, 0))
+    return [(event, *of_pool) for event, _, *of_pool in sorted(found)]

@@ -209,10 +209,12 @@ class Trace:
     pools : array_like of int, shape (pools, 2), optional
         The ids of the pools, of two numbers each. Row 0 is (0, 0), the default pool. PyTorch's are
         (n, 0) for captured graphs and (0, n) for `MemPool`.
-    pool_marks : array_like of int, shape (marks, 3), optional
+    pool_marks : array_like of int, shape (marks, 3) or (marks, 4), optional
         What becomes of pools: an event, before which it happens; 0 where the capture of a graph
         into the pool begins, 1 where it ends, 2 where a scope such as `use_mem_pool` begins, 3
-        where it ends, 4 where nobody holds the pool any more; and the number of the pool.
+        where it ends, 4 where nobody holds the pool any more, 5 where a stream belongs to the
+        capture, so that nobody can wait for it, and 6 where it does so no more; the number of the
+        pool; and that of the stream, of marks 5 and 6.
     meta : JSON value, optional
         Anything that JSON can hold.
 
@@ -367,7 +369,7 @@ class Trace:
 
     @property
     def pool_marks(self) -> NDArray[np.int64]:
-        """What becomes of pools: event, mark and pool. A read-only int64 array of three columns."""
+        """What becomes of pools: rows of event, mark, pool, stream. A read-only int64 array."""
         return self._pool_marks
 
     def frames_of(self, event: int) -> tuple[Frame, ...]:
@@ -1128,7 +1130,7 @@ class Trace:
 
     def _pool_actions(
         self, op: NDArray[np.uint8], pool: NDArray[np.uint16], kept: NDArray[np.intp] | None
-    ) -> list[tuple[int, int, int]]:
+    ) -> list[tuple[int, int, int, int]]:
         """What a replay of the events that are kept does with private pools, and before which."""
         import numpy as np
 

@@ -47,6 +47,7 @@ class ModelAlone:
         return self.device.calls
 
     def release(self) -> None:
+        self.model.next_region_size = self.growth.get(self.pool, self.model.first_size)
         self.model.release_free_regions()
         if self.pool == 0:
             self.growth[0] = self.model.next_region_size

@@ -31,6 +31,16 @@ def allocator_on(
     return policy(device, **options)
 
 
+class Stream:
+    """A stream of another library."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
 class Machine:
     """A simulated device, and an allocator on it."""
 
@@ -419,6 +429,49 @@ def test_misuse_is_refused_in_words(machine: Machine) -> None:
     scope = allocator.capture(CAPTURED)
     with pytest.raises(RuntimeError, match="not entered"):
         scope.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("pool", "streams", "error", "words"),
+    [
+        ((1.5, 0), "all", TypeError, "two integers, such as"),
+        (("1", 0), "all", TypeError, "two integers, such as"),
+        ((1, 0, 0), "all", TypeError, "two integers, such as"),
+        (7, "all", TypeError, "two integers, such as"),
+        ((-1, 0), "all", ValueError, "from 0 to 2"),
+        ((0, 1 << 64), "all", ValueError, "from 0 to 2"),
+        ((0, 0), "all", ValueError, "the default pool"),
+        ((1 << 62, 1), "all", ValueError, "belong to tags"),
+        ((1, 0), "every", ValueError, "'all', 'thread', 'none' or a stream"),
+        ((1, 0), 7.5, TypeError, "a stream is an int"),
+        ((1, 0), -7, ValueError, "a stream handle lies between"),
+    ],
+)
+def test_what_is_no_pool_or_no_stream_is_refused_in_words(
+    machine: Machine, pool: Any, streams: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        machine.allocator.begin_allocate_to_pool(pool, streams)
+    if words.startswith(("two", "from")) and streams == "all":
+        for call in (machine.allocator.end_allocate_to_pool, machine.allocator.release_pool):
+            with pytest.raises(error, match=words):
+                call(pool)
+    assert not machine.allocator.allocate(1000).ptr % 256
+    assert machine.pools() == [(0, 0)]
+
+
+def test_a_scope_of_one_stream_takes_every_name_of_it(machine: Machine) -> None:
+    """An object that has the handle, and of the default stream the handle 1."""
+    machine.allocator.begin_allocate_to_pool((5, 0), Stream(CAPTURED))
+    machine.take(MIB)
+    machine.allocator.end_allocate_to_pool((5, 0))
+    device = bfc.SimulatedSubAllocator("1 GiB")
+    device.default_stream_alias = 1  # as CUDA's
+    allocator = allocator_on(device, type(machine.allocator))
+    allocator.begin_allocate_to_pool((1 << 63, 2**64 - 1), 1)
+    allocator.allocate_raw(1000)
+    assert machine.pools() == [(5, 0)]
+    assert [it.pool_id for it in allocator.snapshot().regions] == [(1 << 63, 2**64 - 1)]
 
 
 def test_an_allocator_may_close_in_a_capture(machine: Machine) -> None:

@@ -19,7 +19,7 @@ from bfc.pytorch.words import CAPTURE_BEGINS, CAPTURE_ENDS, LET_GO, POOL_MARKS
 from bfc.study.recorded_settings import with_the_last_refusal
 
 KIB, MIB = 1 << 10, 1 << 20
-STREAM = 1  # the number that a trace gives it, too
+STREAM, JOINED = 1, 2  # the numbers that a trace gives them, too
 KINDS: dict[str, dict[str, Any]] = {
     "2.15": {},
     "2.15 strict": {"strict": True},
@@ -28,12 +28,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "max_split": {"settings": "max_split_size_mb:21"},
     "stitched": {"stitch": True},
 }
+BFC_KINDS: dict[str, dict[str, Any]] = {
+    "bfc": {"allow_growth": True},
+    "bfc with pages": {"virtual_memory": True},
+}
 #: What a trace does not have: waits, and requests that were refused.
 UNTOLD = ("num_sync_all_streams", "num_ooms", "num_alloc_retries")
 
 
 def marks_of(trace: bfc.Trace) -> list[tuple[int, str, int]]:
-    return [(event, POOL_MARKS[mark], pool) for event, mark, pool in trace.pool_marks.tolist()]
+    return [(event, POOL_MARKS[mark], pool) for event, mark, pool, _ in trace.pool_marks.tolist()]
 
 
 def stats_of(allocator: bfc.CachingAllocator) -> dict[str, int]:
@@ -52,24 +56,23 @@ class Program:
     """Random calls on an allocator, with captures of graphs that share pools or do not, scopes, and
     graphs that go."""
 
-    def __init__(self, seed: int, options: dict[str, Any], capacity: int = 1 << 40) -> None:
+    def __init__(self, seed: int, kind: str, capacity: int = 1 << 40) -> None:
         self.rng = random.Random(seed)
         self.device = bfc.SimulatedSubAllocator(capacity)
-        self.allocator = bfc.CachingAllocator(self.device, **options)
+        self.allocator: Any = allocator_of(kind, self.device)
         self.live: list[tuple[int, int]] = []
         self.graphs: list[Any] = []
         self.mem_pools: list[Any] = []
-        # Pages of a stream that captures stay where they are, and no trace says when one does.
-        self.empties_inside = not {"settings", "stitch"} & set(options)
 
     def run(self, steps: int) -> None:
+        self.live += [(self.allocator.allocate_raw(1, stream=on), on) for on in (STREAM, JOINED)]
         for _ in range(steps):
             chance = self.rng.random()
             if chance < 0.1:
                 self.capture()
             elif chance < 0.14 and self.graphs:
                 self.graphs.pop(self.rng.randrange(len(self.graphs))).release()
-            elif chance < 0.18:
+            elif chance < 0.18 and isinstance(self.allocator, bfc.CachingAllocator):
                 self.mem_pools.append(bfc.MemPool(self.allocator))
             elif chance < 0.21 and self.mem_pools:
                 self.mem_pools.pop(self.rng.randrange(len(self.mem_pools))).release()
@@ -86,8 +89,12 @@ class Program:
         with self.allocator.capture(STREAM, pool=shared) as graph:
             self.device.captures.begin(STREAM)
             self.work(self.rng.randrange(8), STREAM)
-            if self.empties_inside and self.rng.random() < 0.1:
-                self.allocator.empty_cache()
+            if self.rng.random() < 0.3:
+                self.device.captures.wait(JOINED, on=STREAM)
+                self.work(2, JOINED)
+            if self.rng.random() < 0.2:
+                with bfc.use_stream(self.rng.choice((0, STREAM, JOINED))):
+                    self.allocator.empty_cache()
             self.device.captures.end(STREAM)
         self.graphs.append(graph)
 
@@ -97,7 +104,7 @@ class Program:
             if mine and self.rng.random() < 0.5:
                 self.allocator.deallocate_raw(self.live.pop(self.rng.choice(mine))[0])
                 continue
-            on = self.rng.choice((0, STREAM)) if stream is None else stream
+            on = self.rng.choice((0, STREAM, JOINED)) if stream is None else stream
             most = self.rng.choice((4 * KIB, MIB, 12 * MIB, 40 * MIB))
             with contextlib.suppress(bfc.OutOfMemoryError):
                 address = self.allocator.allocate_raw(self.rng.randrange(1, most), stream=on)
@@ -111,7 +118,7 @@ class Program:
 
 @contextlib.contextmanager
 def recorded(seed: int, kind: str, steps: int = 60) -> Iterator[tuple[Program, bfc.Trace]]:
-    program = Program(seed, KINDS[kind])
+    program = Program(seed, kind)
     try:
         program.allocator.record_history()
         program.run(steps)
@@ -120,8 +127,11 @@ def recorded(seed: int, kind: str, steps: int = 60) -> Iterator[tuple[Program, b
         program.close()
 
 
-def allocator_of(kind: str) -> bfc.CachingAllocator:
-    return bfc.CachingAllocator(bfc.SimulatedSubAllocator(1 << 40), **KINDS[kind])
+def allocator_of(kind: str, device: bfc.SimulatedSubAllocator | None = None) -> Any:
+    device = device or bfc.SimulatedSubAllocator(1 << 40)
+    if kind in BFC_KINDS:
+        return bfc.BFCAllocator(device, **BFC_KINDS[kind])
+    return bfc.CachingAllocator(device, **KINDS[kind])
 
 
 def from_file(snapshot: bfc.Snapshot) -> bfc.Trace:
@@ -188,13 +198,16 @@ def test_pools_are_kept_in_a_file_in_a_copy_and_in_a_part(tmp_path: Path) -> Non
         ({"pools": [(1, 0)]}, "pool 0 is the default one"),
         ({"pools": [(0, 0), (1, 0), (1, 0)]}, "the others differ"),
         ({"pools": [(0, 0, 0)]}, "rows of two"),
-        ({"pools": [(0, 0), (-1, 0)]}, "below 2"),
+        ({"pools": [(0, 0), (1 << 62, 1)]}, "of tags"),
+        ({"pools": [(0, 0), (1, 1 << 64)]}, "from 0 to 2"),
+        ({"pools": [(0, 0), (-1, 0)]}, "from 0 to 2"),
         ({"pools": [(0, 0), (1.5, 0)]}, "rows of two"),
         ({"pool_marks": [(0, 0, 1)]}, "not there"),
         ({"pools": [(0, 0), (1, 0)], "pool_marks": [(2, 0, 1)]}, "not there"),
-        ({"pools": [(0, 0), (1, 0)], "pool_marks": [(0, 5, 1)]}, "not there"),
+        ({"pools": [(0, 0), (1, 0)], "pool_marks": [(0, 7, 1)]}, "not there"),
         ({"pools": [(0, 0), (1, 0)], "pool_marks": [(0, 0, 0)]}, "not there"),
-        ({"pool_marks": [(0, 0)]}, "rows of three"),
+        ({"pools": [(0, 0), (1, 0)], "pool_marks": [(0, 5, 1, -1)]}, "not there"),
+        ({"pool_marks": [(0, 0)]}, "rows of integers"),
     ],
 )
 def test_pools_that_are_none_are_refused(columns: dict[str, Any], fault: str) -> None:
@@ -223,6 +236,44 @@ def test_a_recorded_program_replays_to_the_same_addresses_and_statistics(
             name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]
         } == {}
         assert regions_of(allocator) == regions_of(program.allocator)
+
+
+@pytest.mark.parametrize("kind", BFC_KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_program_of_a_bfc_allocator_replays_to_the_same_addresses(seed: int, kind: str) -> None:
+    with recorded(seed, kind) as (program, trace), allocator_of(kind) as allocator:
+        result = trace.replay(allocator)
+        placed = np.array(trace.meta["torch"]["addresses"], np.uint64)
+        assert np.flatnonzero(result.addresses != placed).tolist() == []
+        assert regions_of(allocator) == regions_of(program.allocator)
+        assert allocator.next_region_size == program.allocator.next_region_size
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *BFC_KINDS])
+def test_pages_of_a_stream_that_captures_stay_in_a_replay_too(kind: str) -> None:
+    """No page of a stream that captures is unmapped, since nobody can wait for it: when it had
+    joined the capture, and when it had left, is in the history."""
+    device = bfc.SimulatedSubAllocator(1 << 40)
+    with allocator_of(kind, device) as allocator, allocator_of(kind) as other:
+        allocator.record_history()
+        outside = [allocator.allocate_raw(30 * MIB, stream=on) for on in (STREAM, JOINED)]
+        for address in outside:
+            allocator.deallocate_raw(address)
+        with allocator.capture(STREAM) as graph:
+            device.captures.begin(STREAM)
+            device.captures.wait(JOINED, on=STREAM)
+            allocator.allocate_raw(MIB, stream=STREAM)
+            allocator.empty_cache()
+            device.captures.end(STREAM)
+            allocator.allocate_raw(MIB, stream=STREAM)
+            allocator.empty_cache()
+        allocator.allocate_raw(30 * MIB, stream=JOINED)
+        graph.release()
+        trace = bfc.Trace.from_snapshot(allocator.snapshot())
+        assert from_file(allocator.snapshot()).pool_marks.tolist() == trace.pool_marks.tolist()
+        found = trace.replay(other)
+        assert (found.addresses == trace.meta["torch"]["addresses"]).all()
+        assert regions_of(other) == regions_of(allocator)
 
 
 def test_a_recording_that_tells_only_of_segments_replays_with_its_pools() -> None:
@@ -285,6 +336,40 @@ def test_pools_of_an_allocator_and_of_a_replay_stay_apart() -> None:
         allocator.empty_cache()
         assert (5, 0) in [region.pool_id for region in allocator.snapshot().regions]
         allocator.release_pool((5, 0))
+
+
+def test_a_replay_never_joins_two_recorded_pools() -> None:
+    """The second is called as the first could be renamed; and ids may be as large as they come."""
+    apart = 1 << 32
+    ids = [(0, 0), (5, 0), (apart, 0), (0, 2**64 - 1), (2**64 - 1, 2**64 - 1), (1 << 63, 0)]
+    trace = bfc.Trace([0] * 5, range(5), [1000] * 5, pool=range(1, 6), pools=ids)
+    assert trace.pools.tolist() == [list(it) for it in ids]
+    with allocator_of("2.15") as allocator:
+        held = [ids[1], *ids[3:5]]
+        for pool in held:
+            allocator.begin_allocate_to_pool(pool, "none")
+        trace.replay(allocator)
+        found = [it.pool_id for it in allocator.snapshot().regions]
+        assert len(set(found)) == 5
+        assert set(found).isdisjoint(held)
+        assert {ids[2], ids[5]} < set(found)
+
+
+def test_large_ids_of_a_file_are_read(tmp_path: Path) -> None:
+    allocator = allocator_of("2.15")
+    allocator.record_history()
+    ids = [(0, 7), (1 << 63, 0), (2**64 - 1, 2**64 - 1)]
+    for pool in ids:
+        allocator.begin_allocate_to_pool(pool)
+        allocator.allocate_raw(1000)
+        allocator.end_allocate_to_pool(pool)
+    for trace in (bfc.Trace.from_snapshot(allocator.snapshot()), from_file(allocator.snapshot())):
+        trace.save(tmp_path / "run.npz")
+        assert [tuple(row) for row in bfc.Trace.load(tmp_path / "run.npz").pools.tolist()] == [
+            (0, 0),
+            *ids,
+        ]
+        data_of([("run", trace)], [])  # the report takes them, too
 
 
 def test_a_plan_leaves_private_pools_out() -> None:

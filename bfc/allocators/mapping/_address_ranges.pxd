@@ -166,6 +166,7 @@ cdef class AddressRanges:
     cdef void close_after_all(self) noexcept
     cdef int give_all_back(self) except -1
     cdef cbool are_some(self) noexcept nogil
+    cdef set streams_asked(self)
     cdef void close_late(self) noexcept
 
     # What a subclass keeps: which page is mapped in which slot, and what lies unmapped.

@@ -289,6 +289,14 @@ cdef class AddressRanges:
         """Whether there is anything to be given back."""
         return self.count > 0 or self.mapper != 0
 
+    cdef set streams_asked(self):
+        """The streams that say when earlier work on the ranges is done."""
+        cdef AddressRange range
+        cdef set streams = set()
+        for range in list(self.ranges):     # a copy: where another thread maps, it may change the list
+            streams.add(range.asked_of)
+        return streams
+
     cdef void close_late(self) noexcept:
         self.must_close = False
         self.close(self.closing.restart())

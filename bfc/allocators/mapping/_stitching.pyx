@@ -843,8 +843,8 @@ cdef class Stitching(AddressRanges):
                 faults.add(error)
 
     cdef bint retire(self, uint32_t number) except -1:
-        """Takes a kept view out of use, to be unmapped once its stream has finished with it. False: its stream cannot
-        be asked, as while it is captured, and the view stays; or another thread has taken it."""
+        """Takes a kept view out of use, to be unmapped once its stream has finished with it. False: its stream is
+        captured, or cannot be asked, and the view stays; or another thread has taken it."""
         cdef Retired retired = Retired()
         cdef StitchedView* view
         cdef Place place
@@ -860,7 +860,7 @@ cdef class Stitching(AddressRanges):
         last_used = view.last_used
         is_kept = view.state == KEPT
         self.lock.release()
-        if not is_kept:
+        if not is_kept or self.fences.is_captured(retired.stream):
             return False
         self.list_pages(number, pages)
         mapped = [(place.ptr, place.nbytes)]
