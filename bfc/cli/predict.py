@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 EPILOG = f"""\
 The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are only shapes: it needs
-no GPU, and computes nothing on one. Everything else happens: it reads, writes and removes files,
-and uses the network, with your rights. What it prints goes to standard error.
+no GPU, and computes nothing on one. It uses the network, and starts other programs, with your
+rights. What it prints goes to standard error.
 
-Only torch.save and safetensors write nothing. open("best.pt", "wb") empties that file all the same,
-and a script that removes old checkpoints removes them: run it in a copy of its folder.
+Your files stay as they are: what the script writes, renames and removes with Python's functions is
+so for the script alone, and is thrown away at its end. Not so what code in C and other programs
+write by themselves, downloads into caches, and temporary files. --real-files lets the script work
+on your files; its checkpoints hold nothing then.
 
 Options of bfc may stand before the script, or among its arguments. An option that the script's own
 text has, too, is left to the script there, and so is --device cuda. What stands after -- is the
@@ -96,6 +98,12 @@ def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
         default=default or False,
         help="run out of memory where the program would: it gets torch.OutOfMemoryError",
     )
+    add(
+        "--real-files",
+        action="store_true",
+        default=default or False,
+        help="let the script write, rename and remove files",
+    )
     add("--save", type=Path, metavar="TRACE", default=default, help="save the run, an .npz trace")
     add(
         "--by",
@@ -137,6 +145,7 @@ def run_command(arguments: argparse.Namespace) -> bool:
         sms=arguments.sms,
         settings=arguments.settings,
         oom=arguments.oom,
+        real_files=arguments.real_files,
     )
     found = ran.prediction
     if not len(found.trace) and arguments.oom and _ran_out(ran):
@@ -198,7 +207,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 HIDDEN = "\0"
 #: Our options that may stand behind the script.
 OPTIONS = re.compile(
-    r"--(device|cc|sms|steps|settings|oom|save|by|no-advice|json)(=.*)?", re.DOTALL
+    r"--(device|cc|sms|steps|settings|oom|real-files|save|by|no-advice|json)(=.*)?", re.DOTALL
 )
 
 
@@ -258,9 +267,7 @@ def _failed(script: str, ran: Ran) -> Exception | None:
 
 
 _HINTS = {
-    "FileNotFoundError": (
-        ". It needs that file here, too: bfc runs the whole script, and torch.save writes nothing"
-    ),
+    "FileNotFoundError": (". It needs that file here, too: bfc runs the whole script"),
     **dict.fromkeys(
         ("ConnectionError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
         ". It needs the network here, too: bfc runs the whole script",
@@ -428,3 +435,21 @@ def _assumed(ran: Ran) -> Iterator[str]:
             yield f"{one['what']} at {place} is {one['value']}{times}"
         else:
             yield f"{one['what']} ({one['value']}) at {place}{times}"
+    yield from _about_files(found)
+
+
+def _about_files(found: Prediction) -> Iterator[str]:
+    """What became of the files that the program has changed."""
+    written, removed = found.files_written, found.files_removed
+    if written:
+        yield f"the program wrote {_some(written)}: thrown away, your files are as they were"
+    if removed:
+        yield f"it removed or renamed {_some(removed)}: yours are there still"
+
+
+def _some(paths: list[str]) -> str:
+    """A few paths, and how many there are."""
+    here = Path.cwd()
+    first = Path(paths[0])
+    name = printable(str(first.relative_to(here) if first.is_relative_to(here) else first))
+    return name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"

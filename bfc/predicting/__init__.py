@@ -10,6 +10,8 @@ The program runs on tensors that are only shapes. What its operators would alloc
     kinds.py              what an allocation is for
     places.py             where in the program: module, line, phase
     memory.py             the device's memory, and what happened to it
+    overlay.py            files that lie over the user's
+    file_calls.py         Python's functions on files, which write there
     known_values.py       tensors that are filled with one number
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers

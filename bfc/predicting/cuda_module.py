@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from bfc.files import replacing
 from bfc.predicting import legacy_types
 from bfc.predicting.places import Places
 from bfc.predicting.recorder import Recorder, no_such_device
@@ -220,9 +219,8 @@ class CudaModule:
         return self.memory.snapshot()
 
     def dump_snapshot(self, filename: Any = "dump_snapshot.pickle", *args: Any, **kw: Any) -> None:
-        with replacing(filename) as file:
-            file.write(pickle.dumps(self.memory.snapshot(), protocol=4))
-        self.memory.dumped.append(str(filename))
+        data = pickle.dumps(self.memory.snapshot(), protocol=4)
+        self.memory.dumped.append(self.recorder.keep(filename, data))
 
     def caching_allocator_alloc(self, size: int, device: Any = None, stream: Any = None) -> int:
         made = self.memory.allocate(int(size), "torch.cuda.caching_allocator_alloc")

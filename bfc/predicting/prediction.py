@@ -18,6 +18,7 @@ from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from bfc.predicting.file_calls import FileCalls
     from bfc.predicting.recorder import Recorder
     from bfc.study.advice import Advice
 
@@ -117,6 +118,8 @@ class Prediction:
         self.torch_version: str = torch.__version__
         self._memory = memory
         self._recorder = recorder
+        #: What stands in the place of Python's functions on files, unless they are real.
+        self.files: FileCalls | None = None
         self._trace: Trace | None = None
         self._peak: Peak | None = None
 
@@ -159,6 +162,16 @@ class Prediction:
     def snapshots(self) -> list[str]:
         """The files that the program has written with `_dump_snapshot`."""
         return list(self._memory.dumped)
+
+    @property
+    def files_written(self) -> list[str]:
+        """The files that the program has written, and that were thrown away: absolute paths."""
+        return [] if self.files is None else list(self.files.written)
+
+    @property
+    def files_removed(self) -> list[str]:
+        """The user's files that the program has removed or renamed; they are there still."""
+        return [] if self.files is None else list(self.files.removed)
 
     @property
     def trace(self) -> Trace:
@@ -329,6 +342,8 @@ class Prediction:
             "events": len(self.trace),
             "operators": self.operators,
             "snapshots": self.snapshots,
+            "files_written": self.files_written,
+            "files_removed": self.files_removed,
         }
 
     def to_json(self) -> str:

@@ -23,6 +23,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,10 +38,12 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from bfc.files import replacing
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import WORKSPACES
 from bfc.predicting.known_values import KnownValues, follows
 from bfc.predicting.memory import Allocation, Memory
+from bfc.predicting.places import is_machinery
 from bfc.predicting.rules.interface import (
     AMENDMENTS,
     ANSWERS,
@@ -55,6 +58,7 @@ from bfc.predicting.rules.interface import (
     Workspace,
 )
 from bfc.predicting.rules.unknowable import unknowable
+from bfc.pytorch.owners import is_the_users
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
@@ -99,6 +103,12 @@ def _no_fake_form(name: str) -> str:
         f"nobody has said what {name} returns for tensors that are only shapes; "
         f"@torch.library.register_fake({name!r}) on a function that returns such tensors does"
     )
+
+
+def _write(path: Any, data: bytes) -> str:
+    with replacing(path) as file:
+        file.write(data)
+    return str(path)
 
 
 class Operator:
@@ -202,6 +212,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.progress: Callable[[], object] | None = None
         #: Makes a fake tensor of one that has values.
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
+        #: Writes a file of the prediction's own, and returns its path.
+        self.keep: Callable[[Any, bytes], str] = _write
         self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
@@ -478,6 +490,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if made is not None and new.nbytes() == made.nbytes:
             del self.live[key]
             self._watch(new, new._cdata, made)
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def started(self, program: str) -> None:
+        """Notes that the program has started another one."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if is_the_users(name) and not is_machinery(name):
+                break
+            frame = frame.f_back
+        where = "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        what = f"another program ({program})"
+        self.assumptions.setdefault((what, where), ["what it writes is written", 0])[1] += 1
 
     # -- assumptions ----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ def predict(
     sms: int | None = None,
     settings: str | None = None,
     oom: bool = False,
+    real_files: bool = False,
     after_step: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
 ) -> Iterator[Prediction]:
@@ -48,6 +49,9 @@ def predict(
     oom : bool, optional
         Whether the device runs out of memory where it would: `torch.OutOfMemoryError`. Otherwise
         the program goes on, and the peaks say how much it would have needed.
+    real_files : bool, optional
+        Whether what the program writes is written. Otherwise its files lie over the user's while
+        the prediction runs, and are thrown away then.
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
@@ -91,7 +95,7 @@ def predict(
     settings_in_force(settings)  # before anything is compiled
     module = guard.load()
 
-    from bfc.predicting import fake_torch, hooks, rules
+    from bfc.predicting import fake_torch, file_calls, hooks, rules
     from bfc.predicting.cuda_module import CudaModule, replaced
     from bfc.predicting.recorder import Recorder
     from bfc.pytorch.extension import torch_version
@@ -116,6 +120,9 @@ def predict(
         stack.enter_context(replaced(CudaModule(recorder, module).replacements()))
         stack.enter_context(replaced(fake_torch.replacements()))
         fake_torch.try_backward(mode, STARTED_TOO_LATE)
+        if not real_files:
+            found.files = stack.enter_context(file_calls.thrown_away(recorder.started))
+            recorder.keep = found.files.keep
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         for around in rules.interface.AROUND:

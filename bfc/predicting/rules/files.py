@@ -1,4 +1,4 @@
-"""`torch.save` and safetensors, which write nothing, and loading what was saved: the same shapes.
+"""`torch.save` and safetensors, which write a line, and loading what was saved: the same shapes.
 
 From torch/serialization.py (`_load`: each tensor is moved to where `map_location` says). A
 checkpoint that is loaded onto the device, and not to the host first, takes its memory once more.
@@ -12,7 +12,7 @@ import importlib.util
 import io
 import os
 import pickle
-import weakref
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,62 +20,45 @@ from unittest.mock import patch
 
 from bfc.predicting.rules.interface import around
 
+#: What a file begins with that tensors were saved into; behind it stands what finds them again.
+MAGIC = b"bfc predict: shapes of tensors, kept until the prediction ends "
+LENGTH = len(MAGIC) + 17
+
 
 class Shelf:
-    """What the program has saved, by the file: tensors as shapes on the host, which take nothing
-    on the device."""
+    """What the program has saved: tensors as shapes on the host, which take nothing on the device.
+
+    A file has a line that finds it again, so that copies of the file, and parts of it, do, too.
+    """
 
     def __init__(self) -> None:
-        self._by_path: dict[str, Any] = {}
-        self._by_file: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._kept: dict[bytes, _Saved] = {}
 
-    def put(self, file: Any, what: Any) -> None:
-        """Keeps what was saved."""
-        kept = _Saved(what)
-        path = _path_of(file)
-        if path is not None:
-            self._by_path[path] = kept
-        else:
-            self._by_file[file] = kept
+    def put(self, what: Any) -> bytes:
+        """Keeps what was saved; returns what its file is to hold."""
+        line = MAGIC + secrets.token_hex(8).encode() + b"\n"
+        self._kept[line] = _Saved(what)
+        return line
 
     def get(self, file: Any) -> Any:
-        """What was saved into a file, or `UNKNOWN`."""
-        path = _path_of(file)
-        if path is not None:
-            return self._by_path.get(path, UNKNOWN)
+        """What was saved into a file, a path or bytes, or None. An open file stays where it is if
+        it holds nothing of ours."""
+        if isinstance(file, (bytes, bytearray, memoryview)):
+            return self._kept.get(bytes(file[:LENGTH]))
+        if isinstance(file, (str, os.PathLike)):
+            if not os.path.isfile(file):
+                return None
+            with open(file, "rb") as opened:
+                return self._kept.get(opened.read(LENGTH))
         try:
-            return self._by_file.get(file, UNKNOWN)
-        except TypeError:  # a file that has no weak references was never saved to
-            return UNKNOWN
-
-    def __bool__(self) -> bool:
-        return bool(self._by_path or self._by_file)
-
-    def move(self, old: Any, new: Any) -> bool:
-        """Renames what was saved; returns whether anything was, into a file of that name."""
-        source, target = _path_of(old), _path_of(new)
-        if source is None or target is None:
-            return False
-        if source not in self._by_path:
-            self._by_path.pop(target, None)  # another file takes its name
-            return False
-        self._by_path[target] = self._by_path.pop(source)
-        return True
-
-    def remove(self, file: Any) -> bool:
-        """Forgets what was saved; returns whether anything was, into a file of that name."""
-        return self._by_path.pop(_path_of(file) or "", UNKNOWN) is not UNKNOWN
-
-
-#: What a file holds that the program has not saved; a program may save None.
-UNKNOWN = object()
-
-
-def _path_of(file: Any) -> str | None:
-    """The path of a file that is named, or open and has a name; None for one in memory."""
-    if not isinstance(file, (str, os.PathLike)):
-        file = getattr(file, "name", None)
-    return os.path.abspath(file) if isinstance(file, (str, os.PathLike)) else None
+            place = file.tell()
+            line = file.read(LENGTH)
+        except (AttributeError, OSError, ValueError):  # it is no file, or cannot be read twice
+            return None
+        found = self._kept.get(line) if isinstance(line, bytes) else None
+        if found is None:
+            file.seek(place)
+        return found
 
 
 class _Storage:
@@ -209,76 +192,128 @@ def saved(recorder: Any) -> Iterator[None]:
 
     shelf, build = Shelf(), torch.load
 
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.assume("torch.save", "writes nothing")
-        shelf.put(f, obj)
+    def keep(what: Any) -> bytes:
+        recorder.assume("torch.save", "keeps shapes, and no values")
+        return shelf.put(what)
 
-    def load(
-        f: Any,
-        map_location: Any = None,
-        *args: Any,
-        otherwise: Callable[[], Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, (str, os.PathLike)):
+            folder = os.path.dirname(os.path.abspath(os.fsdecode(f)))
+            if not os.path.isdir(folder):
+                raise RuntimeError(f"Parent directory {folder} does not exist.")
+            with open(f, "wb") as file:
+                file.write(keep(obj))
+        else:
+            f.write(keep(obj))
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         kept = shelf.get(f)
-        if kept is UNKNOWN and otherwise is not None:
-            return otherwise()
-        if kept is UNKNOWN:
-            try:
-                return build(f, map_location, *args, **kwargs)
-            except (EOFError, FileNotFoundError) as error:
-                if not shelf:
-                    raise
-                raise type(error)(f"{str(error) or 'it is empty'}. {NOT_THERE}") from error
-        return kept.load(map_location)
+        return build(f, map_location, *args, **kwargs) if kept is None else kept.load(map_location)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(torch, "load", load))
-        for name in ("rename", "replace", "remove", "unlink"):
-            change = shelf.move if name in ("rename", "replace") else shelf.remove
-            stack.enter_context(patch.object(os, name, _on_shelf(change, getattr(os, name))))
-        for name, function in _safetensors(save, load).items():
-            stack.enter_context(patch(f"safetensors.torch.{name}", function))
+        for name, function in _safetensors(keep, shelf.get).items():
+            stack.enter_context(patch(f"safetensors.{name}", function))
         yield
 
 
-#: What is said of a file that is not there, or empty.
-NOT_THERE = (
-    "In a prediction torch.save writes nothing: what was saved is found by the name of its file, "
-    "and a copy of that file is not there"
-)
-
-
-def _on_shelf(change: Callable[..., bool], build: Callable[..., None]) -> Callable[..., None]:
-    """A function of `os` that changes only what is kept, where the file is one that was saved."""
-
-    remove = os.remove
-
-    @functools.wraps(build)
-    def call(*paths: Any, **options: Any) -> None:
-        if any(value is not None for value in options.values()) or not change(*paths):
-            build(*paths, **options)
-        elif os.path.isfile(paths[0]) and not os.path.getsize(paths[0]):
-            remove(paths[0])  # the program has opened it, to save into it
-
-    return call
-
-
-def _safetensors(save: Callable[..., None], load: Callable[..., Any]) -> dict[str, Any]:
+def _safetensors(keep: Callable[[Any], bytes], find: Callable[[Any], Any]) -> dict[str, Any]:
     """The functions of safetensors, where that is installed: it reads memory by its address."""
     if importlib.util.find_spec("safetensors") is None:
         return {}
-    build = importlib.import_module("safetensors.torch").load_file
+    package, real = (importlib.import_module(f"safetensors{name}") for name in ("", ".torch"))
+    load_file, load, opened = real.load_file, real.load, package.safe_open
 
-    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        save(tensors, filename)
+    def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        with open(filename, "wb") as file:
+            file.write(keep((dict(tensors), metadata)))
 
-    def save_model(model: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        save(model.state_dict(), filename)
+    def save_bytes(tensors: Any, metadata: Any = None) -> bytes:
+        return keep((dict(tensors), metadata))
 
-    def load_file(filename: Any, device: Any = "cpu") -> Any:
-        location = f"cuda:{device}" if isinstance(device, int) else device
-        return load(filename, location, otherwise=lambda: build(filename, device))
+    def save_model(model: Any, filename: Any, metadata: Any = None, *args: Any, **kw: Any) -> None:
+        save_file(_each_once(model.state_dict()), filename, metadata)
 
-    return {"save_file": save_file, "save_model": save_model, "load_file": load_file}
+    def load_ours(filename: Any, device: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        kept = find(filename)
+        if kept is None:
+            return load_file(filename, device, *args, **kwargs)
+        return kept.load(_place(device))[0]
+
+    def load_bytes(data: Any) -> Any:
+        kept = find(data)
+        return load(data) if kept is None else kept.load("cpu")[0]
+
+    def safe_open(filename: Any, framework: Any, device: Any = "cpu", *args: Any, **kw: Any) -> Any:
+        kept = find(filename)
+        if kept is None:
+            return opened(filename, framework, device, *args, **kw)
+        return _Opened(kept.load("cpu"), _place(device))
+
+    return {
+        "torch.save_file": save_file,
+        "torch.save": save_bytes,
+        "torch.save_model": save_model,
+        "torch.load_file": load_ours,
+        "torch.load": load_bytes,
+        "torch.safe_open": safe_open,
+        "safe_open": safe_open,
+    }
+
+
+def _place(device: Any) -> str:
+    return f"cuda:{device}" if isinstance(device, int) else str(device)
+
+
+def _each_once(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors that share their memory once, under the first of their names in the alphabet."""
+    names: dict[Any, str] = {}
+    for name in sorted(tensors):
+        names.setdefault(tensors[name].untyped_storage()._cdata, name)
+    kept = set(names.values())
+    return {name: tensor for name, tensor in tensors.items() if name in kept}
+
+
+class _Opened:
+    """As what `safetensors.safe_open` returns."""
+
+    def __init__(self, held: tuple[Any, Any], device: str) -> None:
+        self._tensors, self._metadata = held
+        self._device = device
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def metadata(self) -> Any:
+        return self._metadata
+
+    def keys(self) -> list[str]:
+        return list(self._tensors)
+
+    offset_keys = keys
+
+    def get_tensor(self, name: str) -> Any:
+        return self._tensors[name].to(self._device)
+
+    def get_slice(self, name: str) -> _Slice:
+        return _Slice(self._tensors[name], self._device)
+
+
+class _Slice:
+    """As a slice of safetensors."""
+
+    def __init__(self, tensor: Any, device: str) -> None:
+        self._tensor, self._device = tensor, device
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return str(self._tensor.dtype)
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._tensor[part].clone().to(self._device)
