@@ -178,7 +178,7 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         )
 
     def build_extensions(self) -> None:
-        folder = f"{self.kept_in()}/cython"
+        folder = f"build/cython{version('Cython')}"  # the same for each Python and set of flags
         shared, *modules = self.extensions
         shared.sources = [self.shared_code(folder)]
         self.translate(modules, folder)
@@ -225,10 +225,26 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         return str(source)
 
     def translate(self, modules: list[Extension], folder: str) -> None:
+        """Cython alone would do it again in each environment, where its own declarations are as new
+        as the environment."""
         from Cython.Build import cythonize
+        from Cython.Build.Dependencies import create_dependency_tree
 
+        def newest_source(source: str) -> float:
+            dependencies = map(Path, create_dependency_tree(quiet=True).all_dependencies(source))
+            ours = (path for path in dependencies if (HERE / "bfc") in path.absolute().parents)
+            return max(path.stat().st_mtime for path in ours)
+
+        outdated = []
+        for module in modules:
+            (source,) = module.sources
+            made = Path(folder, source).with_suffix(".cpp")
+            if made.exists() and made.stat().st_mtime >= newest_source(source):
+                module.sources = [str(made)]
+            else:
+                outdated.append(module)
         translated = cythonize(
-            modules,
+            outdated,
             build_dir=folder,
             nthreads=self.parallel,
             compiler_directives=DIRECTIVES,
@@ -236,7 +252,7 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
             shared_utility_qualified_name=f"bfc.{SHARED}",
         )
         by_name = {module.name: module for module in translated}
-        for module in modules:
+        for module in outdated:
             module.sources = by_name[module.name].sources
             module.depends = by_name[module.name].depends
 

@@ -66,7 +66,7 @@ cdef class BufferOwner:
         return 0
 
     cdef Buffer another(self, Py_ssize_t nbytes, uint64_t stream):
-        return self.allocate(nbytes, self.visible_stream(stream))
+        return (<object> self).allocate(nbytes, self.visible_stream(stream))  # of the subclass
 
     cdef object visible_stream(self, uint64_t stream):
         return None if stream == HOST_STREAM else stream
