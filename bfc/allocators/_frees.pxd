@@ -3,11 +3,21 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, PendingFree, Pool, Reasons
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
+
+cdef extern from "stream_uses.hpp" namespace "bfc" nogil:
+    cdef cppclass StreamUses:
+        cbool add(int64_t allocation_id, uint64_t stream) noexcept
+        cbool copy(int64_t allocation_id, vector[uint64_t]& out) noexcept
+        void drop(int64_t allocation_id) noexcept
+        void clear() noexcept
+        cbool empty() noexcept
+
 
 cdef enum:                      # what a call of `drain` is for, in bits. 0: somebody wants to read
     AT_ALLOCATION = 1
@@ -29,6 +39,7 @@ cdef class Frees:
     cdef Shown[uint64_t] count          # counts frees; a thread that waits for memory watches it
     cdef uint64_t fenced                # how many of them left no work behind on the home stream
     cdef uint64_t home_stream
+    cdef StreamUses without_gil         # what callers without the GIL have noted; guarded by the lock
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Reasons* reasons,
                     bint* is_closed) except -1

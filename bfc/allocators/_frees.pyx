@@ -266,9 +266,12 @@ cdef class Frees:
         return 0
 
     cdef int wait_for_home(self, PendingFree* entry) except -1:
-        """Lets a free that came without the GIL wait for the home stream, and for the one that it named: the device was
-        not idle then, or the chunk's streams are noted in a dictionary."""
+        """Lets a free that came without the GIL wait for the home stream, for the one that it named, and for those that
+        were noted without the GIL: the device was not idle then, or the chunk's streams are noted in a dictionary."""
+        cdef vector[uint64_t] noted
+        cdef uint64_t stream
         acquire_lock(self.lock[0])
+        cdef bint copied = self.without_gil.copy(entry.allocation_id, noted)
         cdef bint live = is_live_in(self.pool, entry.handle, entry.allocation_id)
         cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
         if live:
@@ -277,12 +280,19 @@ cdef class Frees:
         try:
             if not live:
                 return self.fences.forget(entry.allocation_id)
+            if not copied:
+                raise out_of_host_memory()
             self.fences.uses(entry.allocation_id, self.home_stream, None)
+            for stream in noted:
+                self.fences.uses(entry.allocation_id, stream, None)
             if freed_on != self.home_stream:
                 self.fences.uses(entry.allocation_id, freed_on, None)
         except BaseException:
             self.leave(entry.handle, entry.allocation_id, NOT_IDLE)
             raise
+        acquire_lock(self.lock[0])
+        self.without_gil.drop(entry.allocation_id)
+        self.lock.release()
         return 0
 
     cdef int record_deferred_of(self, tuple pool) except -1:
@@ -332,4 +342,7 @@ cdef class Frees:
     cdef int forget(self) except -1:
         """Drops all frees that wait: the allocator has closed, and has given their memory back."""
         self.pool.pending.clear()
+        acquire_lock(self.lock[0])
+        self.without_gil.clear()
+        self.lock.release()
         return self.fences.clear()

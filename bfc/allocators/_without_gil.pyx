@@ -7,10 +7,11 @@ PyTorch's CUDA back end calls with its own mutex held, and must not take the GIL
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 from posix.unistd cimport usleep
 
 from bfc.interpreter._process cimport exiting
-from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, ChunkHandle, Lane
+from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk, ChunkHandle, Lane
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
 from bfc.allocators._private_pools cimport is_private
@@ -100,17 +101,20 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
 cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
     """Frees on a stream, without the GIL. Returns whether a live allocation starts at the address.
 
-    `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and the
-    device is waited for only where record_stream has named others, or where that order cannot be had. Where it does
-    not become idle (a graph is being captured), the next call in Python frees the memory.
+    `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and for those
+    of `use_without_gil`. The device is waited for only where record_stream has named others, or where that order cannot
+    be had. Where it does not become idle (a graph is being captured), the next call in Python frees the memory.
     """
     cdef bfc_native_source* native = allocator.source.native
     cdef ChunkHandle handle
     cdef cbool elsewhere = False, idle = True
-    cdef uint64_t home = allocator.home_stream
+    cdef uint64_t home = allocator.home_stream, noted
+    cdef vector[uint64_t] uses
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
+        if not allocator.frees.without_gil.empty():
+            drain = not allocator.frees.without_gil.copy(allocator.pool.chunks[handle].allocation_id, uses) or drain
         elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
         if is_apart(allocator, &allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane):
             home = allocator.pool.chunks[handle].stream
@@ -121,11 +125,17 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
         return True
     if not drain and not elsewhere and stream != home:
         drain = native.order(native.self, stream, home) != 0
+    for noted in uses:
+        if not drain and not elsewhere and noted != home:
+            # in a capture it may belong to the graph, or not: no stream may wait for another across that border
+            drain = allocator.fences.capture_is_marked() or native.order(native.self, noted, home) != 0
     if drain or elsewhere:
         idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
+        if idle and not elsewhere and uses.size():
+            allocator.frees.without_gil.drop(allocator.pool.chunks[handle].allocation_id)
         if elsewhere or not idle:
             if not allocator.by_stream:
                 allocator.pool.chunks[handle].stream = stream   # `wait_for_home` waits for it, too
@@ -136,6 +146,20 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
             allocator.frees.leave(handle, allocator.pool.chunks[handle].allocation_id, NOT_IDLE)
     allocator.lock.release()
     return True
+
+
+cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil:
+    """Notes that a stream uses the allocation at an address. Returns whether there is one."""
+    cdef ChunkHandle handle
+    cdef Chunk* chunk
+    allocator.acquire()
+    handle = allocator.pool.handle_of(ptr)
+    if handle != NO_CHUNK and not allocator.is_closed:
+        chunk = &allocator.pool.chunks[handle]
+        if allocator.is_foreign(chunk, stream) and not allocator.frees.without_gil.add(chunk.allocation_id, stream):
+            chunk.state |= USED_ELSEWHERE       # the host has no memory: then its free waits for the device
+    allocator.lock.release()
+    return handle != NO_CHUNK
 
 
 # -- what needs the pool alone ----------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 PyTorch calls them from any thread with its own mutex held. Meanwhile another thread may hold the GIL and wait for that
 mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing that allocates or frees takes
-it. See `bfc/native/source.h`. What begins or ends a pool, or empties, takes it: PyTorch holds no mutex then.
+it, nor does what notes a stream. See `bfc/native/source.h`. What begins or ends a pool, or empties, takes it: PyTorch
+holds no mutex then.
 """
 
 from libc.stdint cimport uint64_t
@@ -12,9 +13,9 @@ from bfc.interpreter._process cimport exiting
 from bfc._core cimport Counters
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators._frees cimport report_unraisable
+from bfc.allocators._frees cimport QUERY, RECORD, report_unraisable
 from bfc.allocators._allocator cimport Allocator
-from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil
+from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil, use_without_gil
 
 from bfc.errors import ClosedError
 
@@ -42,6 +43,7 @@ cdef extern from *:
     static void* (*bfc_device)(int);    /* the one that serves a device instead of PyTorch's, or NULL */
     static bool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**);
     static bool (*bfc_free)(void*, void*, void*, bool);
+    static void (*bfc_record)(void*, void*);
     static void (*bfc_read)(void*, bfc_figures*);
     enum { BFC_BEGIN, BFC_END, BFC_RELEASE };
     static bool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t);   /* false: the text says why */
@@ -166,6 +168,9 @@ cdef extern from *:
         if (allocator) bfc_free(allocator, ptr, stream, false);
     }
 
+    /* PyTorch names no device. It holds no mutex then, but the caller may. What is not ours is ignored. */
+    BFC_EXPORT void bfc_torch_record_stream(void* ptr, void* stream) { bfc_record(ptr, stream); }
+
     /* Under PyTorch's allocator, as a MemPool. No argument tells a function which pool it is called for, so each
      * allocator that serves a pool has a pair of its own. */
     #define BFC_PAIR(n) \
@@ -187,6 +192,7 @@ cdef extern from *:
     void* (*bfc_device)(int) noexcept nogil
     cbool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil
     cbool (*bfc_free)(void*, void*, void*, cbool) noexcept nogil
+    void (*bfc_record)(void*, void*) noexcept nogil
     void (*bfc_read)(void*, bfc_figures*) noexcept nogil
     cbool (*bfc_use)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil
     cbool (*bfc_empty)(char*, size_t) noexcept nogil
@@ -270,6 +276,25 @@ cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool drain) no
     return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, drain)
 
 
+cdef void record_in_any(void* ptr, void* stream) noexcept nogil:
+    """Finds the allocator that has given an address. Those of different devices do not overlap."""
+    cdef int device
+    if ptr == NULL or exiting:
+        return
+    for device in range(DEVICES):
+        if devices[device] != NULL and record_in(devices[device], ptr, stream):
+            return
+
+
+cdef cbool record_of(Allocator allocator, void* ptr, void* stream) noexcept nogil:
+    cdef uint64_t on = <size_t>stream
+    return use_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on)
+
+
+cdef cbool (*record_in)(void*, void*, void*) noexcept nogil
+record_in = <cbool (*)(void*, void*, void*) noexcept nogil>record_of
+
+
 cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     allocator.acquire()
     cdef Counters counters = allocator.pool.totals()
@@ -327,11 +352,14 @@ cdef int begin_pool(allocator, tuple pool) except -1:
     return 0
 
 
-cdef int end_pool(allocator, tuple pool) except -1:
+cdef int end_pool(Allocator allocator, tuple pool) except -1:
+    """Ends a scope, and makes the frees that the capture has put off: those of PyTorch never take the GIL for that."""
     try:
         allocator.mark_capture_end()
     finally:
         allocator.end_allocate_to_pool(pool)
+    if not allocator.fences.capture_is_marked():
+        allocator.frees.drain(RECORD | QUERY)
     return 0
 
 
@@ -364,6 +392,7 @@ bfc_pool = pool_at
 bfc_device = device_at
 bfc_allocate = <cbool (*)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil>allocate_in
 bfc_free = <cbool (*)(void*, void*, void*, cbool) noexcept nogil>free_in
+bfc_record = record_in_any
 bfc_read = <void (*)(void*, bfc_figures*) noexcept nogil>figures_of
 bfc_empty = empty_all
 bfc_use = <cbool (*)(void*, int, uint64_t, uint64_t, char*, size_t) noexcept nogil>use_pool

@@ -6,8 +6,8 @@ from the allocator of bfc. This works at any time, in the thread that enters the
 
 With `replace` every tensor of the process comes from the allocator of bfc. PyTorch allows it only
 once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots
-then raise errors, `Tensor.record_stream` does nothing, and `torch.compile` cannot use CUDA graphs.
-`torch.cuda.graph` and `make_graphed_callables` get private pools of the allocator.
+then raise errors, and `torch.compile` cannot use CUDA graphs. `torch.cuda.graph` and
+`make_graphed_callables` get private pools of the allocator.
 
 PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
 that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
@@ -37,6 +37,7 @@ _HOOKS = {
     "set_begin_allocate_to_pool": "bfc_torch_begin_pool",
     "set_end_allocate_to_pool_fn": "bfc_torch_end_pool",
     "set_release_pool": "bfc_torch_release_pool",
+    "set_record_stream_fn": "bfc_torch_record_stream",
 }
 
 _kept: list[Any] = []  # for ever: PyTorch may call them for as long as the process lives
@@ -132,6 +133,9 @@ def replace(allocators: OneOrMore) -> None:
     On the allocator's own stream an allocation makes no driver call. On another stream, that stream
     waits for the allocator's at an allocation, and the reverse at a free: two driver calls each.
     Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
+
+    `Tensor.record_stream(s)` makes the stream of the tensor's memory wait at its free for what is
+    queued on `s` then, two driver calls. In a capture the free is put off until that is over.
 
     `torch.cuda.empty_cache()` calls `empty_cache` of each allocator, and waits as that does.
     `torch.cuda.graph` works: its graph has a private pool, shared as PyTorch shares it (`pool=`),

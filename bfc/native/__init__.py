@@ -9,6 +9,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     reasons.hpp         why a call of an allocator has more to do than ask the pool
     parts.hpp           what lies inside a pool as a value, declared
     pending_frees.hpp   frees that were left to a later call
+    stream_uses.hpp     which streams use an allocation, for callers without the GIL
     lock.hpp            the lock of an allocator
     owner_scopes.hpp    scopes of owners, for threads without the GIL
     gil_wait.hpp        waiting for that lock, or for the GIL

@@ -19,7 +19,7 @@ from bfc.errors import TraceError
 from bfc.pytorch import releases, words
 
 cdef dict _ACTIONS = {action: action for action in (*words.BLOCK_ACTIONS, *words.SEGMENT_ACTIONS)}
-cdef tuple _GOES = releases.GOES
+cdef frozenset _SEGMENTS = frozenset(words.SEGMENT_ACTIONS)
 cdef object _TOP = 1 << 64
 
 cdef enum:
@@ -320,7 +320,7 @@ cdef class Packer:
         note = value.get("user_metadata")
         event.action, event.stream, event.note = action, stream, note if type(note) is str else None
         event.address, event.size, event.time_us = address, size, time_us
-        event.named = self.said_by(frames) if action in _GOES else 0
+        event.named = self.said_by(frames) if action in _SEGMENTS else 0
         return event
 
     cdef bint is_pool(self, value, Event event) except -1:

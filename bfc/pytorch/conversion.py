@@ -19,7 +19,7 @@ from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.layout import Block, Columns, Layout, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.pools import PoolMarks
-from bfc.pytorch.releases import GOES, Releases
+from bfc.pytorch.releases import GOES, PREPARES, Releases
 from bfc.pytorch.sizes import SMALL_SEGMENT
 from bfc.pytorch.version import UNTOLD, Version
 from bfc.pytorch.words import (
@@ -77,20 +77,59 @@ def in_order(spans: list[Span]) -> list[Span]:
     return found
 
 
+class _UntoldPools:
+    """Finds the pools of entries that do not name them, from the last entry to the first.
+
+    A segment that is there at the end says its pool. One that went is in the pool of the segments
+    of its stream that are there at the end, if they are all in one private pool: PyTorch captures
+    on a stream of its own. But it is not if it was taken before the capture began, by the call that
+    begins it, or if something was allocated from the pool later: while a pool is in use its
+    segments stay (PyTorch's behaviour, 2.13).
+    """
+
+    def __init__(self, spans: list[Span], events: list[Event]) -> None:
+        pools: dict[int, set[int]] = {}
+        for span in spans:
+            pools.setdefault(span.stream, set()).add(span.pool)
+        self._of_stream = {stream: min(its) for stream, its in pools.items() if len(its) == 1}
+        self._used: set[int] = set()
+        #: The entries about segments that go, and were taken before a capture.
+        self._outside: set[int] = set()
+        outside: set[int] = set()
+        for event in events:
+            if event.action in GOES and event.address in outside:
+                outside.discard(event.address)
+                self._outside.add(id(event))
+            elif event.action in (SEGMENT_ALLOC, SEGMENT_MAP) and event.named == PREPARES:
+                outside.add(event.address)
+
+    def put_in_pool(self, event: Event, spans: Spans) -> None:
+        """Gives an entry the number of its pool. `spans` are the segments after it."""
+        if event.action in _WITH_AN_ADDRESS:
+            span = spans.holding(event.address)
+            event.put_in_pool(0 if span is None else span.pool)
+            if event.action == ALLOC:
+                self._used.add(event.pool)
+        elif event.action in GOES:
+            pool = self._of_stream.get(event.stream, 0)
+            is_outside = pool in self._used or id(event) in self._outside
+            event.put_in_pool(0 if is_outside else pool)
+
+
 def _before(
     events: list[Event], recording: Recording, live: dict[int, Block]
 ) -> tuple[list[Span], int]:
     """The segments before the history, and how many entries about segments contradict it.
 
-    Entries of older versions may not name their pools. Then it is that of the segment, where that
-    is there at the end, and these get its number."""
+    Entries of older versions may not name their pools: then these get the number of their pool, as
+    far as the end says it."""
     spans = Spans(recording.spans)
     wrong = change = 0
     are_told = not recording.pools or any(event.pool for event in events)
+    untold = None if are_told else _UntoldPools(recording.spans, events)
     for event in reversed(events):
-        if not are_told and event.action in _WITH_AN_ADDRESS:
-            span = spans.holding(event.address)
-            event.put_in_pool(0 if span is None else span.pool)
+        if untold is not None:
+            untold.put_in_pool(event, spans)
         if event.action in (SEGMENT_ALLOC, SEGMENT_MAP):
             change += event.size
             wrong += not spans.cut(event.address, event.size, event.action == SEGMENT_MAP)

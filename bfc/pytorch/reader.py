@@ -18,7 +18,7 @@ from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
-from bfc.pytorch.releases import GOES, NO_FRAMES
+from bfc.pytorch.releases import NO_FRAMES
 from bfc.pytorch.version import version_of
 from bfc.pytorch.words import (
     ANNOTATE,
@@ -340,7 +340,7 @@ class _Entries:
             raise TraceError(f"{where} ends beyond all addresses")
         pool = self._pool(entry, where)
         named = NO_FRAMES
-        if action in GOES:
+        if action in SEGMENT_ACTIONS:
             frames = entry.get("frames")
             if id(frames) not in self._said:
                 self._said[id(frames)] = self._packer.said_by(frames)

@@ -23,8 +23,8 @@ from bfc.pytorch.words import (
 
 #: What the frames of an entry say: there are none; they name another call; they name a function
 #: with the right name that is not PyTorch's; the call that empties the cache; the call that empties
-#: the cache of one private pool.
-NO_FRAMES, ANOTHER, PERHAPS, EMPTIES, EMPTIES_A_POOL = range(5)
+#: the cache of one private pool; the call that begins a capture, and allocates before it.
+NO_FRAMES, ANOTHER, PERHAPS, EMPTIES, EMPTIES_A_POOL, PREPARES = range(6)
 
 #: The most segments and blocks that are looked at, over all runs. After that no run is certain.
 MOST_LOOKS = 1 << 22
@@ -61,6 +61,8 @@ def what_frames_say(frames: Any) -> int:
         said = said or ANOTHER
         if "MemPool" in name and said == EMPTIES:
             return EMPTIES_A_POOL
+        if "capture_begin" in name and said == ANOTHER:
+            return PREPARES
         if "emptyCache" in name:
             said = EMPTIES
         elif name == "empty_cache":
@@ -148,7 +150,7 @@ class Releases:
             return 0
         if said == EMPTIES_A_POOL and event.pool:
             return event.pool
-        if said == ANOTHER and takes_at_once:
+        if said in (ANOTHER, PREPARES) and takes_at_once:
             return None
         if said == PERHAPS:
             is_release = not takes_at_once

@@ -12,7 +12,15 @@ from bfc.errors import TraceError
 from bfc.files import open_regular, replacing
 from bfc.pytorch.plain_pickle import loads, shown
 from bfc.pytorch.reader import MOST_BYTES, Parts
-from bfc.pytorch.releases import ANOTHER, EMPTIES, EMPTIES_A_POOL, GOES, PERHAPS, what_frames_say
+from bfc.pytorch.releases import (
+    ANOTHER,
+    EMPTIES,
+    EMPTIES_A_POOL,
+    GOES,
+    PERHAPS,
+    PREPARES,
+    what_frames_say,
+)
 from bfc.pytorch.version import HOST
 from bfc.pytorch.words import (
     ANNOTATE,
@@ -68,6 +76,7 @@ _FRAMES = {
         {"filename": OUR_FILE, "line": 0, "name": OUR_RELEASE},
         {"filename": OUR_FILE, "line": 0, "name": OUR_POOL},
     ],
+    PREPARES: [{"filename": "", "line": 0, "name": "capture_begin"}],
 }
 
 
@@ -173,11 +182,12 @@ class _Stripper:
         kept |= {"action": action, "time_us": 0, "frames": []}
         if isinstance(entry.get("pool_id"), list | tuple):
             kept["pool_id"] = _pair(entry["pool_id"])
-        if action in GOES:
+        if action in SEGMENT_ACTIONS:
             frames = entry.get("frames")
             if id(frames) not in self._said:
                 self._said[id(frames)] = what_frames_say(frames)
-            kept["frames"] = _FRAMES.get(self._said[id(frames)], [])
+            said = self._said[id(frames)]
+            kept["frames"] = _FRAMES.get(said, []) if action in GOES or said == PREPARES else []
         return kept
 
 

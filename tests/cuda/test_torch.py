@@ -295,6 +295,40 @@ def test_memory_that_record_stream_was_called_for_waits_for_the_device(
     assert served.stats().bytes_in_use == 0
 
 
+def record_stream(ptr: int, stream: int) -> None:
+    """What `Tensor.record_stream` calls."""
+    function = ctypes.CDLL(_torch.__file__).bfc_torch_record_stream
+    function.restype = None
+    function(ctypes.c_void_p(ptr), ctypes.c_void_p(stream))
+
+
+@both_policies
+def test_a_recorded_stream_is_waited_for_before_memory_is_used_again(
+    served, whole, emulated, side
+) -> None:
+    """Its work runs before what the stream of the allocation does next; the host waits for
+    nothing, and nobody else does."""
+    ptr = whole.alloc(4)
+    raw_cuda.fill(ptr, 5, 4)
+    raw_cuda.synchronize(0)
+    emulated.hold(side)
+    with raw_cuda.queued_read(ptr, 4, side) as seen:
+        for _ in range(2):
+            record_stream(ptr, side)
+        record_stream(ptr, 0)  # its own stream
+        record_stream(ptr + (1 << 40), side)  # not ours
+        whole.free(ptr)
+        assert whole.alloc(4) == ptr, "it is reused at once"
+        raw_cuda.fill(ptr, 9, 4)
+        assert bytes(seen) == bytes(4), "the copy has not run yet"
+        emulated.release(side)
+        assert bytes(seen) == bytes([5] * 4), "it came before the memory was written anew"
+    assert emulated.count("cuCtxSynchronize") == 0
+    calls = emulated.count("cuStreamWaitEvent")
+    whole.free(ptr)
+    assert emulated.count("cuStreamWaitEvent") == calls, "the next owner is not used by it"
+
+
 # -- the GIL ---------------------------------------------------------------------------------------
 
 
@@ -683,6 +717,7 @@ class StandIn(types.ModuleType):
                     set_begin_allocate_to_pool=lambda it: log.append(("begin", it)),
                     set_end_allocate_to_pool_fn=lambda it: log.append(("end", it)),
                     set_release_pool=lambda it: log.append(("release", it)),
+                    set_record_stream_fn=lambda it: log.append(("record", it)),
                 )
 
         class MemPool:
@@ -729,7 +764,7 @@ def test_replacing_hands_over_the_pair_that_throws_and_what_serves_graphs(
     integration.replace(make_cuda(1))
     _torch.serve_device(None, 1)
     functions = ctypes.CDLL(_torch.__file__)
-    names = ["empty_cache", "begin_pool", "end_pool", "release_pool"]
+    names = ["empty_cache", "begin_pool", "end_pool", "release_pool", "record_stream"]
     hooks = [
         (name.partition("_")[0], ctypes.cast(functions[f"bfc_torch_{name}"], ctypes.c_void_p).value)
         for name in names

@@ -7,6 +7,7 @@ library over that, if they only copy; those with kernels need a GPU, and BFC_TES
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -113,6 +114,42 @@ def test_graphs_share_a_pool_until_the_last_is_gone(served, whole) -> None:
             whole.release_pool(OTHER)
             served.empty_cache()
             assert bool(pool_bytes(served, private=True)) == bool(left)
+
+
+@both
+@pytest.mark.parametrize("joins", [True, False])
+def test_what_a_recorded_stream_uses_comes_back_after_the_capture(served, whole, joins) -> None:
+    """Whether the stream has joined the capture, or has work outside: no stream may wait for one
+    across that border, which would end the capture. PyTorch puts such a free off, too."""
+    record = ctypes.CDLL(_torch.__file__).bfc_torch_record_stream
+    record.restype = None
+    with raw_cuda.stream() as stream, raw_cuda.stream() as side:
+        taken: list[int] = []
+
+        def work() -> None:
+            taken.append(whole.alloc(12 * MIB, stream=stream))
+            with raw_cuda.current():
+                event = raw_cuda.call("cuEventCreate", 0)
+                if joins:
+                    raw_cuda.call("cuEventRecord", event, stream)
+                    raw_cuda.call("cuStreamWaitEvent", side, event, 0)
+            record(ctypes.c_void_p(taken[0]), ctypes.c_void_p(side))
+            whole.free(taken[0], stream=stream)
+            taken.append(whole.alloc(12 * MIB, stream=stream))
+            assert taken[0] != taken[1]
+            with raw_cuda.current():
+                if joins:
+                    raw_cuda.call("cuEventRecord", event, side)
+                    raw_cuda.call("cuStreamWaitEvent", stream, event, 0)
+                raw_cuda.call("cuEventDestroy", event)
+
+        raw_cuda.call("cuGraphDestroy", capture(whole, stream, work, POOL))
+        live = [chunk.ptr for chunk in served.snapshot().live_chunks()]
+        assert live == taken[1:], "the end of the capture has made the free"
+        whole.free(taken[1], stream=stream)
+        whole.release_pool(POOL)
+        served.empty_cache()
+        assert served.stats().pool_bytes == 0
 
 
 @both
