@@ -339,9 +339,10 @@ cdef class Allocator(BufferOwner):
     cdef int check_tag(self, Request* request) except -1:
         """Also refuses a request that a private pool is to serve as well."""
         self.tags.refuse_if_asleep(request.tag)
+        cdef PoolId joined = self.captures.pool_for(request.stream)
         self.acquire()
         self.set_lane(&request.lane, request.stream)
-        cdef cbool elsewhere = is_private(&request.lane)
+        cdef cbool elsewhere = is_private(&request.lane) or joined.first or joined.second
         self.lock.release()
         if elsewhere:
             name = self.tags.name_of_pool(TAG_POOLS, request.tag)

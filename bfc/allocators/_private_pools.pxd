@@ -76,7 +76,8 @@ cdef class PrivatePools:
     cdef cbool is_in_use(self, Scope* scope, cbool in_other_threads) noexcept nogil
     cdef cbool begin(self, Scope scope) noexcept nogil
     cdef cbool end(self, PoolId id) noexcept nogil
-    cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil
+    cdef void divert(self, Lane* lane, uint64_t stream, PoolId joined) noexcept nogil
+    cdef cbool may_have_joined(self, uint64_t stream) noexcept nogil
     cdef cbool captures(self, uint64_t stream) noexcept nogil
     cdef void count_scopes(self) noexcept nogil
 

@@ -182,23 +182,40 @@ cdef class PrivatePools:
                 return True
         return False
 
-    cdef void divert(self, Lane* lane, uint64_t stream) noexcept nogil:
-        """Puts the pool into a lane that a request of this thread for this stream is diverted to, if any. The capture
-        that was begun on this very stream comes before one that this thread has begun on another."""
+    cdef void divert(self, Lane* lane, uint64_t stream, PoolId joined) noexcept nogil:
+        """Puts the pool into a lane that a request of this thread for this stream is diverted to, if any: that of the
+        newest scope that takes it, as upstream's filters do. A capture takes the streams that belong to it. `joined`:
+        the pool of the capture that the stream belongs to, in whichever thread that has begun; the default pool where
+        it belongs to none, or where it is not known that it belongs to another than one begun on this very stream.
+        What this thread asks for without such a stream goes to its newest capture, too."""
         cdef Scope scope
-        cdef size_t i = self.scopes.size()
-        for scope in self.scopes:
-            if scope.kind == ONE_CAPTURE and scope.of == stream:
-                put_in_pool(lane, scope.pool)
-                return
+        cdef size_t i
+        cdef cbool takes
+        if is_default(joined):
+            for scope in self.scopes:
+                if scope.kind == ONE_CAPTURE and scope.of == stream:
+                    joined = scope.pool
+        i = self.scopes.size()
         while i > 0:
             i -= 1
             scope = self.scopes[i]
-            if (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
-                    or (scope.kind == ONE_THREAD and scope.of == thread_number())
-                    or (scope.kind == ONE_CAPTURE and (scope.of == stream or scope.thread == thread_number()))):
+            if scope.kind == ONE_CAPTURE:
+                takes = scope.thread == thread_number() if is_default(joined) else is_same_pool(scope.pool, joined)
+            elif scope.kind == NO_STREAM:   # a replay or a library names the pool with each request
+                takes = not is_default(joined) and is_same_pool(scope.pool, joined)
+            else:
+                takes = (scope.kind == EVERY_STREAM or (scope.kind == ONE_STREAM and scope.of == stream)
+                         or (scope.kind == ONE_THREAD and scope.of == thread_number()))
+            if takes:
                 put_in_pool(lane, scope.pool)
                 return
+        if not is_default(joined):
+            put_in_pool(lane, joined)
+
+    cdef cbool may_have_joined(self, uint64_t stream) noexcept nogil:
+        """Whether a stream may belong to a capture that was begun on another one: the source knows. The default stream
+        cannot be captured."""
+        return self.open_captures.get() > 0 and stream > 1 and not self.captures(stream)
 
     cdef cbool captures(self, uint64_t stream) noexcept nogil:
         """Whether a capture that begins on a stream is in a scope."""

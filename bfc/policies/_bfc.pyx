@@ -289,6 +289,8 @@ cdef class BFCAllocator(Allocator):
         cdef Lane lane
         cdef uint32_t bin_set
         self.set_lane(&lane, stream)
+        if self.private_pools.may_have_joined(stream):
+            return False        # `look_at_captures` asks
         if stream != self.home_stream and not is_apart(self, &lane):
             return False        # it has to wait for the home stream
         if is_private(&lane):
@@ -297,8 +299,6 @@ cdef class BFCAllocator(Allocator):
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
                 bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
-        if self.private_pools.open_captures.get():
-            return False        # the stream may have joined a capture: `look_at_captures` asks
         if self.stitches:
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
         return hit_plainly(self, nbytes, stream, placed)
@@ -310,7 +310,7 @@ cdef class BFCAllocator(Allocator):
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
         lane.pool[0] = lane.pool[1] = 0
         if self.private_pools.open_scopes.get():
-            self.private_pools.divert(lane, stream)
+            self.private_pools.divert(lane, stream, default_pool())
         self.tell_apart(lane, stream)
 
     cdef void tell_apart(self, Lane* lane, uint64_t stream) noexcept nogil:
@@ -328,8 +328,8 @@ cdef class BFCAllocator(Allocator):
         cdef cbool satisfied
         cdef ChunkHandle handle = NO_CHUNK
         self.set_lane(&request.lane, request.stream)
-        if not is_private(&request.lane):
-            put_in_pool(&request.lane, PoolId(request.captured[0], request.captured[1]))
+        if request.captured[0] or request.captured[1]:
+            self.private_pools.divert(&request.lane, request.stream, PoolId(request.captured[0], request.captured[1]))
             self.tell_apart(&request.lane, request.stream)
         if self.stitches and request.tag:
             if self.tags.is_asleep(request.tag):

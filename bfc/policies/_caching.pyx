@@ -545,8 +545,8 @@ cdef class CachingAllocator(Allocator):
             return False
         if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
-            if self.private_pools.open_captures.get() and is_default(pool_of(&lane)):
-                return False    # the stream may have joined a capture: `look_at_captures` asks
+            if self.private_pools.may_have_joined(stream):
+                return False    # `look_at_captures` asks
         return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
@@ -563,7 +563,7 @@ cdef class CachingAllocator(Allocator):
         if self.thread_streams.size() and self.is_of_thread(stream):
             lane.thread = this_thread()
         if self.private_pools.open_scopes.get():
-            self.private_pools.divert(lane, stream)
+            self.private_pools.divert(lane, stream, default_pool())
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
@@ -577,8 +577,8 @@ cdef class CachingAllocator(Allocator):
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         self.set_lane(&request.lane, request.stream)
-        if is_default(pool_of(&request.lane)):
-            put_in_pool(&request.lane, PoolId(request.captured[0], request.captured[1]))
+        if request.captured[0] or request.captured[1]:
+            self.private_pools.divert(&request.lane, request.stream, PoolId(request.captured[0], request.captured[1]))
         if request.tag:
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK

@@ -14,7 +14,7 @@ import pytest
 import bfc
 
 MIB = 1 << 20
-CAPTURED, SIDE, OUTSIDE = 7, 8, 9
+CAPTURED, SIDE, OUTSIDE, OTHER = 7, 8, 9, 10
 
 
 Policy = type[bfc.CachingAllocator] | type[bfc.BFCAllocator]
@@ -126,6 +126,76 @@ def test_streams_that_join_a_capture_use_its_pool_in_every_thread(machine: Machi
         machine.graph.end(CAPTURED)
     assert found == [pool.id, (0, 0)]
     pool.release()
+
+
+def test_the_newest_scope_that_takes_a_stream_serves_it() -> None:
+    """As PyTorch's filters do: a MemPool takes what its thread asks for, and a capture the streams
+    that belong to it. What belongs to none goes to the newest capture of the thread, too."""
+    machine = Machine()
+    mem_pool = bfc.MemPool(machine.allocator)
+
+    def pool_for(stream: int) -> tuple[int, int]:
+        address = machine.take(MIB, stream)
+        (found,) = [
+            it.pool_id
+            for it in machine.allocator.snapshot().regions
+            if it.ptr <= address < it.ptr + it.size
+        ]
+        return found
+
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        with bfc.use_mem_pool(mem_pool):
+            assert {pool_for(it) for it in (CAPTURED, SIDE, OUTSIDE, 0)} == {mem_pool.id}
+        assert {pool_for(it) for it in (CAPTURED, SIDE, OUTSIDE, 0)} == {pool.id}
+        machine.graph.end(CAPTURED)
+    with bfc.use_mem_pool(mem_pool), machine.allocator.capture(CAPTURED, pool=pool) as again:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        assert {pool_for(it) for it in (CAPTURED, SIDE)} == {pool.id}
+        machine.graph.end(CAPTURED)
+    for it in (pool, again, mem_pool):
+        it.release()
+
+
+@both
+def test_a_stream_that_joined_the_capture_of_another_thread_is_served_by_that(
+    policy: Policy,
+) -> None:
+    """Also where the thread that asks is in a capture of its own, and would have a hit there."""
+    machine = Machine(policy=policy)
+    go, done = threading.Event(), threading.Event()
+    pools: list[bfc.GraphPool] = []
+
+    def elsewhere() -> None:
+        with machine.allocator.capture(OTHER) as pool:
+            pools.append(pool)
+            machine.graph.begin(OTHER)
+            machine.graph.wait(SIDE, on=OTHER)
+            go.set()
+            done.wait(60)
+            machine.graph.end(OTHER)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    assert go.wait(60)
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.free(machine.take(MIB, CAPTURED))
+        for on, expected in ((SIDE, pools[0]), (OUTSIDE, pool), (CAPTURED, pool), (SIDE, pools[0])):
+            address = machine.take(MIB, on)
+            (found,) = [
+                it.pool_id
+                for it in machine.allocator.snapshot().regions
+                if it.ptr <= address < it.ptr + it.size
+            ]
+            assert found == expected.id, on
+        machine.graph.end(CAPTURED)
+    done.set()
+    thread.join()
+    for it in (pool, pools[0]):
+        it.release()
 
 
 def test_a_shared_pool_goes_when_the_last_graph_is_gone(machine: Machine) -> None:
@@ -529,6 +599,33 @@ def test_a_tag_and_a_graph_do_not_share_memory(policy: Policy, options: dict[str
         pytest.raises(RuntimeError, match="it can belong to one"),
     ):
         machine.take(12 * MIB)
+    pool.release()
+
+
+@mapped
+def test_a_tag_takes_nothing_of_a_stream_that_has_joined_a_capture(
+    policy: Policy, options: dict[str, Any]
+) -> None:
+    """Whichever thread asks: the memory would be put to sleep with the tag."""
+    machine = Machine(policy=policy, **options)
+    faults: list[BaseException] = []
+
+    def elsewhere() -> None:
+        with machine.allocator.tag("weights"):
+            machine.take(12 * MIB, OUTSIDE)
+            try:
+                machine.take(12 * MIB, SIDE)
+            except RuntimeError as fault:
+                faults.append(fault)
+
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        machine.graph.end(CAPTURED)
+    assert "it can belong to one" in str(faults[0])
     pool.release()
 
 
