@@ -92,8 +92,9 @@ peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downl
 ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies))
 PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL)
 
-# A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays.
-READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents repo study)
+# A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; and the
+# tests of headers compile these themselves.
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native repo study)
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)

@@ -184,7 +184,7 @@ def test_a_tag_without_memory_sleeps(pool: bfc.Allocator) -> None:
 def test_contents_go_through_pieces(pool: bfc.Allocator) -> None:
     """Allocations that lie in several, and several in one."""
     with pool.tag("weights"):
-        blocks = [Block(pool, size, i) for i, size in enumerate([100 * MIB, 777, 512, 31 * MIB])]
+        blocks = [Block(pool, size, i) for i, size in enumerate([70 * MIB, 777, 512, 31 * MIB])]
         blocks += [Block(pool, 1000 + i, i) for i in range(300)]
     pool.sleep(keep="host")
     pool.wake()
@@ -254,10 +254,10 @@ def mapped_bytes() -> int:
 
 def test_the_memory_of_the_host_is_given_back_after_waking(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
-        block = Block(pool, 200 * MIB, 1)
+        block = Block(pool, 60 * MIB, 1)
     before = mapped_bytes()
     pool.sleep(keep="host")
-    assert mapped_bytes() - before > 190 * MIB
+    assert mapped_bytes() - before > 50 * MIB
     pool.wake()
     assert mapped_bytes() - before < 10 * MIB
     block.check()
@@ -412,7 +412,7 @@ def test_close_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
     before = mapped_bytes()
     pool = made(host)
     with pool.tag("weights"):
-        block = Block(pool, 100 * MIB, 1)
+        block = Block(pool, 50 * MIB, 1)
     pool.sleep(keep="host")
     pool.close()
     assert host.live_bytes == 0
@@ -428,7 +428,7 @@ def test_close_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
 def test_it_goes_while_it_sleeps(made: Make, host: bfc.HostSubAllocator) -> None:
     pool = made(host)
     with pool.tag("weights"):
-        block = Block(pool, 100 * MIB, 1)
+        block = Block(pool, 50 * MIB, 1)
     pool.sleep(keep="host")
     del pool, block
     gc.collect()
@@ -549,16 +549,16 @@ def test_a_simulated_device_keeps_nothing(made: Make) -> None:
 
 
 def test_waking_without_room_is_refused_and_can_be_repeated(made: Make) -> None:
-    host = bfc.HostSubAllocator("400 MiB")
+    host = bfc.HostSubAllocator("100 MiB")
     pool = made(host)
     with pool.tag("weights"):
-        block = Block(pool, 200 * MIB, 1)
+        block = Block(pool, 60 * MIB, 1)
     pool.sleep(keep="host")
-    big = pool.allocate(300 * MIB)
+    big = pool.allocate(80 * MIB)
     before = pool.stats()
     with pytest.raises(bfc.OutOfMemoryError) as caught:
         pool.wake()
-    assert caught.value.requested == 200 * MIB
+    assert caught.value.requested == 60 * MIB
     assert (pool.asleep, pool.stats()) == ({"weights"}, before)
     assert host.live_bytes == before.bytes_reserved
     pool.check()
