@@ -655,6 +655,7 @@ def attempt(
         unexpected += list(world.faults())
     except Exception as error:
         unexpected.append(f"afterwards: {error!r}")
+    vars(world).clear()  # it holds itself, and no garbage is collected here
     return fault is not None if failed is None else failed, unexpected
 
 
