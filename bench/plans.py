@@ -15,6 +15,9 @@ way with other random numbers. Then with an evaluation, or an iteration of anoth
 two iterations, of which the plan knows nothing. What each policy reserves, with and without the
 plan, is divided by the most that is live; an asterisk is where the default gate declined the plan.
 Then the processor time of a replay, for each event, of the undisturbed run.
+
+`--lengths` serves a run whose lengths vary, GPT-2's fine-tuning, with a plan of its first
+iterations, in which neither the shortest nor the longest is.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from bench.repeated import (
     ROUNDS,
     Repeated,
     between,
+    blocks_of,
     disturbed,
     history,
     most_live,
@@ -56,6 +60,8 @@ FOLDERS = (HERE / "traces", HERE.parent / "tests" / "recordings")
 UNIT = 512
 TURNS = 3
 CAPACITY = 1 << 20
+#: How many iterations a plan of lengths is made of.
+LEARNED = 13
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -66,12 +72,16 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--minimalloc", type=Path, metavar="FOLDER", help="a built clone")
     parser.add_argument("--served", action="store_true", help="serve plans of repeated runs")
+    parser.add_argument("--lengths", action="store_true", help="serve lengths that vary")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
     chosen = parser.parse_args(arguments)
     say(machine())
     if chosen.served:
         show_served(chosen.folder or HERE / "traces", chosen.traces)
+        return
+    if chosen.lengths:
+        show_lengths(chosen.folder or HERE / "traces")
         return
     show_runs(chosen.traces)
     if chosen.minimalloc is not None:
@@ -91,8 +101,7 @@ def show_runs(names: list[str] | None) -> None:
         if names is not None and path.stem not in names:
             continue
         trace = bfc.Trace.load(path)
-        rounded = (trace.size + np.uint64(UNIT - 1)) // np.uint64(UNIT) * np.uint64(UNIT)
-        found, seconds = timed(lambda: laid_out(trace, rounded))  # noqa: B023
+        found, seconds = timed(lambda: laid_out(trace))  # noqa: B023
         most = found.bound * UNIT
         span, lives = found.span / found.bound, len(found.offsets)
         torch, growing = (reserved(trace, make) / most for make in (caching, growing_bfc))
@@ -104,8 +113,9 @@ def show_runs(names: list[str] | None) -> None:
     say(f"{'geometric mean':44}{'':8}{means[0]:9.4f}{means[1]:9.3f}{means[2]:7.3f}")
 
 
-def laid_out(trace: bfc.Trace, rounded: np.ndarray) -> Layout:
-    requests = Requests.of(trace, rounded)
+def laid_out(trace: bfc.Trace) -> Layout:
+    unit = np.uint64(UNIT)
+    requests = Requests.of(trace, lambda size: (size + unit - np.uint64(1)) // unit * unit)
     count = len(requests.size)
     part = requests.part(HEAD, "", 0, count, count)
     return planned(part.size.astype(np.int64) // UNIT, lives_of([part]))
@@ -242,6 +252,38 @@ def times_served(run: Repeated) -> Iterator[str]:
     for kind, nanoseconds in taken.items():
         low, middle, high = (sorted(nanoseconds)[i] for i in (0, 2, 4))
         yield f"{kind} {low:.1f} / {middle:.1f} / {high:.1f}"
+
+
+def show_lengths(folder: Path) -> None:
+    """A run whose lengths vary, and what a plan of its first iterations makes of it."""
+    trace = with_lengths(bfc.Trace.load(folder / "gpt2s_varlen.npz"))
+    event, _ = trace.meta["marks"][LEARNED]
+    told = {"marks": trace.meta["marks"][:LEARNED]}
+    first = bfc.Trace(trace.op[:event], trace.id[:event], trace.size[:event], meta=told)
+    most = most_live(trace)
+    say(f"{len(trace.meta['marks'])} iterations, of which the plan has seen {LEARNED}")
+    say("reserved / most live; hits of 100 requests")
+    for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
+        plan = bfc.Plan.from_trace(first, fallback=fallback)
+        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            allocator.use_plan(plan, strict=True)
+            taken = trace.replay(allocator).peak_bytes_reserved / most
+            hits = 100 * allocator.plan_stats()["agreement"]
+        alone = reserved(trace, make) / most
+        say(f"{fallback:10}{alone:9.4f}  with a plan {taken:9.4f}, hits {hits:.1f}")
+
+
+def with_lengths(trace: bfc.Trace) -> bfc.Trace:
+    """GPT-2's fine-tuning, with marks. An iteration asks for the words of a batch (8 bytes each),
+    their vectors (384 times as much), and the positions of one sentence: of 16 sentences in
+    training, of 32 in an evaluation."""
+    blocks = blocks_of(trace)
+    words, vectors, positions = blocks.size[:-2], blocks.size[1:-1], blocks.size[2:]
+    marks = []
+    for sentences, kind in ((16, "train"), (32, "eval")):
+        begins = (vectors == 384 * words) & (positions * sentences == words)
+        marks += [[int(blocks.birth[i]), kind] for i in np.flatnonzero(begins)]
+    return bfc.Trace(trace.op, trace.id, trace.size, trace.stream, meta={"marks": sorted(marks)})
 
 
 def show_instances(folder: Path) -> None:

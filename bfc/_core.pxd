@@ -262,6 +262,18 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void note_chunk(size_t slot, uint32_t chunk)
         size_t bytes()
 
+cdef extern from "parts.hpp" namespace "bfc" nogil:
+    cdef cppclass TorchSizes:
+        uint64_t large_segment
+        uint64_t granularity
+        uint64_t largest_segment
+        cbool divides
+        uint8_t division_bits[16]
+        uint64_t round(uint64_t size)
+        uint64_t segment_for(uint64_t rounded)
+
+    cbool is_large "bfc::TorchSizes::is_large"(uint64_t rounded)
+
 cdef extern from "forward.hpp" namespace "bfc" nogil:
     cdef struct PlanGuest "bfc::PlanServer::Guest":
         uint64_t offset
@@ -298,8 +310,17 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         int64_t departed_id
         vector[uint32_t] bin_sets
         size_t alive
+        uint64_t missed
         void add_area(PlanArea area) except +
         size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) except +
+        void set_growths(const int64_t* numbers) except +
+        void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit,
+                         uint64_t longest) except +
+        cbool asks()
+        uint64_t length_of(uint32_t stream, uint64_t requested)
+        cbool is_too_long(uint32_t stream, uint64_t length)
+        void set_length(uint32_t stream, uint64_t length, const TorchSizes* sizes, uint64_t granularity)
+        void take_over(PlanServer& other, const vector[uint32_t]& live)
         size_t places()
         uint64_t region_size(int region)
         int region_of(uint64_t offset)
@@ -325,18 +346,6 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         const vector[PlanGuest]& guests()
         cbool is_sound(const vector[uint32_t]& live)
         size_t bytes()
-
-cdef extern from "parts.hpp" namespace "bfc" nogil:
-    cdef cppclass TorchSizes:
-        uint64_t large_segment
-        uint64_t granularity
-        uint64_t largest_segment
-        cbool divides
-        uint8_t division_bits[16]
-        uint64_t round(uint64_t size)
-        uint64_t segment_for(uint64_t rounded)
-
-    cbool is_large "bfc::TorchSizes::is_large"(uint64_t rounded)
 
 cdef enum:
     SMALL = 0                       # kinds of chunks, if the policy counts them separately
@@ -509,11 +518,13 @@ cdef class Pool:
                                    uint64_t stream, cbool indexed) noexcept nogil
     cdef cbool free_place(self, ChunkHandle handle) noexcept nogil
     cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil
+    cdef void read_length(self, uint32_t index, uint64_t requested) noexcept nogil
     cdef cbool add_plan(self, PlanServer* plan) noexcept nogil
     cdef uint32_t open_plan_set(self, size_t number) noexcept nogil
     cdef void close_plan_sets(self, PlanServer* plan) noexcept nogil
     cdef uint32_t bind_stream(self, uint64_t stream) noexcept nogil
     cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil
+    cdef void point_places(self, PlanServer* plan, int region) noexcept nogil
     cdef void drop_plan(self, PlanServer* plan) noexcept nogil
     cdef void forget_blocks(self, Region* region) noexcept nogil
     cdef void end_use(self, ChunkHandle handle) noexcept nogil

@@ -725,6 +725,7 @@ cdef class Pool:
         if index == NO_STREAM:
             index = self.bind_stream(stream)
         if index != NO_STREAM:
+            self.read_length(index, requested)
             handle = self.take_place(index, rounded, requested, stream, indexed)
             if handle != NO_CHUNK:
                 return handle
@@ -741,6 +742,15 @@ cdef class Pool:
             self.plan.counts.side += 1
             self.plan.counts.side_bytes += rounded
         return handle
+
+    cdef void read_length(self, uint32_t index, uint64_t requested) noexcept nogil:
+        """Lets the sizes of a step follow from its length, if this request tells it."""
+        cdef uint64_t length = self.plan.length_of(index, requested)
+        cdef const TorchSizes* torch = NULL
+        if length:
+            if self.usage != NULL:
+                torch = &self.sizes
+            self.plan.set_length(index, length, torch, self.granularity)
 
     cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
                                    uint64_t stream, cbool indexed) noexcept nogil:
@@ -861,10 +871,14 @@ cdef class Pool:
     cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil:
         """Gives a region to a plan; the pool has it as one free chunk of a set of bins for plans."""
         cdef ChunkHandle handle = deref(self.regions.upper_bound(ptr)).second.first
-        cdef size_t i
         self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
         self.chunks[handle].state = DIVIDED
         plan.set_region(region, True, ptr)
+        self.point_places(plan, region)
+
+    cdef void point_places(self, PlanServer* plan, int region) noexcept nogil:
+        """Writes the addresses of the places in a region into their records."""
+        cdef size_t i
         for i in range(plan.places()):
             if plan.region_of(plan.offset_of(<int64_t>i)) == region:
                 self.chunks[plan.first_record + i].ptr = plan.address_of(plan.offset_of(<int64_t>i))

@@ -1312,6 +1312,8 @@ cdef class Allocator(BufferOwner):
             return 0
         if not self.reasons.none():
             self.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
+        if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
+            self.planned.meet_length(request.stream, request.nbytes)
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)

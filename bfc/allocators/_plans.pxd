@@ -42,6 +42,11 @@ cdef class Planned:
     cdef object changing        # a lock, for `changes`
     cdef object process         # that the lock is for: a forked child needs another
     cdef object watch           # what looks whether the plan still pays; None: nothing does
+    cdef dict missed            # by kind: the bytes that told a length for which there was no room
+    cdef dict refused           # by kind: those for which there is no memory
+    cdef object grown           # (kind, bytes) of the length that there was room for before the open step; or None
+    cdef uint64_t found, asked  # of the last step: the requests that the plan knew, and all
+    cdef uint64_t found_before  # and of all steps before the one that is open
     cdef uint64_t hits_before, asked_before, bytes_before   # when the step began: hits, requests, what was reserved
     cdef bint is_planned        # whether the plan has a body for it
     cdef uint64_t steps, departed
@@ -60,6 +65,12 @@ cdef class Planned:
     cdef object fill_server(self, uint64_t at, object served)
     cdef list add_orders(self, uint64_t at, object orders)
     cdef int begin_step(self, str kind) except -1
+    cdef PlanServer* new_server(self, object served) except NULL
+    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1
+    cdef int make_lengths_fit(self, str kind) except -1
+    cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1
+    cdef int stretch(self, str kind, uint64_t nbytes) except -1
+    cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1
     cdef int take_regions(self, bint with_base) except -1
     cdef uint64_t bytes_taken(self) noexcept
     cdef bint take_region(self, int which) except -1

@@ -16,7 +16,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
-from bfc._core cimport NO_LANE, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
+from bfc._core cimport NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
 from bfc.allocators._fences cimport Fences
@@ -92,6 +92,14 @@ cdef Step new_step(object allocator, Planned planned, str kind):
     return step
 
 
+cdef object longest_of(plan, str kind):
+    """The bytes that tell the longest length of a kind."""
+    for part in plan.parts:
+        if part.kind == kind and part.lengths is not None:
+            return part.lengths.longest * part.lengths.unit
+    return None
+
+
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave its parts in place.
 @cython.final
 @cython.no_gc_clear
@@ -108,6 +116,8 @@ cdef class Planned:
         self.is_closed = is_closed
         self.home = home
         self.begun = set()
+        self.missed = {}
+        self.refused = {}
         return 0
 
     # -- a plan comes into use, and goes ------------------------------------------------------------------------------
@@ -182,15 +192,19 @@ cdef class Planned:
         self.lock.release()
         return is_idle
 
-    cdef int install(self, object plan, object served, bint resumed) except -1:
+    cdef PlanServer* new_server(self, object served) except NULL:
+        """A server of the places of a plan, without sequences."""
         cdef vector[uint64_t] streams = served.streams
         cdef const uint64_t[::1] offsets = served.offset
         cdef const uint64_t[::1] sizes = served.size
         cdef size_t count = <size_t>offsets.shape[0]
+        return new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count, served.base,
+                              served.span, streams, self.home)
+
+    cdef int install(self, object plan, object served, bint resumed) except -1:
         cdef bint from_start
         cdef cbool added
-        cdef PlanServer* server = new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count,
-                                                 served.base, served.span, streams, self.home)
+        cdef PlanServer* server = self.new_server(served)
         try:
             sequences = self.fill_server(<uint64_t>server, served)
             acquire_lock(self.lock[0])
@@ -206,6 +220,9 @@ cdef class Planned:
         self.plan = plan
         self.sequences = sequences
         self.begun = set()
+        self.missed = {}
+        self.refused = {}
+        self.grown = None
         self.steps = self.departed = 0
         self.has_departed = False
         self.declined = self.departure = None
@@ -223,6 +240,7 @@ cdef class Planned:
     cdef object fill_server(self, uint64_t at, object served):
         """Gives a server its areas and sequences. Returns the sequences' numbers."""
         cdef PlanServer* server = <PlanServer*>at
+        cdef const int64_t[:, ::1] growth
         for begin, end, stream in served.areas:
             server.add_area(PlanArea(begin, end, stream))
         cdef dict first = {}, later = {}
@@ -230,7 +248,27 @@ cdef class Planned:
             first[kind] = self.add_orders(at, orders)
         for kind, orders in served.later.items():
             later[kind] = self.add_orders(at, orders)
+        if served.lengths:
+            growth = served.growth
+            server.set_growths(&growth[0, 0])
+        for kind, told in served.lengths.items():
+            self.add_lengths(at, served.first[kind], first[kind], told)
+            self.add_lengths(at, served.later[kind], later[kind], told)
         return self.add_orders(at, served.head), first, later
+
+    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1:
+        """Tells a server of the lengths of a kind. The sequence in which one request tells them comes first."""
+        cdef vector[uint32_t] sequences
+        place, unit, longest = told
+        for order, number in zip(orders, numbers):
+            there = (order.place == place).nonzero()[0]
+            if len(there):
+                key = there[0]
+                sequences.insert(sequences.begin(), <uint32_t>number)
+            else:
+                sequences.push_back(<uint32_t>number)
+        (<PlanServer*>at).add_lengths(sequences.data(), sequences.size(), key, unit, longest)
+        return 0
 
     cdef list add_orders(self, uint64_t at, object orders):
         cdef const uint32_t[::1] place, end
@@ -239,6 +277,108 @@ cdef class Planned:
             place, end = order.place, order.end
             numbers.append((<PlanServer*>at).add_sequence(order.stream, &place[0], &end[0], <size_t>place.shape[0]))
         return numbers
+
+    # -- lengths that vary --------------------------------------------------------------------------------------------
+
+    cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1:
+        """Makes room for a step whose length a request tells, if it is longer than all before."""
+        cdef uint32_t index
+        cdef uint64_t length = 0
+        cdef cbool is_longer = False
+        acquire_lock(self.lock[0])
+        if self.server != NULL and self.step is not None:
+            index = self.server.stream_of(stream)
+            if index == NO_STREAM:
+                index = self.pool.bind_stream(stream)
+            length = self.server.length_of(index, requested) if index != NO_STREAM else <uint64_t>0
+            is_longer = length and self.server.is_too_long(index, length)
+        self.lock.release()
+        if is_longer:
+            self.stretch(self.step, requested)
+        return 0
+
+    cdef int stretch(self, str kind, uint64_t nbytes) except -1:
+        """Lays the bodies out anew, so that there is room for longer steps of a kind, where nothing lives in them. What
+        they had is given back before more is asked for. Where that cannot be had, all is as before."""
+        cdef vector[Region] regions
+        cdef PlanServer* other
+        cdef bint is_there = False
+        cdef str policy = "bfc" if self.pool.usage == NULL else "caching"
+        with self.changes():
+            if self.fences.capture_is_marked() or nbytes >= self.refused.get(kind, 1 << 62) or not self.body_is_idle():
+                return 0
+            try:
+                plan = self.plan.stretched(kind, nbytes)
+                served = plan._served(policy, self.source.alignment)
+            except PlanError:
+                self.refused[kind] = nbytes
+                return 0
+            other = self.new_server(served)
+            try:
+                self.fill_server(<uint64_t>other, served)
+                if not self.exchange(<uint64_t>other, regions):
+                    return 0
+                before, self.plan = self.plan, plan
+                self.source.give_back(regions, False)
+                is_there = self.take_region(BODY)
+                if not is_there:
+                    self.give_back_side()       # the policy may hold the memory, and nothing lives in it
+                    is_there = self.take_region(BODY)
+                if is_there:
+                    self.grown = (kind, longest_of(before, kind))
+                    return 0
+                self.refused[kind] = nbytes
+                self.exchange(<uint64_t>other, regions)
+                self.plan = before
+                self.take_region(BODY)
+            finally:
+                del other
+        return 0
+
+    cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1:
+        """Exchanges the places of the plan with those of another server, and lists the region of the bodies. False:
+        something lives there."""
+        cdef vector[uint32_t] live
+        cdef size_t i, count = 0
+        cdef PlanServer* other = <PlanServer*>at
+        acquire_lock(self.lock[0])
+        cdef cbool is_idle = (self.server != NULL and self.server.is_empty(BODY)
+                              and other.region_size(BASE) == self.server.region_size(BASE))
+        cdef cbool is_listed = is_idle and self.pool.list_places(self.server, BASE, live)
+        if is_listed:
+            for i in range(live.size()):        # guests stay where they are
+                if self.server.is_place(live[i]):
+                    live[count] = live[i] - self.server.first_record
+                    is_idle = is_idle and other.offset_of(live[count]) == self.server.offset_of(live[count])
+                    count += 1
+            live.resize(count)
+        if is_listed and is_idle:
+            regions.clear()
+            if self.server.present[BODY]:
+                self.list_region(self.server.address[BODY], regions)
+                is_listed = regions.size() > 0
+                self.source.forget(regions)
+        if is_listed and is_idle:
+            self.server.take_over(other[0], live)
+            self.pool.point_places(self.server, BASE)
+        self.lock.release()
+        if is_idle and not is_listed:
+            raise out_of_host_memory()
+        return is_idle
+
+    cdef int make_lengths_fit(self, str kind) except -1:
+        """Before a step of a kind: makes room for what the last one had none for. Where it had grown, and most of its
+        requests did not come as planned after all, what had told the length was something else."""
+        if self.grown is not None:
+            grown, nbytes = self.grown
+            self.grown = None
+            if 2 * self.found < self.asked:
+                self.stretch(grown, nbytes)
+                self.grown = None
+        if kind in self.missed:
+            self.stretch(kind, self.missed.pop(kind))
+            self.grown = None
+        return 0
 
     cdef int take_regions(self, bint with_base) except -1:
         """Asks for the regions. Sets `declined` where they cannot be had; those that came stay until `retire`."""
@@ -374,6 +514,8 @@ cdef class Planned:
             self.give_back_empty()
             if self.has_departed:
                 self.give_back_side()
+            if there:
+                self.make_lengths_fit(kind)
             if there and not self.take_region(BODY):
                 self.give_back_side()           # the policy may hold the memory, and nothing lives in it
                 there = self.take_region(BODY)
@@ -382,6 +524,7 @@ cdef class Planned:
             self.server.end()
             self.server.departures = 0
             self.hits_before = self.server.counts.hits
+            self.found_before = self.server.counts.hits + self.server.counts.moved
             self.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             if there:
                 self.activate(self.sequences[1 if kind not in self.begun else 2][kind])
@@ -403,12 +546,20 @@ cdef class Planned:
 
     cdef int leave(self) except -1:
         """A step ends. What it leaves alive is freed later."""
+        cdef uint64_t missed = 0
         kind, self.step = self.step, None
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
             self.has_departed = self.has_departed or self.server.departures > 0
+            self.found = self.server.counts.hits + self.server.counts.moved - self.found_before
+            self.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
+            self.asked -= self.asked_before
+            missed = self.server.missed
+            self.server.missed = 0
         self.lock.release()
+        if missed and 2 * self.found >= self.asked:
+            self.missed[kind] = missed
         self.steps += 1
         self.departed += self.has_departed
         if self.has_departed and self.departure is None:

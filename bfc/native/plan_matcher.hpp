@@ -23,9 +23,23 @@ public:
     PlanMatcher(const uint64_t* sizes, size_t slots)
         : sizes_(sizes, sizes + slots), served_(slots, 0), by_size_(slots) {
         std::iota(by_size_.begin(), by_size_.end(), 0);
-        std::sort(by_size_.begin(), by_size_.end(), [this](uint32_t a, uint32_t b) {
-            return sizes_[a] != sizes_[b] ? sizes_[a] < sizes_[b] : a < b;
-        });
+        sort();
+    }
+
+    // From now on the slots have other sizes: `size_of(slot)`. What is served stays so.
+    template <class SizeOf>
+    void resize(SizeOf size_of) noexcept {
+        for (size_t slot = 0; slot < sizes_.size(); ++slot) sizes_[slot] = size_of(slot);
+        sort();
+    }
+
+    // Goes on where another matcher of the same slots is.
+    void go_on_as(const PlanMatcher& other) noexcept {
+        std::copy(other.served_.begin(), other.served_.end(), served_.begin());
+        next_ = other.next_;
+        skipped_ = other.skipped_;
+        previous_ = other.previous_;
+        misses_ = other.misses_;
     }
 
     // The slot for a request, or kMiss. With `smaller`, a request that is found nowhere takes the slot that was expected
@@ -66,6 +80,10 @@ public:
 
     bool is_served(size_t slot) const noexcept { return served_[slot] != 0; }
 
+    // Whether a slot is the next, or would be but for the request before, which was put in.
+    bool comes_now(int64_t slot) noexcept { return !served_[slot] && (expected() == slot || skipped_ == slot); }
+    uint64_t size_of(int64_t slot) const noexcept { return sizes_[slot]; }
+
     // From now on the requests are those of another iteration.
     void restart() noexcept {
         std::fill(served_.begin(), served_.end(), 0);
@@ -83,6 +101,12 @@ private:
     int64_t skipped_ = kMiss;           // the slot that the request before did not match
     uint64_t previous_ = 0;             // the size of that request
     int64_t misses_ = 0;                // in a row
+
+    void sort() noexcept {
+        std::sort(by_size_.begin(), by_size_.end(), [this](uint32_t a, uint32_t b) {
+            return sizes_[a] != sizes_[b] ? sizes_[a] < sizes_[b] : a < b;
+        });
+    }
 
     int64_t slots() const noexcept { return static_cast<int64_t>(sizes_.size()); }
 

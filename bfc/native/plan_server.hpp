@@ -13,6 +13,7 @@
 
 #include "forward.hpp"
 #include "plan_matcher.hpp"
+#include "torch_sizes.hpp"
 
 namespace bfc {
 
@@ -20,6 +21,7 @@ class PlanServer {
 public:
     static constexpr int64_t kNone = -1;
     static constexpr uint32_t kNoStream = ~uint32_t{0};
+    static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest so far
     static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
 
     struct Guest {
@@ -29,6 +31,9 @@ public:
     struct Area {                       // what one stream may use of one region
         uint64_t begin, end;
         uint32_t stream;
+    };
+    struct Growth {                     // the raw bytes of a place: `constant` + `linear` x + `square` x * x
+        int64_t constant, linear, square;
     };
     struct Counts {                     // since the plan came into use
         uint64_t hits, hit_bytes, guests, guest_bytes, side, side_bytes, moved;
@@ -44,6 +49,7 @@ public:
     int64_t departed_place = kNone, departed_id = 0;
     std::vector<uint32_t> bin_sets;     // by stream
     size_t alive = 0;                   // places and guests in use
+    uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
 
     // `streams` are the numbers of the plan's streams. `home` is another name of stream 0.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
@@ -67,12 +73,26 @@ public:
     }
 
     void add_area(Area area) { areas_.push_back(area); }
+    // Lets all sizes follow from lengths; there is one growth for each place.
+    void set_growths(const int64_t* numbers) {
+        growths_.resize(places_.size());
+        for (size_t i = 0; i < places_.size(); ++i)
+            growths_[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]};
+    }
     // The requests of a stream in a part of a run: the places they are for, and before which of them each dies.
     size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) {
         std::vector<uint64_t> sizes(count);
         for (size_t i = 0; i < count; ++i) sizes[i] = places_[places[i]].size;
         sequences_.emplace_back(stream, places, ends, sizes.data(), count);
         return sequences_.size() - 1;
+    }
+
+    // The iterations of these sequences have lengths. The request of number `key` of the first tells the length: it is
+    // x times `unit` bytes. The places are for x up to `longest`.
+    void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit, uint64_t longest) {
+        lengths_.push_back({unit, longest, 0});
+        for (size_t i = 0; i < count; ++i) sequences_[sequences[i]].lengths = static_cast<int64_t>(lengths_.size() - 1);
+        sequences_[sequences[0]].key = key;
     }
 
     size_t places() const noexcept { return places_.size(); }
@@ -145,7 +165,76 @@ public:
     void begin(size_t sequence) noexcept {
         Sequence* begun = &sequences_[sequence];
         begun->matcher.restart();
+        begun->asks = begun->key != kNone;
         active_[begun->stream] = begun;
+    }
+
+    // -- lengths ------------------------------------------------------------------------------------------------------
+
+    // The length that a request tells, or 0: it tells none, or that for which the sizes are already.
+    uint64_t length_of(uint32_t stream, uint64_t requested) noexcept {
+        Sequence* now = active_[stream];
+        if (!now || !now->asks || !now->matcher.comes_now(now->key)) return 0;
+        const Lengths& lengths = lengths_[now->lengths];
+        if (requested % lengths.unit || requested / lengths.unit > kFarthest * lengths.longest) return 0;
+        const uint64_t length = requested / lengths.unit;
+        return length == lengths.now ? 0 : length;
+    }
+    // Whether a request that tells the length of the step is still to come.
+    bool asks() const noexcept {
+        for (const Sequence* each : active_)
+            if (each && each->asks) return true;
+        return false;
+    }
+    // Whether the places of the step's kind are too small for a length.
+    bool is_too_long(uint32_t stream, uint64_t length) const noexcept {
+        return length > lengths_[active_[stream]->lengths].longest;
+    }
+    // From now on the step's requests have the sizes of a length, rounded as PyTorch does, or else (null) to a
+    // granularity.
+    void set_length(uint32_t stream, uint64_t length, const TorchSizes* torch, uint64_t granularity) noexcept {
+        const int64_t lengths = active_[stream]->lengths;
+        lengths_[lengths].now = length;
+        active_[stream]->asks = false;
+        if (length > lengths_[lengths].longest) missed = std::max(missed, length * lengths_[lengths].unit);
+        for (Sequence& each : sequences_)
+            if (each.lengths == lengths)
+                each.matcher.resize([&](size_t i) {
+                    const uint64_t raw = raw_size(each.places[i], length);
+                    return torch ? torch->round(raw) : (raw + granularity - 1) / granularity * granularity;
+                });
+    }
+    // The bytes that a place is asked for at a length, before rounding.
+    uint64_t raw_size(size_t place, uint64_t length) const noexcept {
+        const Growth& growth = growths_[place];
+        const __int128 x = static_cast<__int128>(length);
+        const __int128 raw = growth.constant + growth.linear * x + growth.square * x * x;
+        return raw < 1 ? 1 : raw > (__int128{1} << 60) ? uint64_t{1} << 60 : static_cast<uint64_t>(raw);
+    }
+
+    // Takes the places, areas and sequences of another plan with as many of each, whose first region is the same. The
+    // second region must be absent. `live` are the places of the first region that are in use.
+    void take_over(PlanServer& other, const std::vector<uint32_t>& live) noexcept {
+        for (size_t stream = 0; stream < active_.size(); ++stream) {
+            Sequence*& now = active_[stream];
+            if (!now) continue;
+            Sequence& next = other.sequences_[now - sequences_.data()];
+            next.matcher.go_on_as(now->matcher);
+            next.asks = now->asks;
+            now = &next;
+        }
+        std::swap(cells_, other.cells_);
+        std::swap(places_, other.places_);
+        std::swap(taken_, other.taken_);
+        std::swap(wanted_, other.wanted_);
+        std::swap(areas_, other.areas_);
+        std::swap(sequences_, other.sequences_);
+        std::swap(lengths_, other.lengths_);
+        std::swap(growths_, other.growths_);
+        std::swap(span_, other.span_);
+        asking_ = nullptr;
+        if (present[0]) clear(taken_, 0, cell_at(base_));
+        for (uint32_t place : live) set(taken_, places_[place].first, places_[place].end);
     }
 
     // -- places -------------------------------------------------------------------------------------------------------
@@ -155,6 +244,11 @@ public:
     int64_t take(uint32_t stream, uint64_t size) noexcept {
         Sequence* now = active_[stream];
         if (!now) return kNone;
+        if (__builtin_expect(now->asks, 0) && now->matcher.comes_now(now->key)) {
+            if (!lengths_[now->lengths].now || now->matcher.size_of(now->key) != size)
+                return kNone;           // the slow path looks which length it tells
+            now->asks = false;
+        }
         const int64_t found = now->matcher.find(size);
         if (found < 0) return kNone;
         const int64_t place = now->places[found];
@@ -172,7 +266,8 @@ public:
         except_ = kNone;
         if (!now) return kNone;
         const int64_t expected = now->matcher.expected();
-        const int64_t found = now->matcher.match(size, true);
+        const bool asks = now->asks && now->matcher.comes_now(now->key);    // whose place is not for a smaller one
+        const int64_t found = now->matcher.match(size, !asks);
         const int64_t asked = found >= 0 ? found : expected;
         if (found >= 0) {
             const int64_t place = now->places[found];
@@ -275,8 +370,15 @@ private:
         uint32_t stream;
         std::vector<uint32_t> places, ends;
         PlanMatcher matcher;
+        int64_t lengths = kNone;        // which of the lengths, or kNone: its sizes are always the same
+        int64_t key = kNone;            // the request that tells the length, if it is in this sequence
+        bool asks = false;              // whether that has not come yet
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
+    };
+
+    struct Lengths {                    // of a kind of iterations: in units, all of them
+        uint64_t unit, longest, now;    // for which there is room; for which the sizes are
     };
 
     uint64_t base_, span_, home_;
@@ -288,6 +390,8 @@ private:
     std::vector<uint64_t> taken_, wanted_;
     std::vector<Area> areas_;
     std::vector<Sequence> sequences_;
+    std::vector<Lengths> lengths_;
+    std::vector<Growth> growths_;       // by place; empty if no kind has lengths
     std::vector<Sequence*> active_;     // by stream: the sequence that is served now, or null
     std::vector<Guest> guests_;         // by offset
     Sequence* asking_ = nullptr;        // of the last request that had no place
@@ -344,6 +448,7 @@ private:
     // Takes a place. False: a block or a guest lies in it, and nothing has changed.
     bool occupy(int64_t place, uint64_t size) noexcept {
         const Place& wanted = places_[place];
+        if (__builtin_expect(size > wanted.size, 0)) return false;  // of a step that is longer than there is room for
         if (flip(taken_, wanted.first, wanted.end) || (__builtin_expect(!guests_.empty(), 0) && meets_guest(wanted))) {
             flip(taken_, wanted.first, wanted.end);
             return false;

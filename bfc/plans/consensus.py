@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.plans._planning import match
-from bfc.plans.parts import Part
+from bfc.plans.lengths import evaluated, fitted
+from bfc.plans.parts import BODY, FOREVER, Part, Rounding
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,10 @@ AGREES = 0.95
 SMALL = 64
 #: By how much the peak may grow through that.
 GROWTH = 1.005
+#: Where lengths vary, what is at most this large and outlives its iteration has a place in the
+#: region of what is never freed, with room for so many times its size if it grows: so the other
+#: region is empty when a longer iteration begins.
+LASTING, ROOM = 1 << 20, 4
 #: How far apart two requests may be in their iterations, to count as the same.
 NEAR = 40
 
@@ -62,6 +67,51 @@ def consensus(parts: Sequence[Part]) -> Part:
         for part in parts
     )
     return replace(chosen, recorded=len(parts), agreeing=agreeing, agreement=agreement)
+
+
+def is_lasting(part: Part) -> NDArray[np.bool_]:
+    """Which slots lie in the region of what is never freed."""
+    lasting: NDArray[np.bool_] = part.over == FOREVER
+    if part.role == BODY and part.lengths is not None:
+        recorded = part.lengths.sizes(part.lengths.recorded)
+        lasting |= (part.over > 0) & (recorded <= LASTING)
+    return lasting
+
+
+def of_lengths(
+    parts: Sequence[Part], raw: Sequence[NDArray[np.uint64]], rounded: Rounding
+) -> Part | None:
+    """What iterations of several lengths have in common: the slots of all lengths, with room for
+    the longest. None if their sizes do not follow from a length. `raw` are the bytes that they ask
+    for."""
+    import numpy as np
+
+    last = parts[-1]
+    alike = [
+        i
+        for i, part in enumerate(parts)
+        if len(part) == len(last) and np.array_equal(part.stream, last.stream)
+    ]
+    lengths = fitted([raw[i] for i in alike]) if 3 <= len(alike) >= AGREES * len(parts) else None
+    if lengths is None:
+        return None
+    end, over = (
+        np.max([getattr(parts[i], name) for i in alike], axis=0) for name in ("end", "over")
+    )
+    size = rounded(lengths.sizes(lengths.longest))
+    made = replace(last, size=size, end=end, over=over, lengths=lengths)
+    grows = is_lasting(made) & (lengths.growth[:, 1:] != 0).any(axis=1)
+    made = replace(made, size=np.where(grows, np.uint64(ROOM) * size, size))
+    longest = max((parts[i] for i in alike), key=Part.peak)
+    if made.peak() > GROWTH * longest.peak():
+        return None
+    told = [
+        float(
+            (evaluated(lengths.growth, int(raw[i][lengths.key]) // lengths.unit) == raw[i]).mean()
+        )
+        for i in alike
+    ]
+    return replace(made, recorded=len(parts), agreeing=len(alike), agreement=sum(told) / len(parts))
 
 
 def _joined(first: Part, reference: Part, last: Part) -> Part:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import PlanError
+from bfc.plans.lengths import Lengths
 from bfc.plans.lives import Lives
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from bfc.trace import Trace
 
+#: Rounds bytes as a policy does, in whole units.
+Rounding = Callable[["NDArray[np.uint64]"], "NDArray[np.uint64]"]
 #: An `over` of blocks that are never freed.
 FOREVER = (1 << 32) - 1
 #: The most slots of a plan.
@@ -63,6 +66,8 @@ class Part:
     left_out : int
         How many requests of a recorded iteration have no slot, since the blocks outlive the next
         iteration, too.
+    lengths : Lengths or None
+        How the sizes follow from the length of an iteration. The slots have room for the longest.
     """
 
     role: str
@@ -76,6 +81,7 @@ class Part:
     agreeing: int = 1
     agreement: float = 1.0
     left_out: int = 0
+    lengths: Lengths | None = None
 
     def __len__(self) -> int:
         return len(self.size)
@@ -90,7 +96,8 @@ class Part:
         columns = {
             name: getattr(self, name)[chosen] for name in ("size", "offset", "over", "stream")
         }
-        return replace(self, **columns, end=np.maximum(end, born + 1).astype(np.uint32))
+        ends = np.maximum(end, born + 1).astype(np.uint32)
+        return replace(self, **columns, end=ends, lengths=None)
 
     def is_like(self, other: Part) -> bool:
         """Whether another part asks for the same, with the same lives."""
@@ -116,17 +123,23 @@ class Requests:
         The event of each.
     size, stream : numpy.ndarray
         As in `Part`.
+    raw : numpy.ndarray of uint64
+        Bytes, before they are rounded.
     freed : numpy.ndarray of int64
         The number of the request before which its block is freed; -1 if it never is.
+    rounded : callable
+        Rounds bytes as the policy does.
     """
 
     event: NDArray[np.int64]
     size: NDArray[np.uint64]
+    raw: NDArray[np.uint64]
     stream: NDArray[np.uint16]
     freed: NDArray[np.int64]
+    rounded: Rounding
 
     @classmethod
-    def of(cls, trace: Trace, rounded: NDArray[np.uint64]) -> Requests:
+    def of(cls, trace: Trace, rounded: Rounding) -> Requests:
         """Those of a trace whose sizes are rounded so. What rebuilds the gaps of a recording that
         began in mid-run was never asked for, and private pools keep their own memory."""
         import numpy as np
@@ -142,7 +155,8 @@ class Requests:
         before = np.concatenate([[0], np.cumsum(asked)])
         freed_at = trace._frees()[event]
         freed = np.where(freed_at < 0, -1, before[freed_at])
-        return cls(event, rounded[event], trace.stream[event], freed)
+        raw = trace.size[event]
+        return cls(event, rounded(raw), raw, trace.stream[event], freed, rounded)
 
     def part(self, role: str, kind: str, begin: int, end: int, after: int) -> Part:
         """The requests `begin` to `end`. What is freed behind the request `after` counts as never

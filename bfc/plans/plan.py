@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bfc.errors import PlanError, TraceError
+from bfc.errors import PlanError, SettingsError, TraceError
 from bfc.files import read_arrays, replacing
 from bfc.plans._planning import as_torch_rounds
-from bfc.plans.consensus import consensus, matched, places
+from bfc.plans.consensus import consensus, is_lasting, matched, of_lengths, places
 from bfc.plans.layout import planned
+from bfc.plans.lengths import MOST_BYTES, MOST_UNITS, Lengths
 from bfc.plans.lives import Lives
 from bfc.plans.parts import (
     BODY,
@@ -25,6 +27,7 @@ from bfc.plans.parts import (
     MOST_STREAMS,
     Part,
     Requests,
+    Rounding,
     Stretch,
     lives_of,
     marks_of,
@@ -33,7 +36,7 @@ from bfc.plans.parts import (
 from bfc.plans.repeats import iterations_in
 from bfc.plans.serving import Served, served
 from bfc.plans.trying import Fallback
-from bfc.pytorch.rules import NEWEST
+from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.pytorch.settings import CachingSettings
 from bfc.units import format_bytes
 
@@ -53,7 +56,7 @@ COLUMNS = {
     "over": "uint32",
     "stream": "uint16",
 }
-FORMAT, VERSION = "bfc plan", 1
+FORMAT, VERSION = "bfc plan", 2
 #: The most bytes of a file's description.
 MOST_TEXT = 1 << 20
 #: How many iterations of a kind become one.
@@ -193,9 +196,10 @@ class Plan:
         What is allocated from private pools, such as that of a captured graph, is left out of all
         figures: a pool keeps its memory to itself.
 
-        Up to three iterations of a kind become one: a slot stays if two of them have it. If they
-        do not repeat (fewer than 95 % of the requests are found in another one), the iteration with
-        the highest peak stands for all.
+        If iterations of three lengths or more differ in their lengths alone, all sizes follow from
+        the first that varies: a polynomial of the second degree. Of others, up to three of a kind
+        become one: a slot stays if two of them have it. If they do not repeat (fewer than 95 % of
+        the requests are found in another one), the iteration with the highest peak stands for all.
 
         Cost: one to three microseconds for each request, more where the quickest layout leaves
         gaps; and two replays. Where iterations differ, up to three more plans are made, and tried.
@@ -205,7 +209,7 @@ class Plan:
         text = settings if settings is not None else trace.beginning.settings
         version = trace.torch or NEWEST
         rules = CachingSettings().apply(text or "" if fallback == "caching" else "", torch=version)
-        requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
+        requests = Requests.of(trace, _rounding(fallback, rules))
         if not len(requests.size):
             raise PlanError("the run asks for no memory: there is nothing to plan")
         is_guess = isinstance(marks, str)
@@ -290,6 +294,71 @@ class Plan:
             )
         return found
 
+    def stretched(self, kind: str, size: int) -> Plan:
+        """The plan with room for longer iterations of a kind whose lengths vary.
+
+        Parameters
+        ----------
+        kind : str
+            The kind of iteration.
+        size : int
+            What the longest iteration will ask for first, of all whose size varies, in bytes.
+
+        Returns
+        -------
+        Plan
+            The plan with other places in the region of the bodies.
+
+        Raises
+        ------
+        PlanError
+            If the plan has no lengths for this kind, or a size is not a length, or too long.
+
+        Notes
+        -----
+        An allocator does that by itself where a step is longer than all before, if nothing lives in
+        the region of the bodies.
+
+        Cost: that of the places, a microsecond or so for each slot.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> ops, ids, sizes = [], [], []
+        >>> for number, length in enumerate([100, 300, 200, 100]):
+        ...     ops += [0, 0, 1, 1]
+        ...     ids += [2 * number, 2 * number + 1] * 2
+        ...     sizes += [length * 4096, length * length * 512, 0, 0]
+        >>> plan = bfc.Plan.from_trace(bfc.Trace(ops, ids, sizes), marks=[0, 4, 8, 12])
+        >>> plan.span == 300 * 4096 + 300 * 300 * 512
+        True
+        >>> plan.stretched("train", 400 * 4096).span == 400 * 4096 + 400 * 400 * 512
+        True
+        """
+        import numpy as np
+
+        parts = list(self.parts)
+        at = [i for i, part in enumerate(parts) if part.role == BODY and part.kind == kind]
+        lengths = parts[at[0]].lengths if at else None
+        if lengths is None:
+            raise PlanError(f"the plan has no lengths for steps of the kind {kind!r}")
+        length, rest = divmod(size, lengths.unit)
+        if rest or not 0 < length < MOST_UNITS:
+            raise PlanError(
+                f"{size} bytes tell no length: a length of the kind {kind!r} is a multiple of "
+                f"{lengths.unit} bytes, and below {MOST_UNITS} of them"
+            )
+        raw = lengths.sizes(length)
+        if int(raw.max()) >= MOST_BYTES:
+            raise PlanError(f"a request of {format_bytes(int(raw.max()))} cannot be planned")
+        sized = _rounding_of(self.fallback, self.settings)(raw)
+        body = parts[at[0]]
+        sized = np.where(is_lasting(body), body.size, sized)  # the other region stays as it is
+        parts[at[0]] = replace(body, size=sized, lengths=replace(lengths, longest=length))
+        laid_out = _laid_out(parts, UNITS[self.fallback], apart=self.fallback == "caching")
+        facts = {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
+        return Plan._of(laid_out.pop("parts"), **facts | laid_out)
+
     def __repr__(self) -> str:
         slots = sum(map(len, self.parts))
         return f"<bfc.Plan, {slots} slots, {format_bytes(self.span)}>"
@@ -299,6 +368,8 @@ class Plan:
         for part in self.parts[1:]:
             if part.role == BODY:
                 agreed = f"{part.agreeing} of {part.recorded} agree"
+                if part.lengths is not None:
+                    agreed += ", lengths vary"
                 named.append(f"{part.kind} {len(part)} ({agreed})")
         ratio = self.span / self.peak
         named.append(f"span {format_bytes(self.span)} = {ratio:.4f} of the peak")
@@ -322,19 +393,24 @@ class Plan:
 
         Notes
         -----
-        26 bytes for each slot before compression. The file names no path, program or person.
+        26 bytes for each slot before compression, 50 where lengths vary. The file names no path,
+        program or person.
         """
         import numpy as np
 
         described: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         described |= {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
         described["parts"] = [
-            {"slots": len(part)} | {name: getattr(part, name) for name in PART_FACTS}
+            {"slots": len(part)}
+            | {name: getattr(part, name) for name in PART_FACTS}
+            | {"lengths": _told(part.lengths)}
             for part in self.parts
         ]
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in self.parts]) for name in COLUMNS
         }
+        growths = [part.lengths.growth for part in self.parts if part.lengths is not None]
+        arrays["growth"] = np.concatenate([np.zeros((0, 3), np.int64), *growths]).reshape(-1)
         with replacing(path) as file:
             np.savez_compressed(file, plan=np.array(json.dumps(described)), **arrays)
 
@@ -381,10 +457,10 @@ class Plan:
         try:
             arrays = read_arrays(
                 path,
-                most | {"plan": MOST_TEXT},
-                ("plan", *COLUMNS),
-                MOST_SLOTS,
-                sum(most.values()) + MOST_TEXT,
+                most | {"plan": MOST_TEXT, "growth": 24 * MOST_SLOTS},
+                ("plan", "growth", *COLUMNS),
+                3 * MOST_SLOTS,
+                sum(most.values()) + 24 * MOST_SLOTS + MOST_TEXT,
             )
             return _checked(_described(arrays.pop("plan")), arrays)
         except (PlanError, TraceError) as error:
@@ -399,6 +475,7 @@ class Plan:
 #: The numbers of a plan and of its parts that a file has beside the slots.
 FIGURES = ("base", "body", "bound", "peak", "online", "planned")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
+OF_LENGTHS = ("key", "unit", "recorded", "longest")
 
 
 def marked(trace: Trace, fallback: str = "caching") -> Trace:
@@ -408,9 +485,26 @@ def marked(trace: Trace, fallback: str = "caching") -> Trace:
     if "marks" in told:
         return trace
     rules = CachingSettings()
-    requests = Requests.of(trace, _rounded(trace.size, fallback, rules))
+    requests = Requests.of(trace, _rounding(fallback, rules))
     found = iterations_in(requests) if len(requests.size) else []
     return trace._with_meta(told | {"marks": [[event, DEFAULT_KIND] for event in found]})
+
+
+def _rounding(fallback: str, settings: CachingSettings) -> Rounding:
+    return functools.partial(_rounded, fallback=fallback, settings=settings)
+
+
+def _rounding_of(fallback: str, settings: str) -> Rounding:
+    """How sizes are rounded under the settings of a plan, which one of the versions takes."""
+    for version in VERSIONS:
+        try:
+            rules = CachingSettings().apply(
+                settings if fallback == "caching" else "", torch=version
+            )
+        except SettingsError:
+            continue
+        return _rounding(fallback, rules)
+    raise PlanError(f"the plan has settings that PyTorch does not take: {settings!r}")
 
 
 def _rounded(
@@ -445,7 +539,8 @@ def _parts(requests: Requests, found: list[Stretch], left_out: int | None = None
             f"{MOST_KINDS}: iterations that ask for the same are of one kind"
         )
     for its in kinds.values():
-        parts += _body_of(requests, its[0], _known(requests, its, left_out))
+        varying = _with_lengths(requests, its)
+        parts += _body_of(requests, its[0], _known(requests, its, left_out), varying)
     return parts
 
 
@@ -463,7 +558,7 @@ def _comes_again(found: list[Stretch]) -> bool:
 def _known(requests: Requests, its: list[Stretch], left_out: int | None = None) -> list[Stretch]:
     """Those of one kind that a body is made of."""
     # What the last stretch of a run leaves live may be freed in the next one: nothing says so
-    known = [stretch for stretch in its if stretch.end < len(requests.size)] or its
+    known = _ended(requests, its)
     if left_out is None or len(known) == 1:
         return known[-ITERATIONS:]
     known = known[-ITERATIONS - 1 :]
@@ -471,10 +566,16 @@ def _known(requests: Requests, its: list[Stretch], left_out: int | None = None) 
     return known
 
 
+def _ended(requests: Requests, its: list[Stretch]) -> list[Stretch]:
+    return [stretch for stretch in its if stretch.end < len(requests.size)] or its
+
+
 def _are_alike(requests: Requests, found: list[Stretch]) -> bool:
-    """Whether the iterations that bodies are made of differ in nothing, so that a plan without one
-    of them would be the same."""
+    """Whether the iterations that bodies are made of differ in nothing but their lengths, so that a
+    plan without one of them would be the same."""
     for its in _by_kind(found).values():
+        if _with_lengths(requests, its) is not None:
+            continue
         made = [_body_part(requests, stretch) for stretch in _known(requests, its)]
         if not all(made[0].is_like(part) for part in made[1:]):
             return False
@@ -486,15 +587,29 @@ def _body_part(requests: Requests, stretch: Stretch) -> Part:
     return part.taken(part.over != FOREVER)
 
 
-def _body_of(requests: Requests, first: Stretch, known: list[Stretch]) -> list[Part]:
-    """The body of one kind, and what the first iteration allocates for good, if it does."""
+def _with_lengths(requests: Requests, its: list[Stretch]) -> Part | None:
+    """The body of a kind whose iterations differ in their lengths."""
+    made, raw = [], []
+    for stretch in _ended(requests, its):
+        part = requests.part(BODY, stretch.kind, stretch.begin, stretch.end, stretch.after)
+        ending = part.over != FOREVER
+        made.append(part.taken(ending))
+        raw.append(requests.raw[stretch.begin : stretch.end][ending])
+    return of_lengths(made, raw, requests.rounded)
+
+
+def _body_of(
+    requests: Requests, first: Stretch, known: list[Stretch], varying: Part | None
+) -> list[Part]:
+    """The body of one kind, and what the first iteration allocates for good, if it does. `varying`:
+    the body of iterations that differ in their lengths."""
     never = requests.freed[first.begin : first.end] == -1
     whole = requests.part(BODY, first.kind, first.begin, first.end, first.after)
     ending = [_body_part(requests, stretch) for stretch in known]
     lasting = int(never.sum())
     last = known[-1].end - known[-1].begin
     left_out = last - len(ending[-1]) - (lasting if known[-1] == first else 0)
-    body = replace(consensus(ending), left_out=left_out)
+    body = replace(varying or consensus(ending), left_out=left_out)
     return [body, _late_of(whole, never, body)] if lasting else [body]
 
 
@@ -503,7 +618,12 @@ def _late_of(whole: Part, never: NDArray[np.bool_], body: Part) -> Part:
     import numpy as np
 
     others = whole.taken(~never)
-    expected = places(matched(body, others), len(body))
+    slots = matched(body, others)
+    if body.lengths is not None and len(others) == len(
+        body
+    ):  # the sizes are those of another length
+        slots = np.arange(len(body))
+    expected = places(slots, len(body))
     before = np.cumsum(~never)[never]
     late = whole.taken(never)
     return replace(late, role=LATE, end=expected[before].astype(np.uint32))
@@ -516,7 +636,7 @@ def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
     size = np.concatenate([part.size for part in parts]).astype(np.int64) // unit
     stream = np.concatenate([part.stream for part in parts])
     repeats = any(part.role == BODY for part in parts)
-    is_base = np.concatenate([(part.over == FOREVER) & repeats for part in parts])
+    is_base = np.concatenate([is_lasting(part) & repeats for part in parts])
     lives = lives_of(parts)
     offset = np.zeros(len(size), np.int64)
     base, body, bound = int(size[is_base].sum()), 0, 0
@@ -578,6 +698,11 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
         numbers += [part.get(name) for name in ("slots", "recorded", "agreeing", "left_out")]
         if type(part.get("kind")) is not str or type(part.get("agreement")) is not float:
             raise PlanError("a part of it lacks its kind or its agreement")
+        lengths = part.get("lengths")
+        if lengths is not None:
+            if not isinstance(lengths, list) or len(lengths) != len(OF_LENGTHS):
+                raise PlanError("the lengths of a part are not four numbers")
+            numbers += lengths
     if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
         raise PlanError("its description holds numbers that are not whole, or not below 2**60")
     if said["peak"] == 0:
@@ -595,10 +720,12 @@ def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
             raise PlanError(f"{name} is not an array of {sum(counts)} numbers of type {kind}")
     ends = np.cumsum(counts)[:-1]
     columns: dict[str, Any] = {name: np.split(arrays[name], ends) for name in COLUMNS}
+    lengths = _lengths_of(said["parts"], arrays["growth"])
     parts = [
         Part(
             **{name: values[i] for name, values in columns.items()},
             **{name: described[name] for name in PART_FACTS},
+            lengths=lengths[i],
         )
         for i, described in enumerate(said["parts"])
     ]
@@ -606,6 +733,34 @@ def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
     plan = Plan._of(parts, **{name: said[name] for name in ("fallback", "settings", *FIGURES)})
     _check_slots(plan)
     return plan
+
+
+def _told(lengths: Lengths | None) -> list[int] | None:
+    return None if lengths is None else [getattr(lengths, name) for name in OF_LENGTHS]
+
+
+def _lengths_of(parts: list[dict[str, Any]], growth: NDArray[Any]) -> list[Lengths | None]:
+    """The lengths of each part of a file. Raises PlanError for those that cannot be."""
+    import numpy as np
+
+    slots = [part["slots"] if part.get("lengths") else 0 for part in parts]
+    if growth.dtype != np.int64 or growth.shape != (3 * sum(slots),):
+        raise PlanError(f"growth is not an array of {3 * sum(slots)} numbers of type int64")
+    rows = np.split(growth.reshape(-1, 3), np.cumsum(slots)[:-1])
+    found: list[Lengths | None] = []
+    for part, terms in zip(parts, rows, strict=True):
+        if not part.get("lengths"):
+            found.append(None)
+            continue
+        key, unit, recorded, longest = part["lengths"]
+        most = max(recorded, longest)
+        if not (part["role"] == BODY and key < len(terms) and longest > 0 and most < MOST_UNITS):
+            raise PlanError("the lengths of a part have no request that tells them")
+        powers = np.array([1.0, most, float(most) ** 2])
+        if not unit or not (np.abs(terms * powers) < MOST_BYTES).all():
+            raise PlanError(f"a size that follows from a length is {MOST_BYTES} bytes or more")
+        found.append(Lengths(key, unit, recorded, longest, terms))
+    return found
 
 
 def _check_roles(parts: list[Part]) -> None:

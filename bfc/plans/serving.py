@@ -53,6 +53,12 @@ class Served:
         The requests before the first step.
     first, later : dict of str to list of Order
         Those of the first step of a kind, and of each later one.
+    lengths : dict of str to (int, int, int)
+        Of kinds whose lengths vary: the place of the request that tells the length, how many bytes
+        a length of 1 is, and the longest for which there is room.
+    growth : numpy.ndarray of int64, shape (places, 3)
+        The bytes of each place before they are rounded, as a polynomial of the length. Empty if
+        there are no lengths.
     """
 
     offset: NDArray[np.uint64]
@@ -64,6 +70,8 @@ class Served:
     head: list[Order]
     first: dict[str, list[Order]]
     later: dict[str, list[Order]]
+    lengths: dict[str, tuple[int, int, int]]
+    growth: NDArray[np.int64]
 
 
 def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
@@ -91,7 +99,28 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
             first[kind] = _merged(parts[i], parts[j], int(firsts[i]), int(firsts[j]), streams)
     head = _orders(parts[0], 0, streams) if parts[0].role == HEAD else []
     areas = _areas(offset, size, np.searchsorted(streams, stream), base, span, len(streams), apart)
-    return Served(offset, size, base, span, streams, areas, head, first, orders)
+    lengths = {
+        kind: (int(firsts[i]) + told.key, told.unit, told.longest)
+        for kind, i in known.items()
+        if (told := parts[i].lengths) is not None
+    }
+    growth = _growth(parts) if lengths else np.zeros((0, 3), np.int64)
+    return Served(offset, size, base, span, streams, areas, head, first, orders, lengths, growth)
+
+
+def _growth(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """The polynomials of all places: constants where there are no lengths."""
+    import numpy as np
+
+    rows = []
+    for part in parts:
+        if part.lengths is not None:
+            rows.append(part.lengths.growth)
+            continue
+        row = np.zeros((len(part), 3), np.int64)
+        row[:, 0] = part.size
+        rows.append(row)
+    return np.ascontiguousarray(np.concatenate(rows))
 
 
 def _orders(part: Part, begin: int, streams: list[int]) -> list[Order]:

@@ -20,3 +20,12 @@ def test_a_run_has_a_row_and_an_instance_has_one(tmp_path: Path, monkeypatch, ca
     assert run[1:3] == ["36", "1.0000"]
     [row] = [line.split() for line in lines if line.startswith("A ")]
     assert row[1:5] == ["5", "1.000", "1.000", "1.000"]
+
+
+def test_lengths_that_vary_take_what_is_live(capsys):
+    """The reach: 1.005, with longer iterations than those that the plan was made of."""
+    plans.main(["--lengths"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "with a plan" in line]
+    assert [row[0] for row in rows] == ["caching", "bfc"]
+    for row in rows:
+        assert float(row[5].rstrip(",")) <= 1.005 < float(row[1])

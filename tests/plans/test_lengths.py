@@ -1,0 +1,369 @@
+"""Iterations whose lengths vary: all sizes follow from the first that does."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bfc
+from bfc.plans.lengths import fitted
+
+MIB = 1 << 20
+POLICIES = ("caching", "bfc")
+LAYERS = 4
+#: Lengths that are recorded; the last iteration shows what the one before leaves alive.
+RECORDED = (100, 260, 180, 100)
+
+
+def made(policy: str, source: bfc.SubAllocator, **options: Any) -> bfc.Allocator:
+    if policy == "caching":
+        return bfc.CachingAllocator(source, **options)
+    return bfc.BFCAllocator(source, allow_growth=True, **options)
+
+
+class Program:
+    """A training on batches of several lengths. Its events are (operation, block, bytes)."""
+
+    def __init__(self, keeps: bool = True) -> None:
+        self.keeps = keeps  # the batch and the loss until the next iteration has others
+        self.blocks = 0
+        self.kept: list[int] = []
+
+    def block(self, size: int) -> tuple[int, int, int]:
+        self.blocks += 1
+        return 0, self.blocks - 1, size
+
+    def head(self) -> Iterator[tuple[int, int, int]]:
+        for _ in range(LAYERS):
+            yield self.block(3 * MIB)
+
+    def iteration(self, n: int, first: bool = False) -> Iterator[tuple[int, int, int]]:
+        batch = self.block(128 * n)
+        yield batch
+        if self.kept:
+            yield 1, self.kept.pop(0), 0
+        saved = []
+        for _ in range(LAYERS):
+            hidden, scores = self.block(16384 * n + 8192), self.block(64 * n * n)
+            yield from (hidden, scores, self.block(16384 * n))
+            yield 1, self.blocks - 1, 0
+            saved += [hidden[1], scores[1]]
+        loss = self.block(4)
+        yield loss
+        if self.kept:
+            yield 1, self.kept.pop(0), 0
+        gradients = []
+        for _ in range(LAYERS):
+            gradients.append(self.block(3 * MIB))
+            yield gradients[-1]
+            yield 1, saved.pop(), 0
+            yield 1, saved.pop(), 0
+        if first:  # the optimizer's state
+            for _ in range(LAYERS):
+                yield self.block(6 * MIB)
+        for gradient in gradients:
+            yield 1, gradient[1], 0
+        if self.keeps:
+            self.kept = [batch[1], loss[1]]
+        else:
+            yield 1, batch[1], 0
+            yield 1, loss[1], 0
+
+
+def recorded(lengths: tuple[int, ...] = RECORDED, **options: Any) -> bfc.Trace:
+    program = Program(**options)
+    events, marks = list(program.head()), []
+    for i, n in enumerate(lengths):
+        marks.append([len(events), "train"])
+        events += program.iteration(n, first=i == 0)
+    ops, ids, sizes = zip(*events, strict=True)
+    return bfc.Trace(ops, ids, sizes, meta={"marks": marks})
+
+
+def plan_of(policy: str, **options: Any) -> bfc.Plan:
+    return bfc.Plan.from_trace(recorded(**options), fallback=policy)
+
+
+def peak_of(lengths: tuple[int, ...], **options: Any) -> int:
+    """The most rounded bytes that are live at once."""
+    return bfc.Plan.from_trace(recorded(lengths, **options), fallback="caching").peak
+
+
+class Played:
+    """The same program on an allocator. On host memory its blocks are written and read back."""
+
+    def __init__(self, pool: bfc.Allocator, writes: bool = False, **options: Any) -> None:
+        self.pool, self.writes = pool, writes
+        self.program = Program(**options)
+        self.live: dict[int, bfc.Buffer] = {}
+        self.is_first = True
+        self.play(self.program.head())
+
+    def play(self, events: Iterator[tuple[int, int, int]]) -> None:
+        for op, block, size in events:
+            if op:
+                self.free(block)
+                continue
+            self.live[block] = self.pool.allocate(size)
+            if self.writes:
+                ctypes.memset(self.live[block].ptr, block % 251, size)
+
+    def free(self, block: int) -> None:
+        buffer = self.live.pop(block)
+        if self.writes:
+            view = (ctypes.c_char * buffer.nbytes).from_address(buffer.ptr)
+            held = np.frombuffer(view, np.uint8)
+            assert (held == block % 251).all(), f"block {block}: its contents have changed"
+        buffer.free()
+
+    def step(self, n: int) -> None:
+        with self.pool.step("train"):
+            self.play(self.program.iteration(n, self.is_first))
+        self.is_first = False
+        assert self.pool.check() is None
+
+    def end(self) -> None:
+        for block in list(self.live):
+            self.free(block)
+
+
+def test_sizes_follow_from_three_lengths():
+    def sizes(n: int) -> list[int]:
+        return [512, 8 * n, 4096 * n + 8192, 12 * n * n, 7]
+
+    found = fitted([np.array(sizes(n), np.uint64) for n in (128, 512, 256, 384)])
+    assert found is not None
+    assert (found.key, found.unit, found.longest) == (1, 4, 1024)
+    for n in (384, 385, 77):  # lengths that are no multiples of 128, too
+        assert found.sizes(8 * n // found.unit).tolist() == sizes(n)
+    assert fitted([np.array(sizes(n), np.uint64) for n in (128, 512, 512)]) is None
+    assert fitted([np.array(sizes(9), np.uint64)] * 3) is None
+
+
+def test_sizes_at_random_do_not_follow():
+    """Such as loads of experts, whose sum is always the same."""
+    dice = np.random.default_rng(1)
+    rows = [np.append(64 * n, dice.integers(1, 1 << 20, 200)) for n in (100, 200, 300, 400)]
+    assert fitted([row.astype(np.uint64) for row in rows[:3]]) is None
+    assert fitted([row.astype(np.uint64) for row in rows]) is None
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_run_of_other_lengths_takes_what_is_live(policy: str, keeps: bool, tmp_path: Path):
+    """Shorter and longer ones than those that were recorded; the plan comes from a file."""
+    plan_of(policy, keeps=keeps).save(tmp_path / "plan.npz")
+    plan = bfc.Plan.load(tmp_path / "plan.npz")
+    assert plan.parts[1].lengths is not None
+    assert "lengths vary" in str(plan)
+    lengths = (140, 260, 77, 301, 200, 370, 370, 90)
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan, strict=True)
+        run = Played(pool, writes=True, keeps=keeps)
+        most = []
+        for n in lengths:
+            run.step(n)
+            most.append(pool.stats().peak_pool_bytes)
+        stats = pool.plan_stats()
+        assert stats["agreement"] >= (0.94 if keeps else 1.0)
+        beside = 2 * MIB if keeps else 0  # a batch comes while its place is that of the last
+        assert stats["side_bytes_reserved"] == beside
+        assert most[-1] - beside <= 1.005 * peak_of((*lengths, 90), keeps=keeps)
+        assert most[1] - beside == plan.span  # no room for longer ones before they come
+        run.end()
+        assert pool.check() is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_room_may_be_made_at_once(policy: str):
+    plan = plan_of(policy, keeps=False).stretched("train", 128 * 400)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        for n in (300, 400, 100):
+            run.step(n)
+            assert pool.stats().pool_bytes == plan.span
+        assert pool.plan_stats()["agreement"] == 1.0
+        run.end()
+
+
+def test_what_is_no_length_is_refused():
+    plan = plan_of("caching")
+    for kind, size, text in (
+        ("train", 1281, "tell no length: a length of the kind 'train' is a multiple of 16 bytes"),
+        ("train", 16 << 20, "tell no length"),
+        ("eval", 160, "no lengths for steps of the kind 'eval'"),
+    ):
+        with pytest.raises(bfc.PlanError, match=text):
+            plan.stretched(kind, size)
+
+
+@pytest.mark.parametrize(
+    ("key", "told", "growth", "fault"),
+    [
+        (10**6, None, None, "no request that tells them"),
+        (0, [0, 16, 2080], None, "not four numbers"),
+        (0, [0, 16, 2080, 0], None, "no request that tells them"),
+        (0, [0, 16, 2080, 1 << 30], None, "no request that tells them"),
+        (0, [0, 0, 2080, 2080], None, "bytes or more"),
+        (0, [0, 16.5, 2080, 2080], None, "not whole"),
+        (0, None, 1 << 62, "bytes or more"),
+        (0, None, -(1 << 63), "bytes or more"),
+        (0, None, ..., "growth is not an array"),
+    ],
+)
+def test_files_with_impossible_lengths_are_refused(
+    tmp_path: Path, key: int, told: Any, growth: Any, fault: str
+):
+    path = tmp_path / "plan.npz"
+    plan_of("caching").save(path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    described = json.loads(str(arrays["plan"].item()))
+    numbers = described["parts"][1]["lengths"]
+    described["parts"][1]["lengths"] = [key, *numbers[1:]] if told is None else told
+    arrays["plan"] = np.array(json.dumps(described))
+    if growth is ...:
+        arrays["growth"] = arrays["growth"][1:]
+    elif growth is not None:
+        arrays["growth"][5] = growth
+    np.savez(path, **arrays)
+    with pytest.raises(bfc.PlanError, match=fault):
+        bfc.Plan.load(path)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_before_the_first_take_nothing_for_good(policy: str):
+    """One that could tell a length makes the step a wrong one. The next steps are served."""
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(200)
+        before = pool.stats().pool_bytes
+        with pool.step("train"):
+            other = pool.allocate(128 * 400)  # longer than all
+            run.play(run.program.iteration(200))
+            other.free()
+        assert pool.check() is None
+        run.step(260)
+        run.step(120)
+        assert pool.stats().pool_bytes == before
+        agreed = pool.plan_stats()
+        run.step(240)
+        assert pool.plan_stats()["guests"] == agreed["guests"]
+        assert pool.plan_stats()["side"] == agreed["side"]
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_without_room_is_served_by_the_policy(policy: str):
+    """Something lives in the region of the bodies; as soon as it is gone there is room."""
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(200)
+        held = pool.allocate(2 * MIB)  # lies in the region of the bodies
+        run.step(400)
+        assert pool.plan_stats()["agreement"] < 1
+        held.free()
+        run.step(150)  # before it there is room for the step that had none
+        assert pool.stats().pool_bytes == plan.stretched("train", 128 * 400).span
+        agreed = pool.plan_stats()["side"]
+        run.step(400)
+        assert pool.plan_stats()["side"] == agreed
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_that_is_refused_leaves_all_as_it_was(policy: str):
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator(plan.span + 40 * MIB), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(200)
+        for _ in range(2):
+            with pytest.raises(bfc.OutOfMemoryError), pool.step("train"):
+                run.play(run.program.iteration(500))
+            for block in list(run.live)[2 * LAYERS :]:
+                run.free(block)
+            assert pool.check() is None
+        hits = pool.plan_stats()
+        run.step(260)
+        after = pool.plan_stats()
+        assert (after["side"], after["guests"]) == (hits["side"], hits["guests"])
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_call_of_the_source_may_fail(policy: str):
+    """Whatever call fails, nothing is lost, and later steps are served."""
+
+    class Failing(bfc.SimulatedSubAllocator):
+        left = -1
+
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError("the device has failed")
+            return super().alloc(alignment, nbytes)
+
+        def free(self, ptr: int, nbytes: int) -> None:
+            self.left -= 1
+            if self.left == 0:
+                raise OSError("the device has failed")
+            super().free(ptr, nbytes)
+
+    plan = plan_of(policy, keeps=False)
+    for failing in range(1, 8):
+        source = Failing("1 GiB")
+        with made(policy, source, plan=plan) as pool:
+            run = Played(pool, keeps=False)
+            run.step(200)
+            kept = set(run.live)
+            source.left = failing
+            for n in (400, 100, 420, 300):
+                try:
+                    run.step(n)
+                except bfc.SubAllocatorError:
+                    for block in set(run.live) - kept:
+                        run.free(block)
+                assert pool.check() is None, f"call {failing}, length {n}"
+            source.left = -1
+            before = pool.plan_stats()
+            run.step(250)
+            after = pool.plan_stats()
+            assert after["hits"] > before["hits"]
+            assert (after["side"], after["guests"]) == (before["side"], before["guests"])
+            run.end()
+        assert not source.live_bytes
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_disturbed_runs_keep_their_contents(policy: str, seed: int):
+    """Requests put in, left out and changed, at lengths that vary."""
+    dice = random.Random(f"{policy} {seed}")
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan_of(policy))
+        run = Played(pool, writes=True)
+        for number in range(8):
+            events = []
+            for op, block, size in run.program.iteration(dice.randrange(20, 520), number == 0):
+                wrong = dice.random() < 0.05
+                events.append((op, block, max(1, size // 2) if wrong and not op else size))
+                if dice.random() < 0.05:
+                    events.append(run.program.block(dice.choice((128 * 300, 512, 3 * MIB))))
+            with pool.step("train"):
+                for event in events:
+                    run.play(iter([event]))
+                    assert pool.check() is None
+            for block in list(run.live):
+                if dice.random() < 0.2 and block not in run.program.kept:
+                    run.free(block)
+        run.end()
+        assert pool.stats().bytes_in_use == 0
