@@ -307,7 +307,8 @@ class Plan:
         Returns
         -------
         Plan
-            The plan with other places in the region of the bodies.
+            The plan with other places in the region of the bodies. Its `peak`, `online` and
+            `planned` are those of this plan, scaled as the `span` is.
 
         Raises
         ------
@@ -357,6 +358,9 @@ class Plan:
         parts[at[0]] = replace(body, size=sized, lengths=replace(lengths, longest=length))
         laid_out = _laid_out(parts, UNITS[self.fallback], apart=self.fallback == "caching")
         facts = {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
+        span = laid_out["base"] + laid_out["body"]
+        for name in ("peak", "online", "planned"):
+            facts[name] = facts[name] * span // self.span
         return Plan._of(laid_out.pop("parts"), **facts | laid_out)
 
     def __repr__(self) -> str:

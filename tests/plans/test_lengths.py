@@ -191,6 +191,9 @@ def test_room_may_be_made_at_once(policy: str):
             assert pool.stats().pool_bytes == plan.span
         assert pool.plan_stats()["agreement"] == 1.0
         run.end()
+    before = plan_of(policy, keeps=False)
+    assert plan.planned / plan.online == pytest.approx(before.planned / before.online)
+    assert plan.budget > before.budget
 
 
 def test_what_is_no_length_is_refused():
@@ -367,3 +370,49 @@ def test_disturbed_runs_keep_their_contents(policy: str, seed: int):
                     run.free(block)
         run.end()
         assert pool.stats().bytes_in_use == 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_first_request_tells_the_sizes_of_all_streams(policy: str):
+    """A copy on another stream, whose sizes follow, too."""
+    ops: list[int] = []
+    ids: list[int] = []
+    sizes: list[int] = []
+    streams: list[int] = []
+    marks = []
+    for number, n in enumerate(RECORDED):
+        marks.append(len(ops))
+        one, other = 2 * number, 2 * number + 1
+        ops += [0, 0, 1, 1]
+        ids += [one, other, one, other]
+        sizes += [n * 16384, n * n * 64, 0, 0]
+        streams += [0, 1, 0, 1]
+    trace = bfc.Trace(ops, ids, sizes, streams)
+    plan = bfc.Plan.from_trace(trace, marks=marks, fallback=policy)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan, gate=None)
+        for n in (120, 300, 222):
+            with pool.step("train"):
+                first = pool.allocate(n * 16384, stream=0)
+                second = pool.allocate(n * n * 64, stream=7)
+                first.free()
+                second.free()
+            assert pool.check() is None
+        assert pool.plan_stats()["agreement"] == 1.0
+        assert pool.stats().peak_pool_bytes <= 1.005 * (300 * 16384 + 300 * 300 * 64)
+
+
+def test_a_capture_meanwhile_asks_for_no_memory():
+    """A longer step in a capture is served by the policy, and has room the next time."""
+    plan = plan_of("caching", keeps=False)
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with bfc.CachingAllocator(source, plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(200)
+        pool.mark_capture_begin()
+        run.step(400)
+        assert pool.plan_stats()["span"] == plan.span
+        pool.mark_capture_end()
+        run.step(300)
+        assert pool.plan_stats()["span"] > plan.span
+        run.end()
