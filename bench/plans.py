@@ -16,8 +16,8 @@ two iterations, of which the plan knows nothing. What each policy reserves, with
 plan, is divided by the most that is live; an asterisk is where the default gate declined the plan.
 Then the processor time of a replay, for each event, of the undisturbed run.
 
-`--lengths` serves a run whose lengths vary, GPT-2's fine-tuning, with a plan of its first
-iterations, in which neither the shortest nor the longest is.
+`--lengths` serves two runs whose lengths vary with plans of their first iterations. Most of the
+lengths, and in the first run the longest, come only after these.
 """
 
 from __future__ import annotations
@@ -60,8 +60,12 @@ FOLDERS = (HERE / "traces", HERE.parent / "tests" / "recordings")
 UNIT = 512
 TURNS = 3
 CAPACITY = 1 << 20
-#: How many iterations a plan of lengths is made of.
-LEARNED = 13
+#: Of runs whose lengths vary: how many iterations a plan is made of, and how iterations begin.
+LEARNED = {"gpt2s_varlen": 13, "llama7b_zero3_lro": 5}
+BEGINS = {
+    "gpt2s_varlen": [(384, 16, "train"), (384, 32, "eval")],
+    "llama7b_zero3_lro": [(1024, 8, "train")],
+}
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -255,33 +259,34 @@ def times_served(run: Repeated) -> Iterator[str]:
 
 
 def show_lengths(folder: Path) -> None:
-    """A run whose lengths vary, and what a plan of its first iterations makes of it."""
-    trace = with_lengths(bfc.Trace.load(folder / "gpt2s_varlen.npz"))
-    event, _ = trace.meta["marks"][LEARNED]
-    told = {"marks": trace.meta["marks"][:LEARNED]}
-    first = bfc.Trace(trace.op[:event], trace.id[:event], trace.size[:event], meta=told)
-    most = most_live(trace)
-    say(f"{len(trace.meta['marks'])} iterations, of which the plan has seen {LEARNED}")
+    """Runs whose lengths vary, and what plans of their first iterations make of them."""
     say("reserved / most live; hits of 100 requests")
-    for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
-        plan = bfc.Plan.from_trace(first, fallback=fallback)
-        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
-            allocator.use_plan(plan, strict=True)
-            taken = trace.replay(allocator).peak_bytes_reserved / most
-            hits = 100 * allocator.plan_stats()["agreement"]
-        alone = reserved(trace, make) / most
-        say(f"{fallback:10}{alone:9.4f}  with a plan {taken:9.4f}, hits {hits:.1f}")
+    for name, learned in LEARNED.items():
+        trace = with_lengths(bfc.Trace.load(folder / f"{name}.npz"), name)
+        marks = trace.meta["marks"]
+        event, _ = marks[learned]
+        columns = (trace.op[:event], trace.id[:event], trace.size[:event], trace.stream[:event])
+        first = bfc.Trace(*columns, meta={"marks": marks[:learned]})
+        most = most_live(trace)
+        say(f"{name}: {len(marks)} iterations, of which the plan has seen {learned}")
+        for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
+            plan = bfc.Plan.from_trace(first, fallback=fallback)
+            with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+                allocator.use_plan(plan, gate=None)
+                taken = trace.replay(allocator).peak_bytes_reserved / most
+                hits = 100 * allocator.plan_stats()["agreement"]
+            alone = reserved(trace, make) / most
+            say(f"{fallback:10}{alone:9.4f}  with a plan {taken:9.4f}, hits {hits:.1f}")
 
 
-def with_lengths(trace: bfc.Trace) -> bfc.Trace:
-    """GPT-2's fine-tuning, with marks. An iteration asks for the words of a batch (8 bytes each),
-    their vectors (384 times as much), and the positions of one sentence: of 16 sentences in
-    training, of 32 in an evaluation."""
+def with_lengths(trace: bfc.Trace, name: str) -> bfc.Trace:
+    """A run with marks. An iteration asks for the words of a batch (8 bytes each), their vectors
+    (so many times as much), and the positions of one sentence of so many."""
     blocks = blocks_of(trace)
     words, vectors, positions = blocks.size[:-2], blocks.size[1:-1], blocks.size[2:]
     marks = []
-    for sentences, kind in ((16, "train"), (32, "eval")):
-        begins = (vectors == 384 * words) & (positions * sentences == words)
+    for wide, sentences, kind in BEGINS[name]:
+        begins = (vectors == wide * words) & (positions * sentences == words)
         marks += [[int(blocks.birth[i]), kind] for i in np.flatnonzero(begins)]
     return bfc.Trace(trace.op, trace.id, trace.size, trace.stream, meta={"marks": sorted(marks)})
 
