@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -415,4 +417,64 @@ def test_a_capture_meanwhile_asks_for_no_memory():
         pool.mark_capture_end()
         run.step(300)
         assert pool.plan_stats()["span"] > plan.span
+        run.end()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", POLICIES)
+def test_threads_beside_steps_that_grow(policy: str):
+    """Another thread has guests and blocks of the policy, and captures begin and end."""
+    ended = threading.Event()
+    faults: list[BaseException] = []
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan_of(policy, keeps=False))
+
+        def beside() -> None:
+            dice = random.Random(1)
+            try:
+                while not ended.is_set():
+                    held = [pool.allocate(dice.choice((4096, 2 * MIB))) for _ in range(3)]
+                    for number, each in enumerate(held):
+                        ctypes.memset(each.ptr, number, each.nbytes)
+                    pool.mark_capture_begin()
+                    pool.mark_capture_end()
+                    for number, each in enumerate(held):
+                        assert (
+                            ctypes.string_at(each.ptr, each.nbytes) == bytes([number]) * each.nbytes
+                        )
+                        each.free()
+            except BaseException as error:
+                faults.append(error)
+
+        thread = threading.Thread(target=beside)
+        thread.start()
+        try:
+            run = Played(pool, writes=True, keeps=False)
+            for n in (200, 280, 150, 330, 400, 90, 450, 500):
+                run.step(n)
+        finally:
+            ended.set()
+            thread.join()
+        assert not faults
+        run.end()
+        assert pool.check() is None
+        assert pool.stats().bytes_in_use == 0
+
+
+def test_a_forked_child_grows_by_itself():
+    with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan_of("caching", keeps=False))
+        run = Played(pool, writes=True, keeps=False)
+        run.step(200)
+        child = os.fork()
+        if child == 0:  # pytest must not go on here, whatever happens
+            code = 1
+            try:
+                run.step(400)
+                code = int(pool.plan_stats()["side"] > 0)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        run.step(300)
+        assert pool.plan_stats()["side"] == 0
         run.end()
