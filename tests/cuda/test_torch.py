@@ -761,8 +761,8 @@ def test_replacing_hands_over_the_pair_that_throws_and_what_serves_graphs(
     monkeypatch, make_cuda
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
-    integration.replace(make_cuda(1))
-    _torch.serve_device(None, 1)
+    integration.replace(make_cuda())
+    _torch.serve_device(None, 0)
     functions = ctypes.CDLL(_torch.__file__)
     names = ["empty_cache", "begin_pool", "end_pool", "release_pool", "record_stream"]
     hooks = [
@@ -784,9 +784,9 @@ def test_a_replacement_that_pytorch_refuses_leaves_nothing_behind(monkeypatch, m
 
     torch.cuda.memory.change_current_allocator = refuse
     with pytest.raises(RuntimeError, match="initialized"):
-        integration.replace(make_cuda(1))
-    _torch.serve_device(make_cuda(1), 1)
-    _torch.serve_device(None, 1)
+        integration.replace(make_cuda())
+    _torch.serve_device(make_cuda(), 0)
+    _torch.serve_device(None, 0)
 
 
 def test_a_missing_pytorch_says_what_to_install(monkeypatch, make_cuda) -> None:

@@ -660,7 +660,9 @@ cdef int native_free(DeviceMemory memory, uint64_t address, uint64_t nbytes) noe
 
 
 cdef int native_order(DeviceMemory memory, uint64_t first, uint64_t then) noexcept nogil:
-    return memory.make_wait(first, then)
+    """A stream that captures must not wait for work outside of its graph: the host waits for it, in its place."""
+    cdef CUresult result = memory.make_wait(first, then)
+    return memory.drain_stream(first) if result == CAPTURES_OTHERS else result
 
 
 cdef int native_stream_id(DeviceMemory memory, uint64_t stream, uint64_t* id) noexcept nogil:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -53,6 +54,16 @@ class CuPy(NamedTuple):
 
     module: Any
     current: SimpleNamespace
+
+    @contextmanager
+    def on(self, stream: object) -> Iterator[None]:
+        """Arrays are made on a stream that is not CuPy's."""
+        external = self.current.stream = self.module.cuda.Stream.from_external(stream)
+        try:
+            with external if ON_GPU else nullcontext():
+                yield
+        finally:
+            self.current.stream = None
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ no captures: there the driver's calls begin and end them. cuda.core's graph buil
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cupy_runtime
@@ -36,6 +38,16 @@ class Handle:
         return 0, self._stream
 
 
+@contextmanager
+def unknown_capture(stream: int) -> Iterator[None]:
+    """One that no allocator was told of. It ends in any case: most calls fail until then."""
+    begin(stream)
+    try:
+        yield
+    finally:
+        raw_cuda.call("cuGraphDestroy", raw_cuda.call("cuStreamEndCapture", stream))
+
+
 def begin(stream: int) -> None:
     from cuda.bindings import driver
 
@@ -54,8 +66,7 @@ def launch(graph: object, stream: int) -> None:
 
 def test_cupys_arrays_of_a_capture_are_the_graphs(cupy, make_cuda) -> None:
     pool = make_cuda(allow_growth=True)
-    with raw_cuda.stream() as stream, bfc.use(pool, "cupy"):
-        cupy.current.stream = cupy.module.cuda.Stream.from_external(Handle(stream))
+    with raw_cuda.stream() as stream, bfc.use(pool, "cupy"), cupy.on(Handle(stream)):
         out = cupy.module.ndarray((MIB,), "u1")
         with pool.capture(cupy.current.stream) as graph_pool:
             begin(stream)
@@ -71,43 +82,34 @@ def test_cupys_arrays_of_a_capture_are_the_graphs(cupy, make_cuda) -> None:
         assert raw_cuda.read(out.data.ptr, MIB) == bytes([7]) * MIB
         graph_pool.release()
         del out, other
-        cupy.current.stream = None
 
 
 def test_cupys_arrays_of_an_unknown_capture_are_refused(cupy, make_cuda) -> None:
     """Others would get their memory once they are freed, and the graph would still write there."""
     pool = make_cuda()
-    with raw_cuda.stream() as stream, bfc.use(pool, "cupy"):
-        cupy.current.stream = cupy.module.cuda.Stream.from_external(Handle(stream))
-        begin(stream)
-        with pytest.raises(RuntimeError, match=r"captures a CUDA graph(?s:.)*allocator\.capture"):
+    refusal = pytest.raises(RuntimeError, match=r"captures a CUDA graph(?s:.)*allocator\.capture")
+    with raw_cuda.stream() as stream, bfc.use(pool, "cupy"), cupy.on(Handle(stream)):
+        with unknown_capture(stream), refusal:
             cupy.module.ndarray((MIB,), "u1")
-        raw_cuda.call("cuGraphDestroy", raw_cuda.call("cuStreamEndCapture", stream))
         cupy.module.ndarray((MIB,), "u1")
-        cupy.current.stream = None
 
 
 def test_a_captured_stream_that_the_pool_was_not_told_of_is_refused(core, make_cuda) -> None:
     """Its memory comes from the allocator's own stream, which it may not wait for."""
     pool, stream = make_cuda(), core.Device(0).create_stream()
     pool.allocate(MIB).free()
-    with bfc.use(pool, "cuda_core"):
-        begin(int(stream.handle))
-        with pytest.raises(bfc.DriverError, match=r"allocator\.capture"):
-            core.Device(0).allocate(MIB, stream=stream)
-        graph = raw_cuda.call("cuStreamEndCapture", int(stream.handle))
-        raw_cuda.call("cuGraphDestroy", graph)
+    refusal = pytest.raises(bfc.DriverError, match=r"allocator\.capture")
+    with bfc.use(pool, "cuda_core"), unknown_capture(int(stream.handle)), refusal:
+        core.Device(0).allocate(MIB, stream=stream)
 
 
 def test_rmm_is_refused_on_a_stream_that_captures(rmm, core, make_cuda) -> None:
     resource = bfc.integrations.rmm.resource(make_cuda())
     stream = core.Device(0).create_stream()
     theirs = library("rmm.pylibrmm.stream").Stream(stream)
-    begin(int(stream.handle))
-    with pytest.raises(RuntimeError, match=r"allocator\.capture"):  # it comes through C++
+    refusal = pytest.raises(RuntimeError, match=r"allocator\.capture")  # it comes through C++
+    with unknown_capture(int(stream.handle)), refusal:
         resource.allocate(MIB, theirs)
-    graph = raw_cuda.call("cuStreamEndCapture", int(stream.handle))
-    raw_cuda.call("cuGraphDestroy", graph)
 
 
 def test_a_branch_of_a_graph_that_is_built_takes_the_graphs_memory(core, make_cuda) -> None:
