@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import printable
 from bfc.predicting import devices
+from bfc.predicting.prediction import REPEATS
 from bfc.predicting.script import STEPS, Ran, run
 from bfc.study.advise import advise
 from bfc.units import format_bytes
@@ -324,6 +325,7 @@ def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[s
     failed = ran.error is not None and not _ran_out(ran)
     yield ("Until it failed: " if failed else "") + _answer(found, fits)
     yield from _peaks(found)
+    yield from _repeated(found)
     yield ""
     yield from _moment(found)
     yield ""
@@ -373,6 +375,14 @@ def _peaks(found: Prediction) -> Iterator[str]:
             f"reserved   {format_bytes(found.peak_reserved)} at most, under PyTorch's default "
             "settings"
         )
+
+
+def _repeated(found: Prediction) -> Iterator[str]:
+    """What many steps reserve, where that is more."""
+    held = found.reserved_after()
+    if held is not None and held > found.peak_reserved:
+        fits = "" if held <= found.gpu.usable else ", which does not fit"
+        yield f"           {format_bytes(held)} if the last step is repeated {REPEATS} times{fits}"
 
 
 _PHASES = {

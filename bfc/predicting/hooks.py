@@ -147,7 +147,11 @@ class Follower:
                 _, owner = self._parameters.get(id(parameter), (None, 0))
                 for value in state.values():
                     self.mark(value, OPTIMIZER_STATE, owner)
+        before = self.steps
         self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self.steps > before:
+            memory = self.recorder.memory
+            memory.step_ends.append(len(memory.op))
         if self.after_step is not None:
             self.after_step()
 

@@ -90,6 +90,8 @@ class Memory:
         self.streams: dict[int, int] = {0: 0}
         self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.dumped: list[str] = []
+        #: How many events there were at the end of each step.
+        self.step_ends: list[int] = []
         self.recording = False
         #: Of the memory, what the program allows itself; whether it ended because there was none.
         self.fraction, self.ran_out = 1.0, False

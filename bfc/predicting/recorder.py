@@ -51,6 +51,7 @@ from bfc.predicting.rules.interface import (
     COMPOSED,
     COMPOSITIONS,
     KERNELS,
+    ORDERS,
     RULES,
     Call,
     Release,
@@ -126,6 +127,7 @@ class Operator:
         "kernel",
         "mutates",
         "name",
+        "order",
         "unknowable",
         "writes",
     )
@@ -143,6 +145,7 @@ class Operator:
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
         self.kernel = KERNELS.get(self.name)
         self.amend = AMENDMENTS.get(self.name)
+        self.order = ORDERS.get(self.name, ())
         self.unknowable = unknowable(schema.name)
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
@@ -214,6 +217,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
         #: Writes a file of the prediction's own, and returns its path.
         self.keep: Callable[[Any, bytes], str] = _write
+        #: Whether the function that runs adds in place, where autograd would not for subclasses.
+        self.adds_in_place = False
         self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
@@ -262,7 +267,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not self.operators & 1023 and self.progress is not None:
             self.progress()
         overwritten = None
-        if _graph_task() != -1:
+        if _graph_task() != -1 or self.adds_in_place:
             overwritten = self._overwritten(known, args, kwargs)
         if torch.is_grad_enabled():
             number = _sequence()
@@ -378,6 +383,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         if overwritten is not None:
             self._take_over(overwritten, result)
+        for place in known.order:
+            self._track(result[place], known.name)
         self._track(result, known.name)
         if known.mutates:
             self._track(args, known.name)
@@ -459,6 +466,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
         if not known.is_add and not known.fills_zeros:
             return None
+        if _graph_task() == -1:
+            return self._added_to(args)
         if torch.is_grad_enabled() or not args or not isinstance(args[0], FakeTensor):
             return None
         old = args[0]
@@ -481,6 +490,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             and (made is None or made[0] != self._node())
         ):
             return int(key)
+        return None
+
+    def _added_to(self, args: Any) -> int | None:
+        """The key of what `linear` adds its bias to (ATen/native/Linear.cpp)."""
+        if isinstance(args[0], FakeTensor) and len(args[1].shape) == 1:
+            return int(args[0].untyped_storage()._cdata)
         return None
 
     def _take_over(self, key: int, result: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.predicting.devices import GPU
-from bfc.predicting.rules.interface import Call, Release, Workspace, amend, before, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, amend, before, order, rule
 from bfc.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
 
 FLOAT = 4
@@ -128,6 +128,26 @@ def efficient_results(results: Any) -> Any:
     return output, sums, seed, offset
 
 
+# the state of the random numbers first; from attention.cu and ATen/native/cudnn/MHA.cpp
+order({"aten::_scaled_dot_product_cudnn_attention": (6, 7, 0, 1)})
+#: What cuDNN 9.19 asked for in each pass on an H200, in the backward pass beside its sums.
+CUDNN_AT_LEAST = 256
+
+
+@rule("aten::_scaled_dot_product_cudnn_attention")
+def cudnn_forward(call: Call) -> Iterator[Workspace | Release]:
+    """A workspace of cuDNN's."""
+    yield Workspace(CUDNN_AT_LEAST, what="cuDNN's workspace")
+
+
+@rule("aten::_scaled_dot_product_cudnn_attention_backward")
+def cudnn_backward(call: Call) -> Iterator[Workspace | Release]:
+    """The gradient of the queries in 32 bits, and a sum for each row: as measured there."""
+    batch, heads, queries, head = argument(call, "query").shape
+    size = batch * heads * queries * (head + 1) * FLOAT
+    yield Workspace(size + CUDNN_AT_LEAST, what="cuDNN's workspace")
+
+
 @dataclass(frozen=True)
 class Block:
     """The kernel of a backward pass: rows of queries and of keys that it works on at once."""
@@ -197,23 +217,25 @@ def efficient_backward(call: Call) -> Iterator[Workspace | Release]:
     largest = max(head, value.shape[-1])
     block = backward_block(call.gpu, half, largest, bool(argument(call, "dropout_p", 0.0)))
     rows = batch * heads * queries
+    sums = Workspace(rows * FLOAT, what="sums of rows")
     if half and (block.in_registers or block.capability != 70):
-        yield Workspace(rows * FLOAT, what="sums of rows")
+        yield sums
     else:
-        yield from _sums_of_rows(rows, value.shape[-1])
+        yield from _sums_of_rows(rows, value.shape[-1], sums)
     size = backward_workspace(block, batch, heads, queries, key.shape[2], head, value.shape[-1])
     yield Workspace(size, what="accumulators")
+    yield Release(sums)
 
 
-def _sums_of_rows(rows: int, head: int) -> Iterator[Workspace | Release]:
+def _sums_of_rows(rows: int, head: int, in_order: Workspace) -> Iterator[Workspace | Release]:
     """The products of gradient and output, their sums, and these in order."""
     product = Workspace(rows * head * FLOAT, what="gradient times output")
-    sums = Workspace(rows * FLOAT, what="sums of rows")
+    sums = Workspace(rows * FLOAT, what="sums of rows out of order")
     yield product
     yield sums
-    yield Release(product)
-    yield Workspace(rows * FLOAT, what="sums in order")
+    yield in_order
     yield Release(sums)
+    yield Release(product)
 
 
 # -- flex_attention, which is made to be compiled -----------------------------------------------

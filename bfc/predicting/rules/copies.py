@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, composed, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, before, composed, order, rule
 from bfc.predicting.rules.tensors import (
     argument,
     contiguous_copy,
@@ -29,6 +29,8 @@ composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter", "aten::ldexp", "aten::_euclidean_dist"),
 )
+# the mask first; from ATen/native/cuda/Dropout.cu
+order({"aten::native_dropout": (1, 0)})
 
 
 @rule("aten::_softmax", "aten::_log_softmax")

@@ -1,7 +1,8 @@
 """Products of matrices: cuBLAS and cuBLASLt.
 
 From PyTorch's ATen/cuda/CublasHandlePool.cpp (the size, and one workspace for each handle and
-stream, kept) and ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called), and
+stream, kept; since 2.15 one for each call, unless TORCH_CUBLAS_WORKSPACE_CACHE is set) and
+ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called), and
 ATen/native/cuda/cuBlasCommonArgs.h (which matrices are copied).
 """
 
@@ -30,7 +31,8 @@ def workspace_bytes(
     capability : tuple of int
         The GPU's compute capability.
     torch_version : tuple of int
-        Before 2.8, only compute capability 9.0 has the large one; after it, 10 and 12 too.
+        Before 2.12, only compute capability 9 has the large one; 10 and 12 have it since then, and
+        11 since 2.15.
     config : str, optional
         The text of CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
 
@@ -44,31 +46,48 @@ def workspace_bytes(
     >>> workspace_bytes((8, 0), (2, 13)), workspace_bytes((9, 0), (2, 13), ":16:8")
     (8519680, 131072)
     """
-    large = (9, 10, 12) if torch_version >= (2, 8) else (9,)
+    large = [9] if torch_version < (2, 12) else [9, 10, 12]
+    if torch_version >= (2, 15):
+        large.append(11)
     default = 32768 * KIB if capability[0] in large else (2 * 4096 + 8 * 16) * KIB
     pairs = re.findall(r":([0-9]+):([0-9]+)", config or "")
     return sum(int(size) * int(count) for size, count in pairs) * KIB if pairs else default
 
 
+def _is_set(variable: str, default: bool) -> bool:
+    """What a variable of PyTorch's says, as c10/util/env.h reads it."""
+    return {"1": True, "0": False}.get(os.environ.get(variable, ""), default)
+
+
+def cached(torch_version: tuple[int, ...]) -> bool:
+    """Whether workspaces are kept, as they are before PyTorch 2.15."""
+    return _is_set("TORCH_CUBLAS_WORKSPACE_CACHE", False) or torch_version < (2, 15)
+
+
 def unified(torch_version: tuple[int, ...]) -> bool:
-    """Whether cuBLASLt uses cuBLAS's workspace, as it does from PyTorch 2.7 on by default."""
-    setting = os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")
-    return torch_version >= (2, 7) and setting not in ("0", "n", "N", "no", "off", "false", "FALSE")
+    """Whether cuBLASLt uses cuBLAS's workspace, as it does by default from PyTorch 2.12 on."""
+    default = torch_version >= (2, 12)
+    return cached(torch_version) and _is_set("TORCH_CUBLASLT_UNIFIED_WORKSPACE", default)
 
 
-def _kept(call: Call) -> Workspace:
-    size = workspace_bytes(
-        call.gpu.cc, call.torch_version, os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    )
-    return Workspace(size, ("cublas", call.thread, call.stream), "cuBLAS workspace")
+def _workspace(call: Call, size: int, library: str) -> Workspace:
+    place = library.lower(), call.thread, call.stream
+    key = place if cached(call.torch_version) else None
+    return Workspace(size, key, f"{library} workspace")
 
 
-def _lt(call: Call) -> Workspace:
-    if unified(call.torch_version):
-        return _kept(call)
-    size = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_KIB)) * KIB
-    key = ("cublaslt", call.thread, call.stream) if call.torch_version >= (2, 7) else None
-    return Workspace(size, key, "cuBLASLt workspace")
+def _cublas(call: Call) -> Workspace:
+    config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    return _workspace(call, workspace_bytes(call.gpu.cc, call.torch_version, config), "cuBLAS")
+
+
+def _lt(call: Call) -> Iterator[Workspace | Release]:
+    """The workspace of cuBLASLt, whose handle is one of cuBLAS: with that comes its workspace."""
+    if cached(call.torch_version):
+        yield _cublas(call)
+    if not unified(call.torch_version):
+        size = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_KIB)) * KIB
+        yield _workspace(call, size, "cuBLASLt")
 
 
 @rule(
@@ -78,7 +97,7 @@ def _lt(call: Call) -> Workspace:
 def product(call: Call) -> Iterator[Workspace | Release]:
     """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
     yield from _matrices(call)
-    yield _kept(call)
+    yield _cublas(call)
 
 
 @kernel("aten::_grouped_mm")
@@ -132,7 +151,7 @@ class _Turned:
 @rule("aten::_scaled_mm", "aten::_int_mm", "aten::_scaled_grouped_mm")
 def scaled_product(call: Call) -> Iterator[Workspace | Release]:
     """Products of 8-bit numbers, which only cuBLASLt has."""
-    yield _lt(call)
+    yield from _lt(call)
 
 
 @rule("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
@@ -143,4 +162,7 @@ def addmm(call: Call) -> Iterator[Workspace | Release]:
     large = all(size > 1 for size in (*left.shape, *right.shape))
     yield from _matrices(call)
     plain = argument(call, "beta", 1) == 1 and argument(call, "alpha", 1) == 1
-    yield _lt(call) if row and large and plain else _kept(call)
+    if row and large and plain:
+        yield from _lt(call)
+    else:
+        yield _cublas(call)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
+from bfc.predicting.rules.interface import Call, Release, Workspace, before, order, rule
 from bfc.predicting.rules.tensors import (
     argument,
     broadcast,
+    contiguous_copy,
     is_contiguous,
     nbytes,
     numel,
@@ -30,6 +32,9 @@ INDEX = 8
 UNSORTED_INDICES = 3072
 #: The modes of an embedding bag whose gradient is, or is not, that of a sum.
 SUM, MOST = 0, 2
+
+# of a bag the size, the bag of each index, and the result; from EmbeddingBag.cu
+order({"aten::_embedding_bag": (2, 1, 0), "aten::_embedding_bag_forward_only": (2, 1, 0)})
 
 
 def bits(highest: int) -> int:
@@ -125,6 +130,16 @@ def index(call: Call) -> Iterator[Workspace | Release]:
     yield from _from_host(call.args[1])
 
 
+@before("aten::embedding")
+def embedding(call: Call) -> Iterator[Workspace | Release]:
+    """Indices in a row, which are copied where they do not lie so (ATen/native/Embedding.cpp)."""
+    indices = call.args[1]
+    sizes = [(int(n), int(step)) for n, step in zip(indices.shape, indices.stride(), strict=True)]
+    kept = [one for one in sizes if one[0] != 1]
+    if any(step != n * inner for (_, step), (n, inner) in pairwise(kept)):
+        yield Workspace(nbytes(indices), what="indices in a row")
+
+
 def _sorts(call: Call) -> bool:
     count = numel(call.args[1])
     return count > (0 if argument(call, "scale_grad_by_freq", False) else UNSORTED_INDICES)
@@ -132,7 +147,8 @@ def _sorts(call: Call) -> bool:
 
 @before("aten::embedding_dense_backward")
 def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
-    """Many indices are sorted before their rows are summed."""
+    """Indices in a row; many are sorted before their rows are summed."""
+    yield from contiguous_copy(call.args[1], "indices in a row")
     if not _sorts(call):
         return
     indices = call.args[1]
@@ -172,7 +188,8 @@ def summed_bags(call: Call) -> Iterator[Workspace | Release]:
     """The rows of each index are summed, as of an embedding."""
     indices = call.args[1]
     if argument(call, "mode", SUM) != MOST and numel(indices):
-        yield from _segments(call.args[0], numel(indices), int(indices.element_size()))
+        weights = int(argument(call, "num_weights"))
+        yield from _segments(call.args[0], numel(indices), int(indices.element_size()), weights)
 
 
 @rule("aten::embedding_dense_backward")
@@ -180,20 +197,31 @@ def summed_rows(call: Call) -> Iterator[Workspace | Release]:
     """The rows of each index are summed in segments of at most ten."""
     if _sorts(call):
         indices = call.args[1]
-        yield from _segments(call.args[0], numel(indices), int(indices.element_size()))
+        weights = int(argument(call, "num_weights"))
+        yield from _segments(call.args[0], numel(indices), int(indices.element_size()), weights)
 
 
-def _segments(gradient: Any, count: int, size: int) -> Iterator[Workspace | Release]:
+#: A thread sums up so many rows of a segment.
+ROWS_OF_A_THREAD = 10
+
+
+def _segments(gradient: Any, count: int, size: int, weights: int) -> Iterator[Workspace | Release]:
+    """Buffers for as many segments, and parts of them, as there can be."""
     rows = 8 if type_name(gradient) == "float64" else 4
-    yield Workspace(count * size, what="segments")
+    segments = min(count, weights)
+    parts = count // ROWS_OF_A_THREAD + segments
+    yield Workspace(segments * size, what="segments")
     yield Workspace(8, what="number of segments")
+    keys = Workspace(segments * size, what="index of each segment")
+    yield keys
     yield from cub.for_a_moment(cub.scan(count, 8), "first of each segment")
-    yield Workspace(count * size, what="parts of each segment")
-    yield Workspace(count * size, what="first part of each segment")
-    yield from cub.for_a_moment(cub.scan(count, size), "scan")
+    yield Release(keys)
+    yield Workspace(segments * size, what="parts of each segment")
+    yield Workspace(segments * size, what="first part of each segment")
+    yield from cub.for_a_moment(cub.scan(segments, size), "scan")
     yield Workspace(8, what="number of parts")
-    yield Workspace(count * size, what="parts of segments")
-    yield Workspace(count * gradient.shape[-1] * rows, what="sums of parts")
+    yield Workspace(parts * size, what="parts of segments")
+    yield Workspace(parts * gradient.shape[-1] * rows, what="sums of parts")
 
 
 @before("aten::where")

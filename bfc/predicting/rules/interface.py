@@ -10,6 +10,7 @@
   returns the result. Rules of the operator count.
 - `amend`: the function is called with what the operator returned for fake tensors, and returns what
   it returns on a GPU, before any of it counts as allocated.
+- `order`: the places of an operator's results in the order in which its kernel allocates them.
 - `composed`: operators that PyTorch computes by others, on every device. They are taken apart, so
   that what they make in between is seen.
 - `composition`: the same of operators whose kernel for CUDA calls others: the function does so.
@@ -109,6 +110,7 @@ BEFORE: dict[str, list[Rule]] = {}
 ANSWERS: dict[str, Answer] = {}
 KERNELS: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
+ORDERS: dict[str, tuple[int, ...]] = {}
 COMPOSED: set[str] = set()
 COMPOSITIONS: dict[str, Callable[..., Any]] = {}
 AROUND: list[Around] = []
@@ -164,6 +166,11 @@ def amend(*operators: str) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def order(operators: dict[str, tuple[int, ...]]) -> None:
+    """Registers the order in which kernels allocate results; those left out come last."""
+    ORDERS.update(operators)
 
 
 def composed(*operators: str) -> None:

@@ -99,6 +99,16 @@ def _sums_of_groups(size: int) -> Iterator[Workspace | Release]:
 TILE, ELEMENTS, THREADS, MOST_ALONG, LEAST_ALONG = 32, 16, 512, 128, 8
 
 
+@kernel("aten::native_batch_norm")
+def normalised(call: Call) -> Any:
+    """Without training no statistics are kept (batch_norm_cuda)."""
+    tensor = call.args[0]
+    found = call.func(*call.args, **call.kwargs)
+    if argument(call, "training"):
+        return found
+    return found[0], tensor.new_empty(0), tensor.new_empty(0)
+
+
 @rule("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
 def batch_norm(call: Call) -> Iterator[Workspace | Release]:
     """PyTorch's own kernels share a channel between blocks where channels lie side by side."""

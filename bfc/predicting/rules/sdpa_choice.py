@@ -152,7 +152,7 @@ def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
     version = cudnn_version(torch_version)
     if not call.half or not ((8, 0) <= gpu.cc <= (12, 1)) or not _dense(call, singleton=True):
         return False
-    if call.dropout and (call.dropout * 16 % 1 or 91100 < version < 91400):
+    if call.dropout and (91100 < version < 91400 or _fine(call, torch_version)):
         return False
     batch, heads, queries, head = call.query.shape
     keys, value_head = call.key.shape[2], call.value.shape[3]
@@ -161,6 +161,12 @@ def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
     if head % 8 or value_head % 8:
         return False
     return _cudnn_heads(call, (int(head), int(value_head)), gpu, version)
+
+
+def _fine(call: Attention, torch_version: tuple[int, ...]) -> bool:
+    """Whether a probability is finer than the sixteenths that later releases leave to cuDNN
+    (check_cudnn_dropout). 2.11 has taken cuDNN's kernel for 0.1 on an H200."""
+    return torch_version >= (2, 12) and bool(call.dropout * 16 % 1)
 
 
 def _cudnn_heads(call: Attention, heads: tuple[int, int], gpu: GPU, version: int) -> bool:

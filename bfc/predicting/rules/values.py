@@ -25,6 +25,25 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
     return value
 
 
+#: So many numbers on the host are computed.
+MOST_COMPUTED = 4096
+
+
+@kernel("aten::linspace", "aten::arange")
+def numbers(call: Call) -> Any:
+    """A row of numbers, which is known on the host: rates of layers are made of it."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    made = call.func(*call.args, **call.kwargs)
+    given = any(isinstance(one, FakeTensor) for one in call.args)
+    if not given and made.device.type == "cpu" and made.numel() <= MOST_COMPUTED:
+        with _disable_current_modes():
+            made.constant = call.func(*call.args, **call.kwargs)
+        made.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
+    return made
+
+
 @answer("aten::equal", "aten::allclose")
 def equal(call: Call, run: Callable[[], Any]) -> bool:
     call.assume("torch.equal", True)

@@ -179,8 +179,10 @@ def test_the_efficient_backward_pass_has_accumulators() -> None:
     made = call(EFFICIENT_BACKWARD, one, one, one, one, None, one, None, 0.0)
     blocks = 256 // 64
     rows = 2 * 8 * 256
-    assert of(made)[-1] == 2 * 8 * blocks * (4 + 64 * 64) * 4
-    assert of(made)[1:5] == [rows * 64 * 4, rows * 4, -rows * 64 * 4, rows * 4]
+    product, sums = rows * 64 * 4, rows * 4
+    accumulators = 2 * 8 * blocks * (4 + 64 * 64) * 4
+    # in the order in which an H200 has it with PyTorch 2.11
+    assert of(made)[1:] == [product, sums, sums, -sums, -product, accumulators, -sums]
 
 
 @pytest.mark.parametrize(
