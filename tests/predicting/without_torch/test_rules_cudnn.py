@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from helpers.rule_calls import Shape
 
 from bfc.predicting.rules import convolution, recurrent
-from tests.helpers.rule_calls import Shape
 
 
 @pytest.mark.parametrize(
