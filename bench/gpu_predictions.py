@@ -50,7 +50,17 @@ def run_apart(name: str, folder: Path, *, predicted: bool, device: str) -> str:
     snapshot = folder / f"{name}.{'predicted' if predicted else 'gpu'}.pickle"
     command = [sys.executable, "-W", "ignore"]
     if predicted:
-        command += ["-m", "bfc", "predict", "--device", device, "--steps", "0", "--no-advice", "--real-files"]
+        command += [
+            "-m",
+            "bfc",
+            "predict",
+            "--device",
+            device,
+            "--steps",
+            "0",
+            "--no-advice",
+            "--real-files",
+        ]
     command += ["-m", "bench.gpu_predictions"]
     if predicted:
         command += ["--"]

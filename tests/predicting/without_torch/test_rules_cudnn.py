@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.rule_calls import Shape
+from rule_calls import Shape
 
 from bfc.predicting.rules import convolution, recurrent
 
