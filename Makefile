@@ -139,9 +139,10 @@ bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside our
 	$(BIN)/python -m bench.stitch_cost
 	$(BIN)/python -m bench.torch_pickles
 
-bench-gpu: $(VENV)/clients $(VENV)/built ## measure on a GPU: a cache hit through each library, beside that library's own pool, and the calls that map memory
+bench-gpu: $(VENV)/clients $(VENV)/built ## measure on a GPU: a cache hit through each library, beside that library's own pool, the calls that map memory, and recorded runs
 	$(BIN)/python -m bench.integrations
 	$(BIN)/python -m bench.gpu_mapping
+	$(BIN)/python -m bench.gpu_replay
 
 lint: $(VENV)/linters $(VENV)/clients $(VENV)/built ## format and lint: ruff, mypy, cython-lint, and the rules of the repository's files
 	$(BIN)/ruff format --check .

@@ -32,6 +32,12 @@ def devices() -> tuple[Any, ...]:
     return tuple(found)
 
 
+def is_of_nvidia(device: Any) -> bool:
+    """Whether the driver checks little of what it is given: NVIDIA's takes other objects for a
+    queue, and ends the process, and makes sub-buffers that are not aligned."""
+    return bool(device.platform.vendor.startswith("NVIDIA"))
+
+
 def name_processor(device: Any) -> None:
     """PoCL 3.0 (LLVM 14) calls a processor that it does not know "generic", and its own compiler
     then refuses that name ("unknown target CPU 'generic'"). Here such a device gets a name that

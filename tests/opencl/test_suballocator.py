@@ -207,8 +207,9 @@ def test_an_address_leads_to_buffer_and_offset(context, cl) -> None:
             source.locate(wrong)
     with pytest.raises(bfc.SubAllocatorError, match="reach past the region's end"):
         source.sub_buffer(address + 4096, MIB)
-    with pytest.raises(bfc.DriverError, match=r"CL_MISALIGNED_SUB_BUFFER_OFFSET[^$]*alignment"):
-        source.sub_buffer(address + 1, 100)
+    if not pocl.is_of_nvidia(context.devices[0]):
+        with pytest.raises(bfc.DriverError, match=r"CL_MISALIGNED_SUB_BUFFER_OFFSET[^$]*alignment"):
+            source.sub_buffer(address + 1, 100)
     source.free(address, received)
     source.free(*other)
     with pytest.raises(bfc.SubAllocatorError, match="lies in no region"):
