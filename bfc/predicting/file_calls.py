@@ -40,6 +40,8 @@ TRANSLATED: dict[str, tuple[tuple[str, int, str, bool | None], ...]] = {
     "sqlite3": (("connect", 0, "database", True),),
     "h5py._hl.files": (("File.__init__", 1, "name", None),),
     "safetensors": (("serialize_file", 1, "filename", True),),
+    "torch.jit": (("load", 0, "f", False),),
+    "torch.jit._script": (("RecursiveScriptModule.save", 1, "f", True),),
     "tokenizers": (
         ("Tokenizer.from_file", 0, "path", False),
         ("Tokenizer.save", 1, "path", True),

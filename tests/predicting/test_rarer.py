@@ -137,6 +137,15 @@ def test_what_was_saved_shares_memory_as_before() -> None:
         assert allocated() == 0
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+def test_a_script_module_is_saved_over_the_files(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with bfc.predict("a100"):
+        torch.jit.script(nn.Linear(2, 2).cuda()).save("module.pt")
+        assert Path("module.pt").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(nn.Linear(512, 512, bias=False).state_dict(), path)

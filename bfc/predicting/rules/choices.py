@@ -81,6 +81,7 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """`linear` adds its bias in place; for subclasses of tensors it would not."""
+    import torch.jit._builtins as _builtins
     import torch.nn.functional as functional
 
     build = functional.linear
@@ -92,7 +93,11 @@ def biases(recorder: Any) -> Iterator[None]:
         finally:
             recorder.adds_in_place = before
 
-    with patch.object(functional, "linear", linear):
+    table = _builtins._get_builtin_table()  # so that torch.jit takes it for its own operator
+    with (
+        patch.object(functional, "linear", linear),
+        patch.dict(table, {id(linear): "aten::linear"}),
+    ):
         yield
 
 
