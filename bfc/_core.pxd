@@ -62,6 +62,14 @@ cdef struct Region:
     ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
     uint32_t number                 # rises from each region to the next one that comes; see Pool.prefers_older
 
+cdef extern from "pool_sets.hpp" namespace "bfc" nogil:
+    cdef cppclass PoolSets:
+        cbool enter(uint32_t pair, const uint64_t* pool) noexcept
+        uint32_t first(const uint64_t* pool) noexcept
+        uint32_t next(uint32_t pair) noexcept
+    const uint32_t NO_PAIR "bfc::PoolSets::kNone"
+
+
 # What is declared in forward.hpp and parts.hpp has a header of its own (bins.hpp, starts.hpp, ...), which the modules
 # that look inside or call its functions name.
 cdef extern from "forward.hpp" namespace "bfc" nogil:
@@ -475,7 +483,9 @@ cdef class Pool:
     cdef cbool notes_frees              # whether there is a timing counter or a history: for the policy without counts
     cdef TorchSizes sizes
     cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
+    cdef PoolSets pool_sets             # the lanes of each private pool, and of the default one: half of their indices
     cdef uint32_t last_lane
+    cdef uint32_t next_reopened         # the pair at which the search for one that may be reopened goes on
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
     cdef uint32_t features              # what applies of COUNTS, OPTIONS and PAGED
     cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
@@ -490,6 +500,7 @@ cdef class Pool:
     cdef int use_lanes(self) except -1
     cdef uint32_t find_lane(self, Lane* lane) noexcept nogil
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil
+    cdef uint32_t next_to_reopen(self) noexcept nogil
     cdef cbool open_pair(self) noexcept nogil
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil

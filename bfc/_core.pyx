@@ -68,6 +68,7 @@ cdef enum:
     CHUNKS_CHECKED_AT_EACH_CHANGE = 256
     LOOK_AHEAD = 6                  # events
     FITS_THE_CACHE = 4096           # chunks: their records take a quarter of a megabyte
+    PAIRS_LOOKED_AT = 64            # for one that may be reopened
     MOST_NUMBERS = 1 << 24          # of regions, before they are numbered again
     OFFSET_BITS = 40                # for the place in a region, in sectors: a region cannot be larger
     SECTOR_BITS = 9                 # PyTorch's chunks start at multiples of 512
@@ -228,27 +229,32 @@ cdef class Pool:
     cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
         """The index of the lane's set of bins for small chunks, or NO_LANE. Its set for large ones has the next index.
 
-        A program has few lanes, and asks for the same one again and again."""
+        A program asks for the same one again and again, and a pool has few."""
         cdef uint32_t i = self.last_lane
         if i < self.bin_sets.size() and is_same_lane(&self.bin_sets[i].lane, lane):
             return i
-        for i in range(0, <uint32_t>self.bin_sets.size(), 2):
-            if is_same_lane(&self.bin_sets[i].lane, lane):
-                self.last_lane = i
-                return i
+        i = self.pool_sets.first(lane.pool)
+        while i != NO_PAIR:
+            if is_same_lane(&self.bin_sets[2 * i].lane, lane):
+                self.last_lane = 2 * i
+                return 2 * i
+            i = self.pool_sets.next(i)
         return NO_LANE
 
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
-        """Opens a lane, reusing the record of one without regions if it can. NO_LANE: the host is out of memory."""
-        cdef uint32_t i, kind
+        """Opens a lane, reusing the record of one without regions if it finds one. NO_LANE: the host is out of memory.
+        """
+        cdef uint32_t i = self.next_to_reopen(), kind, ranges
         cdef BinSet* opened
-        for i in range(0, <uint32_t>self.bin_sets.size(), 2):
-            if self.can_reopen(i):
-                break
-        else:
+        if i == NO_LANE:
             i = <uint32_t>self.bin_sets.size()
             if not self.open_pair():
                 return NO_LANE
+        ranges = self.bin_sets[i].ranges or self.bin_sets[i + 1].ranges
+        if ranges and not self.pool_sets.enter(ranges // 2, lane.pool):
+            return NO_LANE
+        if not self.pool_sets.enter(i // 2, lane.pool):
+            return NO_LANE
         for kind in range(2):
             opened = &self.bin_sets[i + kind]
             opened.lane = lane[0]
@@ -258,6 +264,17 @@ cdef class Pool:
                 self.bin_sets[opened.ranges].lane = lane[0]
                 self.bin_sets[opened.ranges].lane.thread = IN_RANGES
         return i
+
+    cdef uint32_t next_to_reopen(self) noexcept nogil:
+        """A lane whose record may be reused, or NO_LANE. Of many lanes it looks at some, and next time at the next."""
+        cdef uint32_t pairs = <uint32_t>self.bin_sets.size() // 2, looked, pair
+        for looked in range(min(pairs, <uint32_t>PAIRS_LOOKED_AT)):
+            pair = (looked if pairs <= PAIRS_LOOKED_AT else self.next_reopened + looked) % pairs
+            if self.can_reopen(2 * pair):
+                self.next_reopened = pair + 1
+                return 2 * pair
+        self.next_reopened += min(pairs, <uint32_t>PAIRS_LOOKED_AT)
+        return NO_LANE
 
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
         """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
@@ -293,6 +310,8 @@ cdef class Pool:
         if self.bin_sets[bin_set].ranges == 0:
             if not self.open_pair():
                 return NO_LANE
+            if not self.pool_sets.enter(added // 2, self.bin_sets[pair].lane.pool):
+                return NO_LANE      # the new pair stays, to be reopened
             self.features |= OPTIONS if self.usage != NULL else 0
             for kind in range(2):
                 self.bin_sets[pair + kind].ranges = added + kind

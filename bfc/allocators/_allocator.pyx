@@ -1888,7 +1888,7 @@ cdef class Allocator(BufferOwner):
         if self.private_pools.some_default(self.pool, regions):     # else a history does not tell a replay of it
             self.regions_released()
         released = self.source.forget(regions) + self.source.unreturned_bytes
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
         try:

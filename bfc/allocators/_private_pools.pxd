@@ -3,6 +3,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport BinSet, Lane, Pool, Region
@@ -31,10 +32,15 @@ cdef struct Scope:          # diverts allocations into a private pool
     uint64_t thread         # of a capture: the number of the thread that has begun it
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
+    cdef cppclass ByPool:
+        pass
     cbool is_same_pool(PoolId one, PoolId other) noexcept
     void put_in_pool(Lane* lane, PoolId pool) noexcept
     cbool is_among(PoolId id, vector[PoolId]& ids) noexcept
     cbool put_or_take "bfc::set_among"(vector[PoolId]& ids, PoolId id, cbool wanted) noexcept
+
+
+ctypedef cmap[PoolId, PrivatePool, ByPool] KnownPools
 
 
 cdef inline PoolId pool_of(Lane* lane) noexcept nogil:
@@ -57,7 +63,7 @@ cdef inline cbool is_private(const Lane* lane) noexcept nogil:
 cdef class PrivatePools:
     # Guarded by the allocator's lock: every method needs it. No Python object is held.
 
-    cdef vector[PrivatePool] known      # by id: they are emptied in that order
+    cdef KnownPools known               # by id: they are emptied in that order
     cdef vector[Scope] scopes           # the newest last
     cdef Shown[size_t] open_scopes      # how many these are; may be read without the lock
     cdef Shown[size_t] open_captures    # how many of them are of captures; the same
@@ -68,7 +74,8 @@ cdef class PrivatePools:
     cdef cbool know(self, PoolId id) noexcept nogil
     cdef cbool use(self, PoolId id) noexcept nogil
     cdef cbool release(self, PoolId id) noexcept nogil
-    cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil
+    cdef void drop_empty(self, Pool pool, PoolId only) noexcept nogil
+    cdef cbool next_released(self, PoolId after, PrivatePool* found) noexcept nogil
     cdef void keep_used(self, Pool pool, cbool with_default, PoolId only, vector[Region]& regions) noexcept nogil
 
     cdef cbool some_default(self, Pool pool, vector[Region]& regions) noexcept nogil

@@ -5,10 +5,13 @@ import operator
 import reprlib
 
 cimport cython
-from libc.stdint cimport int64_t
+from cython.operator cimport dereference as deref, preincrement as incremented
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
+from bfc._core cimport NO_PAIR, BinSet, Lane, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import out_of_host_memory
@@ -16,7 +19,7 @@ from bfc.pytorch.words import OUR_TAGS as _OUR_TAGS
 
 cdef extern from "orders.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
-    cbool precedes(PoolId one, PoolId other) noexcept
+    cbool try_add(KnownPools& pools, PoolId id, PrivatePool added) noexcept
 
 
 cdef uint64_t this_thread() noexcept nogil:
@@ -57,6 +60,21 @@ cdef Scope scope_of(pool, streams) except *:
     return scope
 
 
+cdef cbool holds_memory(Pool pool, PoolId id) noexcept nogil:
+    """Whether a private pool has regions, or pages in its ranges."""
+    cdef uint64_t[2] name = [id.first, id.second]
+    cdef uint32_t pair = pool.pool_sets.first(name), kind
+    cdef BinSet* owner
+    while pair != NO_PAIR:
+        for kind in range(2):
+            owner = &pool.bin_sets[2 * pair + kind]
+            if (is_same_pool(pool_of(&owner.lane), id)
+                    and (owner.mapped_bytes > 0 or (owner.regions > 0 and not owner.is_range))):
+                return True
+        pair = pool.pool_sets.next(pair)
+    return False
+
+
 @cython.final
 cdef class PrivatePools:
     """The private pools of an allocator, as data. The default pool is none of them."""
@@ -65,11 +83,10 @@ cdef class PrivatePools:
 
     cdef PrivatePool* find(self, PoolId id) noexcept nogil:
         """NULL if there is no such pool."""
-        cdef size_t i
-        for i in range(self.known.size()):
-            if is_same_pool(self.known[i].id, id):
-                return &self.known[i]
-        return NULL
+        cdef KnownPools.iterator found = self.known.find(id)
+        if found == self.known.end():
+            return NULL
+        return &deref(found).second
 
     cdef int64_t uses(self, PoolId id) noexcept nogil:
         """How many references a pool has; -1 of one that is not known."""
@@ -82,15 +99,7 @@ cdef class PrivatePools:
         return is_default(id) or self.find(id) != NULL or self.add(id)
 
     cdef cbool add(self, PoolId id) noexcept nogil:
-        cdef size_t at = self.known.size()
-        cdef PrivatePool added = PrivatePool(id, 0, 0)
-        if not try_push_back(self.known, added):
-            return False
-        while at > 0 and precedes(id, self.known[at - 1].id):
-            self.known[at] = self.known[at - 1]
-            at -= 1
-        self.known[at] = added
-        return True
+        return try_add(self.known, id, PrivatePool(id, 0, 0))
 
     cdef cbool use(self, PoolId id) noexcept nogil:
         """Adds a reference to a pool, and the pool if it is new. Returns False if there is no memory."""
@@ -107,21 +116,29 @@ cdef class PrivatePools:
         found.uses -= 1
         return True
 
-    cdef void drop_empty(self, vector[BinSet]& bin_sets, PoolId only) noexcept nogil:
+    cdef void drop_empty(self, Pool pool, PoolId only) noexcept nogil:
         """Forgets the pools that were released and hold no memory: this one, or all of them for the default pool."""
-        cdef size_t kept = 0, i
-        cdef cbool named, holds
-        cdef BinSet bin_set
-        for i in range(self.known.size()):
-            holds = False
-            for bin_set in bin_sets:
-                if is_same_pool(pool_of(&bin_set.lane), self.known[i].id):
-                    holds = holds or bin_set.mapped_bytes > 0 or (bin_set.regions > 0 and not bin_set.is_range)
-            named = is_default(only) or is_same_pool(only, self.known[i].id)
-            if self.known[i].uses > 0 or holds or not named:
-                self.known[kept] = self.known[i]
-                kept += 1
-        self.known.resize(kept)
+        cdef KnownPools.iterator at
+        if not is_default(only):
+            at = self.known.find(only)
+            if at != self.known.end() and deref(at).second.uses == 0 and not holds_memory(pool, only):
+                self.known.erase(at)
+            return
+        at = self.known.begin()
+        while at != self.known.end():
+            if deref(at).second.uses > 0 or holds_memory(pool, deref(at).first):
+                incremented(at)
+            else:
+                at = self.known.erase(at)
+
+    cdef cbool next_released(self, PoolId after, PrivatePool* found) noexcept nogil:
+        """The first pool without references behind an id. Returns whether there is one."""
+        cdef KnownPools.iterator at = self.known.upper_bound(after)
+        while at != self.known.end() and deref(at).second.uses > 0:
+            incremented(at)
+        if at != self.known.end():
+            found[0] = deref(at).second
+        return at != self.known.end()
 
     cdef void keep_used(self, Pool pool, cbool with_default, PoolId only, vector[Region]& regions) noexcept nogil:
         """Takes off a list of free regions those that must stay: of private pools that have references, and unless

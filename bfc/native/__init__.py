@@ -20,6 +20,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     bins.hpp            free chunks by size and order
     region_numbers.hpp  which region came first
     starts.hpp          chunks in use by address
+    pool_sets.hpp       the sets of bins of a private pool
     torch_sizes.hpp     PyTorch's arithmetic of sizes
     owners.hpp          bytes in use by owner
     usage.hpp           what PyTorch counts

@@ -30,7 +30,7 @@ inline void sort_by_falling_size(const Chunk* chunks, Handles& handles) noexcept
     });
 }
 
-// Ids of private pools: a struct of two numbers, `first` and `second`. A program has few.
+// Ids of private pools: a struct of two numbers, `first` and `second`.
 template <class Id>
 inline bool is_same_pool(const Id& one, const Id& other) noexcept {
     return one.first == other.first && one.second == other.second;
@@ -41,15 +41,34 @@ inline bool precedes(const Id& one, const Id& other) noexcept {
     return one.first < other.first || (one.first == other.first && one.second < other.second);
 }
 
+struct ByPool {
+    template <class Id>
+    bool operator()(const Id& one, const Id& other) const noexcept {
+        return precedes(one, other);
+    }
+};
+
+// Adds what is of a pool to a map of them. False: the host has no memory for it.
+template <class Pools, class Id, class T>
+inline bool try_add(Pools& pools, const Id& id, const T& added) noexcept {
+    try {
+        pools.emplace(id, added);
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
 template <class Lane, class Id>
 inline void put_in_pool(Lane* lane, const Id& id) noexcept {
     lane->pool[0] = id.first;
     lane->pool[1] = id.second;
 }
 
+// Whether it is on a list in order.
 template <class Id, class Ids>
 inline bool is_among(const Id& id, const Ids& ids) noexcept {
-    return std::any_of(ids.begin(), ids.end(), [&](const Id& other) { return is_same_pool(id, other); });
+    return std::binary_search(ids.begin(), ids.end(), id, precedes<Id>);
 }
 
 // Inserts an id at its sorted place, or removes it. False: the host has no memory for it, and nothing has changed.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "usage.hpp"
@@ -21,7 +23,7 @@ public:
     bool know(const uint64_t* pool) noexcept {
         if (is_default(pool) || find(pool)) return true;
         try {
-            entries_.push_back(PoolReserved{pool[0], pool[1], false, {}});
+            entries_.emplace(std::make_pair(pool[0], pool[1]), PoolReserved{pool[0], pool[1], false, {}});
             return true;
         } catch (...) {
             return false;
@@ -42,18 +44,20 @@ public:
     }
 
     void restart_peaks() noexcept {
-        for (PoolReserved& entry : entries_)
-            for (Gauge& gauge : entry.reserved) gauge.restart_peak();
+        for (auto& entry : entries_)
+            for (Gauge& gauge : entry.second.reserved) gauge.restart_peak();
     }
     void restart_totals() noexcept {
-        for (PoolReserved& entry : entries_)
-            for (Gauge& gauge : entry.reserved) gauge.restart_totals();
+        for (auto& entry : entries_)
+            for (Gauge& gauge : entry.second.reserved) gauge.restart_totals();
     }
 
     // False: the host is out of memory.
     bool copy(std::vector<PoolReserved>& out) const noexcept {
         try {
-            out = entries_;
+            out.clear();
+            out.reserve(entries_.size());
+            for (const auto& entry : entries_) out.push_back(entry.second);
             return true;
         } catch (...) {
             return false;
@@ -61,14 +65,13 @@ public:
     }
 
 private:
-    std::vector<PoolReserved> entries_;     // a program has few pools
+    std::map<std::pair<uint64_t, uint64_t>, PoolReserved> entries_;
 
     static bool is_default(const uint64_t* pool) { return pool[0] == 0 && pool[1] == 0; }
 
     PoolReserved* find(const uint64_t* pool) {
-        for (PoolReserved& entry : entries_)
-            if (entry.first == pool[0] && entry.second == pool[1]) return &entry;
-        return nullptr;
+        const auto found = entries_.find({pool[0], pool[1]});
+        return found == entries_.end() ? nullptr : &found->second;
     }
 };
 

@@ -486,7 +486,7 @@ cdef class BFCAllocator(Allocator):
             self.lock.release()
             return False
         self.source.forget(regions)
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.private_pools.drop_empty(self.pool, default_pool())
         self.lock.release()
         self.source.give_back(regions, request.asking.without_gil)
         request.asking.changes += regions.size()
@@ -504,7 +504,7 @@ cdef class BFCAllocator(Allocator):
         self.pool.release_id = mark
         released = self.source.forget(regions)
         self.pool.release_id = 0
-        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.private_pools.drop_empty(self.pool, id)
         self.lock.release()
         self.source.give_back(regions, False)
         return released

@@ -870,7 +870,7 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         self.list_what_may_go(chunks, self.may_release_default())
         take_out(self.pool, self.source, chunks, regions)
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
         self.release(request, regions)
@@ -963,7 +963,7 @@ cdef class CachingAllocator(Allocator):
         self.list_what_may_go(chunks, with_default)
         released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
         self.pool.release_id = 0
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
         self.source.give_back(regions, False)
@@ -1240,6 +1240,13 @@ cdef class CachingAllocator(Allocator):
 
     def _set_no_split(self, pool, no_split=True):
         """Sets whether a pool's chunks are handed out whole."""
+        cdef PoolId id = id_of(pool)
+        cdef bint wanted = bool(no_split)
+        self.acquire()
+        cdef bint changes = is_among(id, self.private_pools.unsplit) != wanted
+        self.lock.release()
+        if not changes:
+            return
         self.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
         self.acquire()
         self.answer_all()
@@ -1284,7 +1291,7 @@ cdef class CachingAllocator(Allocator):
         self.pool.release_id = mark
         released = take_out(self.pool, self.source, chunks, regions)
         self.pool.release_id = 0
-        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.private_pools.drop_empty(self.pool, id)
         self.lock.release()
         self.source.give_back(regions, False)
         return released

@@ -38,7 +38,7 @@ cdef class Emptying:
                     ExpandableSegments segments) except -1
     cdef uint64_t empty_all(self, bint with_default, bint strict, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t empty_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
-    cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept
+    cdef bint get_next(self, PrivatePool* pool) noexcept
     cdef uint64_t empty_one(self, PoolId id, uint32_t kind, bint maps, uint64_t* changes,
                             Faults faults) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF

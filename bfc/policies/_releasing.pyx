@@ -12,7 +12,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
-from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
+from bfc._core cimport LARGE, NO_CHUNK, NO_LANE, NO_PAIR, SMALL, BinSet, Chunk, ChunkHandle, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._private_pools cimport PoolId, PrivatePool, PrivatePools, default_pool, is_same_pool, pool_of
 from bfc.allocators._source cimport Source, total_size
@@ -36,11 +36,15 @@ cdef Region region_of(Pool pool, ChunkHandle handle) noexcept nogil:
 
 cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vector[uint32_t]& out) noexcept nogil:
     """A pool's sets of bins of one kind, by stream; those of its ranges, or the others."""
-    cdef uint32_t i
-    for i in range(kind, <uint32_t>pool.bin_sets.size(), 2):
-        if (is_same_pool(pool_of(&pool.bin_sets[i].lane), id) and pool.bin_sets[i].is_range == in_ranges
-                and not try_push_back(out, i)):
+    cdef uint64_t[2] name = [id.first, id.second]
+    cdef uint32_t pair = pool.pool_sets.first(name)
+    cdef BinSet* owner
+    while pair != NO_PAIR:
+        owner = &pool.bin_sets[2 * pair + kind]
+        if (is_same_pool(pool_of(&owner.lane), id) and owner.is_range == in_ranges
+                and not try_push_back(out, <uint32_t>(2 * pair + kind))):
             return False
+        pair = pool.pool_sets.next(pair)
     sort_by_stream(pool.bin_sets, out)
     return True
 
@@ -98,13 +102,12 @@ cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_def
                            vector[ChunkHandle]& out) noexcept nogil:
     """What `empty_cache` gives back, in upstream's order; `with_default`: of the default pool too. If the host has no
     memory, only the first part."""
-    cdef PrivatePool private
+    cdef PrivatePool private = PrivatePool(default_pool(), 0, 0)
     if with_default and not (list_whole(pool, default_pool(), LARGE, out)
                              and list_whole(pool, default_pool(), SMALL, out)):
         return False
-    for private in private_pools.known:
-        if private.uses == 0 and not (list_whole(pool, private.id, SMALL, out)
-                                      and list_whole(pool, private.id, LARGE, out)):
+    while private_pools.next_released(private.id, &private):
+        if not (list_whole(pool, private.id, SMALL, out) and list_whole(pool, private.id, LARGE, out)):
             return False
     return True
 
@@ -213,8 +216,7 @@ cdef class Emptying:
         """Gives back what is cached, that of the default pool only if `with_default`, and also what the source failed
         to take back before. Returns the bytes, and counts the regions and pieces that went in `changes`. While another
         thread maps or unmaps, the ranges stay as they are."""
-        cdef PrivatePool pool
-        cdef size_t i = 0
+        cdef PrivatePool pool = PrivatePool(default_pool(), 0, 0)
         cdef uint64_t released
         cdef uint32_t kind
         cdef Faults faults = Faults()
@@ -224,10 +226,9 @@ cdef class Emptying:
             released = self.segments.try_stuck_again(faults) if maps else 0
             for kind in (LARGE, SMALL) if with_default else ():
                 released += self.empty_one(default_pool(), kind, maps, changes, faults)
-            while self.get_pool(i, &pool):
-                for kind in (SMALL, LARGE) if pool.uses == 0 else ():
+            while self.get_next(&pool):
+                for kind in (SMALL, LARGE):
                     released += self.empty_one(pool.id, kind, maps, changes, faults)
-                i += 1
             if maps and not strict:
                 self.segments.drop_unused(faults)
         finally:
@@ -241,12 +242,10 @@ cdef class Emptying:
         raise_faults(self.source.sub_allocator, faults)
         return released
 
-    cdef bint get_pool(self, size_t i, PrivatePool* pool) noexcept:
-        """Reads a private pool by its number. False: there are not so many."""
+    cdef bint get_next(self, PrivatePool* pool) noexcept:
+        """Reads the private pool without references that comes after this one. False: there is none."""
         acquire_lock(self.lock[0])
-        cdef bint found = i < self.private_pools.known.size()
-        if found:
-            pool[0] = self.private_pools.known[i]
+        cdef bint found = self.private_pools.next_released(pool.id, pool)
         self.lock.release()
         return found
 
@@ -273,7 +272,7 @@ cdef class Emptying:
     cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[Region] regions
         acquire_lock(self.lock[0])
-        self.private_pools.drop_empty(self.pool.bin_sets, default_pool())
+        self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
         changes[0] += regions.size()
@@ -291,7 +290,7 @@ cdef class Emptying:
             if maps:
                 self.segments.leave()
         acquire_lock(self.lock[0])
-        self.private_pools.drop_empty(self.pool.bin_sets, id)
+        self.private_pools.drop_empty(self.pool, id)
         self.lock.release()
         raise_faults(self.source.sub_allocator, faults)
         return released
