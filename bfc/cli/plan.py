@@ -161,8 +161,7 @@ def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
             f"tried on the recording, each iteration with a plan of others: {plan.fallback} "
             f"reserved {format_bytes(plan.planned)}, {ratio:.3f} of that"
         )
-    private = 0 if trace.pool is None else int(((trace.op == 0) & (trace.pool > 0)).sum())
-    if private:
+    if private := trace._private_allocations():
         lines.append(
             f"{private} allocations from private pools are left out: a pool keeps its memory to "
             f"itself"

@@ -326,7 +326,7 @@ def _of_versions(versions: dict[str, str]) -> list[str]:
 
 def _of_pools(name: str, trace: bfc.Trace) -> Iterator[str]:
     """A line about a trace's private pools, if it has some."""
-    if trace.pool is not None and (private := int(((trace.op == 0) & (trace.pool > 0)).sum())):
+    if private := trace._private_allocations():
         yield (
             f"{name}: {private} allocations are from private pools, such as those of captured "
             "graphs, and are kept apart"

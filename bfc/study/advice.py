@@ -125,6 +125,8 @@ class Advice:
         0 if none did.
     no_plan : str
         Why there is no row of a plan; empty if there is one.
+    private_allocations : int
+        The allocations that are from private pools, such as those of captured graphs.
     """
 
     live_peak: int
@@ -138,6 +140,7 @@ class Advice:
     replays: int = 0
     refused_at_the_end: int = 0
     no_plan: str = ""
+    private_allocations: int = 0
 
     @property
     def fits(self) -> bool:
@@ -251,6 +254,7 @@ class Advice:
             "in_force": self.in_force,
             "usual_calls": self.usual_calls,
             "no_plan": self.no_plan,
+            "private_allocations": self.private_allocations,
         }
 
     def to_json(self) -> str:
@@ -288,6 +292,11 @@ class Advice:
         if self.recorded.torch_sign:
             yield f"PyTorch {self.recorded.torch}, {self.recorded.torch_sign}."
         yield f"{self.events} events, {format_bytes(self.live_peak)} live at most."
+        if self.private_allocations:
+            yield (
+                f"{self.private_allocations} allocations are from private pools, such as those of "
+                "captured graphs: every row keeps these apart, for as long as the run held them."
+            )
         if self.refused_at_the_end:
             yield (
                 f"The run ended when {format_bytes(self.refused_at_the_end)} were refused: this "

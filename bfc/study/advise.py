@@ -147,7 +147,8 @@ def advise(
         at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
         calls = with_room.driver_calls
         counts = calls, len(whole), replays.count, refused
-        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan)
+        private = whole._private_allocations()
+        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan, private)
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

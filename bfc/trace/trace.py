@@ -423,6 +423,10 @@ class Trace:
         pools, marks = self._pool_ids, self._pool_marks
         return Trace(*columns, pool=self.pool, pools=pools, pool_marks=marks, meta=meta)
 
+    def _private_allocations(self) -> int:
+        """How many allocations are from private pools."""
+        return 0 if self.pool is None else int(((self.op == 0) & (self.pool > 0)).sum())
+
     def _without_pools(self) -> Trace:
         """The events that are for no private pool, with beginning, version and marks."""
         import numpy as np

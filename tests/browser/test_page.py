@@ -290,6 +290,30 @@ def test_a_block_leads_to_its_neighbours(page: Page, report: Path) -> None:
     assert page.text("#block .self .address") == before
 
 
+def test_sums_of_private_pools_stand_above_the_segments(page: Page, folder: Path) -> None:
+    """Of each pool what it has taken at the peak, and what is live in it; without pools none."""
+    device = bfc.SimulatedSubAllocator("1 GiB")
+    allocator = CachingAllocator(device)
+    allocator.record_history()
+    kept = [allocator.allocate_raw(30 << 20)]
+    with allocator.capture(7) as graph:
+        kept += [allocator.allocate_raw(size, stream=7) for size in (3 << 20, 4 << 20, 1000)]
+    trace = Trace.from_snapshot(allocator.snapshot())
+    page.open(written(folder / "pools.html", data_of([("graphs", trace)])))
+    found = page.value(
+        "[...document.querySelectorAll('#pools tbody tr')]"
+        ".map(row => [...row.cells].map(it => it.textContent))"
+    )
+    name = f"private pool {graph.id[0]}.{graph.id[1]}"
+    assert found == [
+        ["default pool", "1", written_bytes(30 << 20), written_bytes(30 << 20), "1"],
+        [name, "2", written_bytes(22 << 20), written_bytes((7 << 20) + 1024), "3"],
+    ]
+    graph.release()
+    page.open(written(folder / "no-pools.html", data_of([("none", Trace([0], [0], [1000]))])))
+    assert page.value("document.querySelector('#pools') === null")
+
+
 def test_search_finds_owners_lines_and_addresses(page: Page, report: Path) -> None:
     page.open(report)
     data = json.loads(page.text("#bfc-report"))

@@ -134,6 +134,14 @@ def test_five_rows_differ_in_kind(advice: bfc.Advice):
     assert advice.rows[advice.best].name in shown
 
 
+def test_allocations_of_private_pools_are_counted():
+    run = bfc.Trace([0, 0, 1], [0, 1, 1], [1000, 1000, 0], pool=[0, 1, 0], pools=[(0, 0), (1, 0)])
+    found = bfc.advise(run, "1 GiB", jobs=1)
+    assert found.private_allocations == found.as_dict()["private_allocations"] == 1
+    assert "1 allocations are from private pools" in found.text()
+    assert "private pools" not in bfc.advise(bfc.Trace([0], [0], [1000]), "1 GiB", jobs=1).text()
+
+
 def test_what_fits_already_needs_no_change():
     advice = bfc.advise(DECOMFL, "4 GiB", jobs=1)
     now = advice.rows[advice.in_force]
