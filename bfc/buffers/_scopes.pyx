@@ -118,7 +118,7 @@ cdef extern from "owner_scopes.hpp" namespace "bfc" nogil:
 
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
-    MARKS_OF_POOLS = 5          # of them say in a history what becomes of private pools: see `note_of_pool`
+    MARKS_OF_POOLS = 7          # of them say in a history what becomes of private pools: see `note_of_pool`
 
 _MAX_STEP = 2**63 - 1
 
@@ -346,7 +346,7 @@ cdef class owner:
     entered in the same thread, or in the same task, after `bfc.use`: PyTorch allocates without the
     GIL, where an inherited owner cannot be seen. Autograd's own threads have none.
 
-    A process can name 65,529 owners. Further names share one owner, "(more owners)", and a
+    A process can name 65,527 owners. Further names share one owner, "(more owners)", and a
     RuntimeWarning says so.
 
     Cost: about 5 ns for each allocation within, and 0.3 us for the `with` statement.

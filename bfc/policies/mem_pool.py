@@ -117,6 +117,8 @@ class use_mem_pool:  # noqa: N801 - it reads as a function
         If `pool` is not a MemPool.
     RuntimeError
         If the pool was released, or the `with` block is left in a thread that has not entered it.
+    ClosedError
+        If the pool's allocator is closed.
     """
 
     def __init__(self, pool: MemPool) -> None:
