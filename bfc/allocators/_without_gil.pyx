@@ -85,16 +85,16 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
 
 cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     """Makes a stream wait for what is queued on the home stream, if anything was freed there. Returns whether that
-    worked."""
+    worked. A stream that the driver gives no id waits in any case: nothing is remembered of it."""
     cdef bfc_native_source* native = allocator.source.native
     cdef uint64_t home_frees, stream_id
-    if native.stream_id(native.self, stream, &stream_id) != 0:
-        return False
-    if not allocator.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
+    cdef cbool has_id = native.stream_id(native.self, stream, &stream_id) == 0
+    if has_id and not allocator.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
         return True
     if native.order(native.self, allocator.home_stream, stream) != 0:
         return False
-    allocator.was_ordered(stream_id, home_frees)
+    if has_id:
+        allocator.was_ordered(stream_id, home_frees)
     return True
 
 

@@ -289,6 +289,9 @@ def test_a_segment_for_a_stream_that_captures_is_waited_for_on_the_host(
         assert emulated.count("cuStreamSynchronize") == 1
         raw_cuda.call("cuGraphDestroy", raw_cuda.call("cuStreamEndCapture", stream))
         pool.free(segment, stream=stream)
+        emulated.fail("cuStreamGetId", "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+        pool.free(pool.alloc(4 * MIB, stream=stream), stream=stream)
+        assert emulated.count("cuStreamWaitEvent") > 0
 
 
 # -- PyTorch itself --------------------------------------------------------------------------------
