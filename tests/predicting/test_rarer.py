@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +428,15 @@ def test_the_older_fsdp_moves_its_shards(group: Any) -> None:
             optimizer.zero_grad()
         assert allocated() >= 3 * MIB  # half of two layers, and two states of each
         copy.copy(optimizer.state_dict())
+
+
+def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks = types.ModuleType("transformers.masking_utils")
+    masks.find_packed_sequence_indices = lambda positions: positions
+    monkeypatch.setitem(sys.modules, masks.__name__, masks)
+    with bfc.predict("a100") as run:
+        nn.Linear(2, 2)(torch.ones(2))
+        nn.Linear(2, 2)(torch.ones(2))
+        assert masks.find_packed_sequence_indices(7) is None
+    assert masks.find_packed_sequence_indices(7) == 7
+    assert [one["value"] for one in run.assumptions] == ["none"]

@@ -7,6 +7,7 @@ gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/d
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -98,6 +99,32 @@ def biases(recorder: Any) -> Iterator[None]:
         patch.object(functional, "linear", linear),
         patch.dict(table, {id(linear): "aten::linear"}),
     ):
+        yield
+
+
+@around
+@contextmanager
+def rows_of_one_sequence(recorder: Any) -> Iterator[None]:
+    """transformers looks at the positions of a batch for rows of several sequences, which need a
+    mask, and takes fake ones for several: as on a GPU, no row has more than one."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    def replace(module: Any, inputs: Any) -> None:
+        masks = sys.modules.get("transformers.masking_utils")
+        build = getattr(masks, "find_packed_sequence_indices", None)
+        if build is None or build in replaced:
+            return
+
+        def find(*args: Any, **kwargs: Any) -> None:
+            recorder.assume("rows of several sequences (transformers)", "none")
+            build(*args, **kwargs)
+
+        replaced.append(find)
+        stack.enter_context(patch.object(masks, "find_packed_sequence_indices", find))
+
+    replaced: list[Any] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(register_module_forward_pre_hook(replace).remove)
         yield
 
 
