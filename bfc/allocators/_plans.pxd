@@ -43,7 +43,8 @@ cdef class Planned:
     cdef object process         # that the lock is for: a forked child needs another
     cdef object watch           # what looks whether the plan still pays; None: nothing does
     cdef dict missed            # by kind: the bytes that told a length for which there was no room
-    cdef dict refused           # by kind: those for which there is no memory
+    cdef dict refused           # by kind: those for which there is no memory, and the step at which to try again
+    cdef bint is_stretching     # a thread makes room for a longer step
     cdef object grown           # (kind, bytes) of the length that there was room for before the open step; or None
     cdef uint64_t found, asked  # of the last step: the requests that the plan knew, and all
     cdef uint64_t found_before  # and of all steps before the one that is open

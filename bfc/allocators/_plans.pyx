@@ -32,6 +32,7 @@ cdef extern from "bins.hpp":
 cdef enum:
     BASE = 0                    # the region of what is never freed
     BODY = 1                    # and that of all else
+    STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
 
 
 _make_recording = None
@@ -131,6 +132,7 @@ cdef class Planned:
             except RuntimeError:        # "can't allocate lock"
                 raise out_of_host_memory() from None
             self.process = os.getpid()
+            self.is_stretching = False
         return self.changing
 
     cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1:
@@ -299,22 +301,32 @@ cdef class Planned:
 
     cdef int stretch(self, str kind, uint64_t nbytes) except -1:
         """Lays the bodies out anew, so that there is room for longer steps of a kind, where nothing lives in them. What
-        they had is given back before more is asked for. Where that cannot be had, all is as before."""
+        they had is given back before more is asked for. Where that cannot be had, all is as before, and is tried again
+        after some steps. A finaliser may allocate while the device is asked: that is not the time to grow once more.
+        """
         cdef vector[Region] regions
         cdef PlanServer* other
         cdef bint is_there = False
         cdef str policy = "bfc" if self.pool.usage == NULL else "caching"
         with self.changes():
-            if self.fences.capture_is_marked() or nbytes >= self.refused.get(kind, 1 << 62) or not self.body_is_idle():
+            tried, again = self.refused.get(kind, (1 << 62, 0))
+            if (self.is_stretching or self.fences.capture_is_marked() or (nbytes >= tried and self.steps < again)
+                    or not self.body_is_idle()):
                 return 0
+            self.is_stretching = True
             try:
                 plan = self.plan.stretched(kind, nbytes)
                 served = plan._served(policy, self.source.alignment)
             except PlanError:
-                self.refused[kind] = nbytes
+                self.refused[kind] = nbytes, 1 << 62
+                self.is_stretching = False
                 return 0
-            other = self.new_server(served)
+            except BaseException:
+                self.is_stretching = False
+                raise
+            other = NULL
             try:
+                other = self.new_server(served)
                 self.fill_server(<uint64_t>other, served)
                 if not self.exchange(<uint64_t>other, regions):
                     return 0
@@ -325,13 +337,15 @@ cdef class Planned:
                     self.give_back_side()       # the policy may hold the memory, and nothing lives in it
                     is_there = self.take_region(BODY)
                 if is_there:
+                    self.refused.pop(kind, None)
                     self.grown = (kind, longest_of(before, kind))
                     return 0
-                self.refused[kind] = nbytes
+                self.refused[kind] = nbytes, self.steps + STEPS_UNTIL_TRIED_AGAIN
                 self.exchange(<uint64_t>other, regions)
                 self.plan = before
                 self.take_region(BODY)
             finally:
+                self.is_stretching = False
                 del other
         return 0
 
@@ -408,7 +422,7 @@ cdef class Planned:
         cdef vector[Region] refused
         cdef Region block
         cdef Taken taken
-        cdef cbool fits, closed
+        cdef cbool fits, closed, late, is_there
         if nbytes == 0 or self.server.present[which]:
             return True
         acquire_lock(self.lock[0])
@@ -420,10 +434,14 @@ cdef class Planned:
             return False
         acquire_lock(self.lock[0])
         closed = self.is_closed[0]
+        # a finaliser that ran meanwhile may have taken the region, or ended the plan
+        late = self.server == NULL or self.server.present[which] or self.server.region_size(which) != nbytes
         taken = self.source.take_in(
-            &asking, &block, NO_LANE if closed else self.server.bin_sets[0] + (self.pool.usage != NULL), refused)
+            &asking, &block, NO_LANE if closed or late else self.server.bin_sets[0] + (self.pool.usage != NULL),
+            refused)
         if taken == ADDED:
             self.pool.divide(self.server, which, block.ptr)
+        is_there = self.server != NULL and self.server.present[which]
         self.lock.release()
         if taken == ADDED:
             return True
@@ -431,6 +449,8 @@ cdef class Planned:
         if taken == OVERLAPS:
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.alloc returned {block.ptr:#x}, which overlaps a "
                                     f"block that it gave before: not used, and not given back")
+        if late and not closed:
+            return is_there
         raise ClosedError("this allocator was closed while it asked for memory") if closed else out_of_host_memory()
 
     cdef int retire(self) except -1:

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +301,60 @@ def test_memory_that_is_refused_leaves_all_as_it_was(policy: str):
         run.step(260)
         after = pool.plan_stats()
         assert (after["side"], after["guests"]) == (hits["side"], hits["guests"])
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_finaliser_that_allocates_while_a_plan_grows(policy: str):
+    """As the device is asked for the longer region, which once came twice then."""
+
+    class Source(bfc.SimulatedSubAllocator):
+        late: Callable[[], None] | None = None
+
+        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+            late, self.late = self.late, None
+            if late is not None:
+                late()
+            return super().alloc(alignment, nbytes)
+
+    plan = plan_of(policy, keeps=False)
+    source = Source("1 GiB")
+    for inner in (300, 400, 500, 600):
+        with made(policy, source, plan=plan) as pool:
+            run = Played(pool, keeps=False)
+            run.step(200)
+            kept: list[bfc.Buffer] = []
+            source.late = lambda n=inner, pool=pool, kept=kept: kept.append(pool.allocate(128 * n))
+            run.step(400)
+            assert len(kept) == 1
+            kept.pop().free()
+            assert pool.check() is None
+            run.step(600)
+            run.end()
+            pool.use_plan(None)
+            pool.release_free_regions()
+            assert pool.stats().pool_bytes == 0
+        assert not source.live_bytes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_longer_region_that_was_refused_is_asked_for_again(policy: str):
+    """Another library had the memory for a moment."""
+    plan = plan_of(policy, keeps=False)
+    longer = plan.stretched("train", 128 * 280).span
+    source = bfc.SimulatedSubAllocator(3 * longer)
+    with made(policy, source, plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(200)
+        others = source.alloc(256, source.total_bytes - source.live_bytes - longer // 8)
+        run.step(280)
+        source.free(*others)
+        for _ in range(17):
+            run.step(280)
+        before = pool.plan_stats()
+        run.step(280)
+        after = pool.plan_stats()
+        assert (after["side"], after["guests"]) == (before["side"], before["guests"])
         run.end()
 
 
