@@ -139,6 +139,7 @@ def test_what_was_saved_shares_memory_as_before() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:FutureWarning")
 def test_a_script_module_is_saved_over_the_files(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with bfc.predict("a100"):

@@ -9,6 +9,13 @@ from bfc.predicting.rules import gemm
 from bfc.predicting.rules.interface import RULES
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_CUBLAS_WORKSPACE_CACHE", raising=False)
+
+
 A, B, BIAS = Shape((64, 32)), Shape((32, 16)), Shape((16,))
 
 
