@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -92,13 +93,18 @@ def read_arrays(
     with open_regular(path) as raw:
         if not zipfile.is_zipfile(raw):
             raise TraceError("it is not an .npz archive")
-        with zipfile.ZipFile(raw) as archive:
-            by_file = {info.filename: info for info in archive.infolist()}
-            members = {
-                name: by_file[f"{name}.npy"] for name in most_bytes if f"{name}.npy" in by_file
-            }
-            _check_sizes(members, most_bytes, needed, most_in_all)
-            return {name: _array(archive, members[name], most_numbers) for name in members}
+        try:
+            with zipfile.ZipFile(raw) as archive:
+                by_file = {info.filename: info for info in archive.infolist()}
+                members = {
+                    name: by_file[f"{name}.npy"] for name in most_bytes if f"{name}.npy" in by_file
+                }
+                _check_sizes(members, most_bytes, needed, most_in_all)
+                return {name: _array(archive, members[name], most_numbers) for name in members}
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            raise TraceError("it is damaged: its list of files is outside of it") from None
 
 
 def _check_sizes(

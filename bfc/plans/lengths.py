@@ -49,6 +49,13 @@ class Lengths:
         bytes_ = evaluated(self.growth, length)
         return np.maximum(bytes_, 1).astype(np.uint64)
 
+    def most(self, length: int) -> int:
+        """A bound of those bytes, where they may be too many to be counted in 64 bits."""
+        import numpy as np
+
+        powers = np.array([1.0, length, float(length) ** 2])
+        return int((np.abs(self.growth.astype(np.float64)) @ powers).max())
+
 
 def evaluated(growth: NDArray[np.int64], length: int) -> NDArray[np.int64]:
     values: NDArray[np.int64] = growth[:, 0] + growth[:, 1] * length + growth[:, 2] * length**2

@@ -38,7 +38,7 @@ from bfc.plans.serving import Served, served
 from bfc.plans.trying import Fallback
 from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.pytorch.settings import CachingSettings
-from bfc.units import format_bytes
+from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -294,15 +294,16 @@ class Plan:
             )
         return found
 
-    def stretched(self, kind: str, size: int) -> Plan:
+    def stretched(self, kind: str, size: int | str) -> Plan:
         """The plan with room for longer iterations of a kind whose lengths vary.
 
         Parameters
         ----------
         kind : str
             The kind of iteration.
-        size : int
-            What the longest iteration will ask for first, of all whose size varies, in bytes.
+        size : int or str
+            What the longest iteration will ask for first, of all whose size varies: bytes, or a
+            string such as "1 MiB".
 
         Returns
         -------
@@ -338,20 +339,22 @@ class Plan:
         """
         import numpy as np
 
-        parts = list(self.parts)
+        parts, kind = list(self.parts), kind.split(":")[0]
         at = [i for i, part in enumerate(parts) if part.role == BODY and part.kind == kind]
         lengths = parts[at[0]].lengths if at else None
         if lengths is None:
             raise PlanError(f"the plan has no lengths for steps of the kind {kind!r}")
-        length, rest = divmod(size, lengths.unit)
+        told = parse_bytes(size) if isinstance(size, str) else size
+        length, rest = divmod(told, lengths.unit)
         if rest or not 0 < length < MOST_UNITS:
             raise PlanError(
-                f"{size} bytes tell no length: a length of the kind {kind!r} is a multiple of "
+                f"{told} bytes tell no length: a length of the kind {kind!r} is a multiple of "
                 f"{lengths.unit} bytes, and below {MOST_UNITS} of them"
             )
+        most = lengths.most(length)
+        if most >= MOST_BYTES:
+            raise PlanError(f"a request of {format_bytes(most)} cannot be planned")
         raw = lengths.sizes(length)
-        if int(raw.max()) >= MOST_BYTES:
-            raise PlanError(f"a request of {format_bytes(int(raw.max()))} cannot be planned")
         sized = _rounding_of(self.fallback, self.settings)(raw)
         body = parts[at[0]]
         sized = np.where(is_lasting(body), body.size, sized)  # the other region stays as it is
@@ -684,7 +687,7 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
         raise PlanError(f"its description is not JSON ({error})") from None
     if not isinstance(said, dict) or said.get("format") != FORMAT:
         raise PlanError("it is not a plan of bfc")
-    if said.get("version") != VERSION:
+    if type(said.get("version")) is not int or said["version"] != VERSION:
         raise PlanError(
             f"it is a plan of version {said.get('version')!r}, and this bfc reads version "
             f"{VERSION}: make it anew from the recording"

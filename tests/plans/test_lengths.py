@@ -207,6 +207,18 @@ def test_what_is_no_length_is_refused():
     ):
         with pytest.raises(bfc.PlanError, match=text):
             plan.stretched(kind, size)
+    assert plan.stretched("train:400", "50 KiB").span == plan.stretched("train", 50 << 10).span
+
+
+def test_sizes_beyond_64_bits_are_refused():
+    growth = np.array([[0, 1 << 22, 0], [0, 0, (1 << 30) + 1]])
+    sizes = [[n << 22, n * n * ((1 << 30) + 1)] for n in (1, 3, 2, 1)]
+    trace = bfc.Trace([0, 0, 1, 1] * 4, [0, 1] * 8, [it for two in sizes for it in (*two, 0, 0)])
+    plan = bfc.Plan.from_trace(trace, marks=range(0, 16, 4))
+    assert plan.parts[1].lengths.growth.tolist() == growth.tolist()
+    for length in (1 << 15, 1 << 17):
+        with pytest.raises(bfc.PlanError, match="cannot be planned"):
+            plan.stretched("train", length << 22)
 
 
 @pytest.mark.parametrize(

@@ -360,6 +360,18 @@ def test_files_that_are_not_plans_are_refused_in_words(tmp_path: Path, changes, 
     assert "\n" not in str(raised.value)
 
 
+def test_a_list_of_files_that_lies_outside_of_the_file_is_refused(tmp_path: Path):
+    """The system answers such a seek with an error that has no name of a file."""
+    path = tmp_path / "plan.npz"
+    bfc.Plan.from_trace(bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0])).save(path)
+    content = bytearray(path.read_bytes())
+    end = content.rindex(b"PK\5\6")
+    content[end + 16 : end + 20] = b"\xf0\xff\xff\xff"
+    path.write_bytes(content)
+    with pytest.raises(bfc.PlanError, match=r"plan\.npz: it is damaged"):
+        bfc.Plan.load(path)
+
+
 def test_damaged_files_are_refused_in_words(tmp_path: Path):
     path = saved(tmp_path)
     content = path.read_bytes()
