@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "run" not in parsed:
         parser.print_help()
         return OK
+    parsed.ends_process = arguments is None  # so the caller is the command itself
     try:
         fits: bool = parsed.run(parsed)
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -29,9 +30,9 @@ no GPU, and computes nothing on one. It uses the network, and starts other progr
 rights. What it prints goes to standard error.
 
 Your files stay as they are: what the script writes, renames and removes with Python's functions is
-so for the script alone, and is thrown away at its end. Not so what code in C and other programs
-write by themselves, downloads into caches, and temporary files. --real-files lets the script work
-on your files; its checkpoints hold nothing then.
+so for the script alone, and is thrown away at its end. Not so what code in C, other programs and
+processes that multiprocessing spawns write, downloads into caches, and temporary files.
+--real-files lets the script work on your files; its checkpoints hold nothing then.
 
 Options of bfc may stand before the script, or among its arguments. An option that the script's own
 text has, too, is left to the script there, and so is --device cuda. What stands after -- is the
@@ -119,6 +120,7 @@ def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
 def run_command(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits."""
     script, rest = _split(arguments)
+    process = os.getpid()
     steps = arguments.steps
     if steps is not None and steps < 0:
         raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
@@ -147,7 +149,11 @@ def run_command(arguments: argparse.Namespace) -> bool:
         settings=arguments.settings,
         oom=arguments.oom,
         real_files=arguments.real_files,
+        until_exit=arguments.ends_process,
     )
+    if os.getpid() != process:  # a child that the script has forked, and that says nothing
+        sys.stderr.flush()
+        os._exit(0 if ran.error is None else 1)
     found = ran.prediction
     if not len(found.trace) and arguments.oom and _ran_out(ran):
         print(f"It runs out of memory on {found.gpu.name} at its first allocation.")
@@ -452,7 +458,7 @@ def _about_files(found: Prediction) -> Iterator[str]:
     """What became of the files that the program has changed."""
     written, removed = found.files_written, found.files_removed
     if written:
-        yield f"the program wrote {_some(written)}: thrown away, your files are as they were"
+        yield f"the program wrote {_some(written)}: thrown away"
     if removed:
         yield f"it removed or renamed {_some(removed)}: yours are there still"
 

@@ -9,6 +9,7 @@ where a file lies.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -17,6 +18,7 @@ import importlib.abc
 import importlib.util
 import inspect
 import io
+import multiprocessing.util
 import os
 import shutil
 import stat
@@ -40,8 +42,10 @@ TRANSLATED: dict[str, tuple[tuple[str, int, str, bool | None], ...]] = {
     "sqlite3": (("connect", 0, "database", True),),
     "h5py._hl.files": (("File.__init__", 1, "name", None),),
     "safetensors": (("serialize_file", 1, "filename", True),),
+    "torch.export": (("save", 1, "f", True),),
     "torch.jit": (("load", 0, "f", False),),
     "torch.jit._script": (("RecursiveScriptModule.save", 1, "f", True),),
+    "torch.package.package_exporter": (("PackageExporter.__init__", 1, "f", True),),
     "tokenizers": (
         ("Tokenizer.from_file", 0, "path", False),
         ("Tokenizer.save", 1, "path", True),
@@ -142,7 +146,7 @@ class FileCalls:
 
     def __init__(self, overlay: Overlay, started: Callable[[str], object]) -> None:
         self.overlay, self.started = overlay, started
-        self.active = True
+        self.active, self.has_ended = True, False
         self._thread = threading.local()
         #: Originals by the names of what stands in their places.
         self.originals = {name: getattr(os, name) for name in OF_OS if hasattr(os, name)}
@@ -155,18 +159,34 @@ class FileCalls:
     @property
     def written(self) -> list[str]:
         """The files that the program has written."""
-        return self.overlay.written() if self.active else self._written
+        return self._written if self.has_ended else self.overlay.written()
 
     @property
     def removed(self) -> list[str]:
         """The user's files and folders that the program has removed or renamed."""
-        return self.overlay.removed() if self.active else self._removed
+        return self._removed if self.has_ended else self.overlay.removed()
 
     def end(self) -> None:
         """The program has ended."""
-        self._written, self._removed = self.overlay.written(), self.overlay.removed()
+        if not self.has_ended:
+            self._note_all()
         self.active = False
         self.overlay.leave()
+
+    def end_here(self) -> None:
+        """The program has ended, but for its other threads, and what it does at the exit of the
+        process: what this thread does until `go_on` is the prediction's own."""
+        self._note_all()
+        self.overlay.leave()
+        self._thread.aside = True
+
+    def go_on(self) -> None:
+        """What this thread does from now on is the program's again."""
+        self._thread.aside = False
+
+    def _note_all(self) -> None:
+        self._written, self._removed = self.overlay.written(), self.overlay.removed()
+        self.has_ended = True
 
     # -- whether a call is the program's --------------------------------------------------------
 
@@ -406,6 +426,12 @@ class FileCalls:
         made = {real[name]: function for name, function in found.items() if name in real}
         return made | {open: self.open_file, io.open_code: self.open_code}
 
+    def cover(self, path: Any) -> None:
+        """A file that only this prediction can read is thrown away, also in a cache."""
+        if not self.is_real(path):
+            self.overlay.cover(self.overlay.resolve(path))
+            self.overlay.changed = True
+
     def keep(self, path: Any, data: bytes) -> str:
         """Writes a file of the prediction's own, which is kept. Returns its name.
 
@@ -441,6 +467,17 @@ class FileCalls:
             path = made[1] if isinstance(made, tuple) else made
             self.overlay.leave_alone(os.fsdecode(path))
             return made
+
+        return call
+
+    def announced(self, real: Callable[..., Any], program: str) -> Callable[..., Any]:
+        """A function that starts a program: what that writes is real."""
+
+        @functools.wraps(real)
+        def call(*args: Any, **options: Any) -> Any:
+            if not self.is_real(""):
+                self.started(program)
+            return real(*args, **options)
 
         return call
 
@@ -524,6 +561,8 @@ CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.setxattr": ((0, None),),
     "os.removexattr": ((0, None),),
 }
+#: Other events that change files: the argument that is a path.
+OPENS = {"sqlite3.connect": 0}
 #: Events of programs that are started: which argument names them.
 STARTS = {"subprocess.Popen": 0, "os.system": 0, "os.posix_spawn": 0, "os.spawn": 1}
 
@@ -552,8 +591,18 @@ class _Hook:
             for at, of in CHANGES[event]:
                 if not calls.may(args[at], -1 if of is None else args[of]):
                     _refuse(args[at])
+        elif event in OPENS:
+            path = args[OPENS[event]]
+            if isinstance(path, (str, bytes)) and _is_file(path) and not calls.may(path):
+                _refuse(path)
         elif event in STARTS:
             calls.started(_program(args[STARTS[event]]))
+        elif event == "os.exec" and not calls.is_real(""):
+            raise PermissionError(
+                errno.EPERM,
+                "the prediction would end here, since the program replaces itself by another",
+                args[0],
+            )
 
 
 _hook = _Hook()
@@ -578,10 +627,18 @@ def _is_predicted(path: str) -> bool:
 def _refuse(path: Any) -> None:
     raise PermissionError(
         errno.EPERM,
-        "the prediction throws away what a program writes, and cannot do so here, where a module "
-        "has got hold of the system's function by itself; --real-files lets it write",
+        "the prediction throws away what a program writes, and cannot do so for this way to write; "
+        "--real-files lets it write",
         path,
     )
+
+
+def _is_file(database: str | bytes) -> bool:
+    """Whether a database of sqlite3 is a file that may be changed."""
+    text = os.fsdecode(database)
+    if text.startswith("file:"):
+        return "mode=memory" not in text and "mode=ro" not in text and ":memory:" not in text
+    return text not in ("", ":memory:")
 
 
 def _program(command: Any) -> str:
@@ -688,14 +745,25 @@ class _Translator(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _throw_away_at_exit(calls: FileCalls, process: int) -> None:
+    if os.getpid() == process:
+        with calls.aside():
+            calls.overlay.remove_all()
+
+
 @contextlib.contextmanager
-def thrown_away(started: Callable[[str], object]) -> Iterator[FileCalls]:
+def thrown_away(
+    started: Callable[[str], object], *, until_exit: bool = False
+) -> Iterator[FileCalls]:
     """What the program writes lies over the user's files while this is entered.
 
     Parameters
     ----------
     started : callable
         Called with the name of each program that is started.
+    until_exit : bool, optional
+        Whether the program's other threads, and what it does at the exit of the process, change
+        nothing either. The calling thread works on the user's files in between.
 
     Yields
     ------
@@ -705,7 +773,12 @@ def thrown_away(started: Callable[[str], object]) -> Iterator[FileCalls]:
     folder = tempfile.mkdtemp(prefix="bfc-predict-")
     process = os.getpid()
     calls = FileCalls(Overlay(folder, [*OF_THE_SYSTEM, *caches()]), started)
+    if until_exit:  # the last of all, since it is the first to be registered
+        atexit.register(_throw_away_at_exit, calls, process)
     table = calls.replacements()
+    # multiprocessing's "spawn" tells no audit hook of the program that it starts
+    spawn = multiprocessing.util.spawnv_passfds
+    table[spawn] = calls.announced(spawn, "a process of multiprocessing")
     for name in ("mkdtemp", "_mkstemp_inner"):
         real = getattr(tempfile, name)
         table[real] = calls.temporary(real)
@@ -716,7 +789,12 @@ def thrown_away(started: Callable[[str], object]) -> Iterator[FileCalls]:
     try:
         yield calls
     finally:
-        if os.getpid() == process:
+        if os.getpid() != process:
+            pass  # a child that was forked ends with what it has
+        elif until_exit:
+            calls.end_here()
+            atexit.register(calls.go_on)
+        else:
             calls.end()
             translator.end()
             _swap({new: old for old, new in table.items()})

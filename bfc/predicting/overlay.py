@@ -55,6 +55,8 @@ class Overlay:
         self.changed = False
         self._untouched = {os.path.realpath(one).rstrip("/") for one in untouched}
         self._inside = tuple(f"{one}/" for one in self._untouched)
+        #: Files there that nobody else can read: they lie over the others all the same.
+        self._covered: set[str] = set()
         #: Where the files of a path lie that were there before; None if they are hidden. It holds
         #: for all below the path, unless one of these has its own.
         self._below: dict[str, str | None] = {}
@@ -73,7 +75,14 @@ class Overlay:
 
     def is_untouched(self, path: str) -> bool:
         """Whether the program changes this path as ever."""
+        if path in self._covered:
+            return False
         return path in self._untouched or path.startswith(self._inside)
+
+    def cover(self, path: str) -> None:
+        """This file lies over the one that is there, whatever the folder."""
+        if self.is_untouched(path):
+            self._covered.add(path)
 
     # -- names ----------------------------------------------------------------------------------
 
@@ -193,13 +202,19 @@ class Overlay:
         """What a folder holds. Raises OSError if it is no folder."""
         before, over = self.under(path), self.folder + path
         if self.is_untouched(path):
-            return list(REAL.listdir(path))
+            covered = {
+                os.path.basename(one): one
+                for one in list(self._covered)
+                if os.path.dirname(one) == path
+            }
+            real = [name for name in REAL.listdir(path) if name not in covered]
+            return real + [name for name, one in covered.items() if self.mode(one) is not None]
         there = [one for one in (before, over) if one and stat.S_ISDIR(_mode(one) or 0)]
         if not there or not self.is_folder(path):
             return list(REAL.listdir(self.at(path)))
         found = dict.fromkeys(name for one in there for name in REAL.listdir(one))
         prefix = path.rstrip("/") + "/"
-        for one in self._below:
+        for one in list(self._below):
             name = one[len(prefix) :] if one.startswith(prefix) else "/"
             if "/" not in name:
                 found.pop(name, None)
@@ -244,6 +259,8 @@ class Overlay:
         """A folder lies over one that is there, with its permissions."""
         over = self.folder + path
         if _mode(over) is None:
+            if path == "/":
+                raise OSError(errno.ENOENT, "the prediction is over: nothing is written any more")
             self._lay_over(os.path.dirname(path))
             with contextlib.suppress(FileExistsError):  # another thread was faster
                 REAL.mkdir(over)
@@ -326,6 +343,8 @@ class Overlay:
 
     def rename(self, old: str, new: str) -> None:
         """As `os.rename`."""
+        if old in self._covered:
+            self.cover(new)
         if self.is_untouched(old) or self.is_untouched(new):
             self._rename_across(old, new)
             return
@@ -389,6 +408,11 @@ class Overlay:
         REAL.chdir(actual)
         self._cwd = None if actual == path else path
 
+    def remove_all(self) -> None:
+        """Nothing can be written any more, and what was is thrown away."""
+        folder, self.folder = self.folder, "/dev/null/gone"
+        shutil.rmtree(folder, ignore_errors=True)
+
     def leave(self) -> None:
         """The working directory is one of the system's again."""
         if self._cwd is not None:
@@ -406,7 +430,7 @@ class Overlay:
         """The user's files and folders that the program has removed or renamed."""
         return sorted(
             path
-            for path in self._below
+            for path in list(self._below)
             if _mode(path) is not None and self.mode(path) is None and not self.is_untouched(path)
         )
 

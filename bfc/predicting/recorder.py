@@ -217,6 +217,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
         #: Writes a file of the prediction's own, and returns its path.
         self.keep: Callable[[Any, bytes], str] = _write
+        #: Called before a file is written that only this prediction can read.
+        self.cover: Callable[[Any], object] = bool
         #: Whether the function that runs adds in place, where autograd would not for subclasses.
         self.adds_in_place = False
         self.known = KnownValues()

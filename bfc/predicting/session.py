@@ -27,6 +27,7 @@ def predict(
     settings: str | None = None,
     oom: bool = False,
     real_files: bool = False,
+    until_exit: bool = False,
     after_step: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
 ) -> Iterator[Prediction]:
@@ -52,6 +53,9 @@ def predict(
     real_files : bool, optional
         Whether what the program writes is written. Otherwise its files lie over the user's while
         the prediction runs, and are thrown away then.
+    until_exit : bool, optional
+        Whether they are kept apart until the process ends, and so is what the program's threads and
+        functions of `atexit` write. The thread that has left the block works on the user's files.
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
@@ -121,8 +125,9 @@ def predict(
         stack.enter_context(replaced(fake_torch.replacements()))
         fake_torch.try_backward(mode, STARTED_TOO_LATE)
         if not real_files:
-            found.files = stack.enter_context(file_calls.thrown_away(recorder.started))
-            recorder.keep = found.files.keep
+            calls = file_calls.thrown_away(recorder.started, until_exit=until_exit)
+            found.files = stack.enter_context(calls)
+            recorder.keep, recorder.cover = found.files.keep, found.files.cover
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         for around in rules.interface.AROUND:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 import bfc
 from bfc.cli import main
+
+ROOT = Path(__file__).parents[2]
 
 TRAIN = """
 import argparse
@@ -246,3 +251,69 @@ def test_it_waits_for_the_snapshot_that_the_script_writes(script, capsys) -> Non
     found = json.loads(capsys.readouterr().out)
     assert (found["steps"], found["stopped"], found["snapshots"]) == (4, False, ["s.pickle"])
     assert len(bfc.Trace.from_torch("s.pickle")) > 5
+
+
+HOSTILE = """
+import atexit, os, sqlite3, sys, threading, time
+import torch
+
+class Late:
+    def __del__(self):
+        open("late.txt", "w").write("x")
+
+late = Late()
+late.me = late
+atexit.register(lambda: open("log.txt", "w").write("at the exit"))
+
+def work():
+    while True:
+        open("log.txt", "w").write("a thread")
+        time.sleep(0.01)
+
+threading.Thread(target=work, daemon=True).start()
+cached = os.environ["MY_CACHE_DIR"] + "/features.pt"
+torch.save(torch.randn(8, 64), cached + ".tmp")
+os.replace(cached + ".tmp", cached)
+assert torch.load(cached).shape == (8, 64)
+assert os.listdir(os.environ["MY_CACHE_DIR"]) == ["features.pt"]
+for change in (
+    lambda: os.execv(sys.executable, [sys.executable, "-c", "open('log.txt', 'w')"]),
+    lambda: sqlite3.connect("file:log.txt", uri=True),
+    lambda: sqlite3.dbapi2.connect("log.txt"),
+    lambda: sqlite3.Connection("log.txt"),
+):
+    try:
+        change()
+        print("not refused")
+    except PermissionError as error:
+        assert "prediction" in str(error)
+assert sqlite3.connect(":memory:").execute("select 1").fetchone() == (1,)
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+torch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()
+"""
+
+
+def test_files_stay_as_they_are_until_the_process_has_ended(script, tmp_path: Path) -> None:
+    """What other threads, functions at the exit and finalisers write; what only a prediction could
+    read, in a cache; other ways to a database; another program in the place of this one; a forked
+    child, which says nothing."""
+    (tmp_path / "log.txt").write_text("the user's")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "scratch").mkdir()
+    command = [sys.executable, "-m", "bfc", "predict", "--no-advice", "--save", "run.npz"]
+    places = {"MY_CACHE_DIR": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "scratch")}
+    done = subprocess.run(
+        [*command, script(HOSTILE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | places,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "not refused" not in done.stderr
+    assert done.stdout.count("live") == done.stdout.count("reserved") == 1, done.stdout
+    assert (tmp_path / "log.txt").read_text() == "the user's"
+    names = {path.name for path in tmp_path.rglob("*")}
+    assert names == {"cache", "log.txt", "run.npz", "scratch", "train.py"}

@@ -201,6 +201,7 @@ def saved(recorder: Any) -> Iterator[None]:
             folder = os.path.dirname(os.path.abspath(os.fsdecode(f)))
             if not os.path.isdir(folder):
                 raise RuntimeError(f"Parent directory {folder} does not exist.")
+            recorder.cover(f)
             with open(f, "wb") as file:
                 file.write(keep(obj))
         else:
@@ -213,12 +214,14 @@ def saved(recorder: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(torch, "load", load))
-        for name, function in _safetensors(keep, shelf.get).items():
+        for name, function in _safetensors(keep, shelf.get, recorder.cover).items():
             stack.enter_context(patch(f"safetensors.{name}", function))
         yield
 
 
-def _safetensors(keep: Callable[[Any], bytes], find: Callable[[Any], Any]) -> dict[str, Any]:
+def _safetensors(
+    keep: Callable[[Any], bytes], find: Callable[[Any], Any], cover: Callable[[Any], None]
+) -> dict[str, Any]:
     """The functions of safetensors, where that is installed: it reads memory by its address."""
     if importlib.util.find_spec("safetensors") is None:
         return {}
@@ -226,6 +229,7 @@ def _safetensors(keep: Callable[[Any], bytes], find: Callable[[Any], Any]) -> di
     load_file, load, opened = real.load_file, real.load, package.safe_open
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        cover(filename)
         with open(filename, "wb") as file:
             file.write(keep((dict(tensors), metadata)))
 
