@@ -112,7 +112,7 @@ def workspace_bytes(
     weights and result are converted, unless their channels lie side by side.
 
     Measured with cuDNN 9.19 on an H200, the workspace of the forward pass is so large, but for some
-    bytes, of nine in ten convolutions that are wider than a pixel; else it is anything between
+    bytes, of most convolutions that are wider than a pixel; else it is anything between
     nothing and twice as much, and that of the gradients is up to some MiB larger.
     """
     sizes = [int(size) for size in weight.shape[2:]]

@@ -5,7 +5,7 @@ a buffer for weights that do not lie side by side) and ATen/native/cuda/RNN.cu (
 build without CUDA would compute step by step, and keep the gates of each.
 
 How large cuDNN's reserve and workspace are, only a device knows. The reserve is as measured with
-cuDNN 9.19 on an H200, to the byte in seven networks; the workspace was 0.8 to 1.3 times as large.
+cuDNN 9.19 on an H200, to the byte in seven networks; the workspace was 0.75 to 1.3 times as large.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _SOLVER = "a workspace of cuSOLVER or MAGMA: about once or twice the matrices"
 _FFT = "the plan of cuFFT: up to the size of the tensor"
 _RNN = (
     "cuDNN's reserve, which is kept for the backward pass, is counted as an H200 with cuDNN 9.19 "
-    "has it, and its workspace is an estimate: 0.8 to 1.3 times as much there"
+    "has it, and its workspace is an estimate: 0.75 to 1.3 times as much there"
 )
 _ATTENTION = (
     "cuDNN's workspace is counted as an H200 with cuDNN 9.19 has it: in the backward pass the "
