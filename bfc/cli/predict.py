@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import time
@@ -120,7 +119,6 @@ def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
 def run_command(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits."""
     script, rest = _split(arguments)
-    process = os.getpid()
     steps = arguments.steps
     if steps is not None and steps < 0:
         raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
@@ -151,9 +149,6 @@ def run_command(arguments: argparse.Namespace) -> bool:
         real_files=arguments.real_files,
         until_exit=arguments.ends_process,
     )
-    if os.getpid() != process:  # a child that the script has forked, and that says nothing
-        sys.stderr.flush()
-        os._exit(0 if ran.error is None else 1)
     found = ran.prediction
     if not len(found.trace) and arguments.oom and _ran_out(ran):
         print(f"It runs out of memory on {found.gpu.name} at its first allocation.")

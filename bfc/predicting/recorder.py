@@ -215,10 +215,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.progress: Callable[[], object] | None = None
         #: Makes a fake tensor of one that has values.
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
-        #: Writes a file of the prediction's own, and returns its path.
-        self.keep: Callable[[Any, bytes], str] = _write
-        #: Called before a file is written that only this prediction can read.
-        self.cover: Callable[[Any], object] = bool
+        #: What keeps the program's files apart; None: it works on the user's.
+        self.files: Any = None
         #: Whether the function that runs adds in place, where autograd would not for subclasses.
         self.adds_in_place = False
         self.known = KnownValues()
@@ -521,6 +519,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         where = "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
         what = f"another program ({program})"
         self.assumptions.setdefault((what, where), ["what it writes is written", 0])[1] += 1
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def keep(self, path: Any, data: bytes) -> str:
+        """Writes a file of the prediction's own, and returns its path."""
+        if self.files is None:
+            return _write(path, data)
+        written: str = self.files.keep(path, data)
+        return written
+
+    def cover(self, path: Any) -> None:
+        """A file is written that only this prediction can read: not a real one, in no folder."""
+        if self.files is not None:
+            self.files.cover(path)
 
     # -- assumptions ----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ def run(
     if not module and not os.path.isfile(script):
         raise FileNotFoundError(f"no such script: {script}")
     ran: Ran | None = None
+    process = os.getpid()
 
     def after_step(made: int) -> None:
         assert ran is not None
@@ -95,6 +96,9 @@ def run(
                 found.ended_by(error)
                 _show(error)
                 _let_go(error)
+    if os.getpid() != process:  # a child that the script has forked: it has nothing to say
+        sys.stderr.flush()
+        os._exit(0 if ran.error is None else 1)
     return ran
 
 

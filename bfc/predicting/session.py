@@ -125,9 +125,8 @@ def predict(
         stack.enter_context(replaced(fake_torch.replacements()))
         fake_torch.try_backward(mode, STARTED_TOO_LATE)
         if not real_files:
-            calls = file_calls.thrown_away(recorder.started, until_exit=until_exit)
-            found.files = stack.enter_context(calls)
-            recorder.keep, recorder.cover = found.files.keep, found.files.cover
+            files = file_calls.thrown_away(recorder.started, until_exit=until_exit)
+            recorder.files = found.files = stack.enter_context(files)
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         for around in rules.interface.AROUND:
