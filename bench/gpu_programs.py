@@ -230,7 +230,8 @@ def graph_network(torch: Any) -> Step:
 
 
 def experts(torch: Any) -> Step:
-    """Tokens go to experts that the data chooses: the numbers are not known before."""
+    """Tokens go to experts that the data chooses: the numbers are not known before. The experts
+    share their weights here."""
     nn = torch.nn
     router = nn.Linear(512, 8)
     towers = [nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512))] * 8

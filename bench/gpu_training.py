@@ -20,13 +20,14 @@ from bench.report import machine, say, spread
 
 MIB = 1 << 20
 STEPS, WARM = 60, 10
-#: By name: what PYTORCH_CUDA_ALLOC_CONF says, and what makes the allocator that replaces PyTorch's.
-ALLOCATORS: dict[str, tuple[str, str]] = {
-    "PyTorch": ("", ""),
-    "PyTorch, expandable segments": ("expandable_segments:True", ""),
-    "bfc, caching": ("", "CachingAllocator(device)"),
-    "bfc, caching, a plan": ("", "CachingAllocator(device)"),
-    "bfc, BFC": ("", "BFCAllocator(device, allow_growth=True)"),
+#: By name: what PYTORCH_CUDA_ALLOC_CONF says, and the class of bfc that replaces PyTorch's
+#: allocator, with its options.
+ALLOCATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "PyTorch": ("", "", {}),
+    "PyTorch, expandable segments": ("expandable_segments:True", "", {}),
+    "bfc, caching": ("", "CachingAllocator", {}),
+    "bfc, caching, a plan": ("", "CachingAllocator", {}),
+    "bfc, BFC": ("", "BFCAllocator", {"allow_growth": True}),
 }
 
 
@@ -60,10 +61,10 @@ def run_one(name: str, *, fixed: bool) -> dict[str, Any]:
 
     import bfc
 
-    makes = ALLOCATORS[name][1]
+    _conf, policy, options = ALLOCATORS[name]
     pool: Any = None
-    if makes:
-        pool = eval(f"bfc.{makes}", {"bfc": bfc, "device": bfc.CUDASubAllocator(0)})
+    if policy:
+        pool = getattr(bfc, policy)(bfc.CUDASubAllocator(0), **options)
         bfc.integrations.torch.replace(pool)
     step = training(torch, fixed=fixed)
 
