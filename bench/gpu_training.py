@@ -118,8 +118,10 @@ def main() -> None:
     if options.one:
         print(json.dumps(run_one(options.one, fixed=options.fixed)))
         return
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise SystemExit("this measures PyTorch on a GPU: pip install torch") from None
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU here, and there is nothing else to measure")
     say(f"{machine()}; {torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
