@@ -166,6 +166,7 @@ public:
         Sequence* begun = &sequences_[sequence];
         begun->matcher.restart();
         begun->asks = begun->key != kNone;
+        begun->is_read = false;
         active_[begun->stream] = begun;
     }
 
@@ -175,10 +176,13 @@ public:
     uint64_t length_of(uint32_t stream, uint64_t requested) noexcept {
         Sequence* now = active_[stream];
         if (!now || !now->asks || !now->matcher.comes_now(now->key)) return 0;
+        now->is_read = true;
         const Lengths& lengths = lengths_[now->lengths];
         if (requested % lengths.unit || requested / lengths.unit > kFarthest * lengths.longest) return 0;
         const uint64_t length = requested / lengths.unit;
-        return length == lengths.now ? 0 : length;
+        if (length != lengths.now) return length;
+        now->asks = false;
+        return 0;
     }
     // Whether a request that tells the length of the step is still to come.
     bool asks() const noexcept {
@@ -221,6 +225,7 @@ public:
             Sequence& next = other.sequences_[now - sequences_.data()];
             next.matcher.go_on_as(now->matcher);
             next.asks = now->asks;
+            next.is_read = now->is_read;
             now = &next;
         }
         std::swap(cells_, other.cells_);
@@ -245,8 +250,9 @@ public:
         Sequence* now = active_[stream];
         if (!now) return kNone;
         if (__builtin_expect(now->asks, 0) && now->matcher.comes_now(now->key)) {
-            if (!lengths_[now->lengths].now || now->matcher.size_of(now->key) != size)
-                return kNone;           // the slow path looks which length it tells
+            // the slow path reads the length that it tells: several may have one size when that is rounded
+            if (!now->is_read || !lengths_[now->lengths].now || now->matcher.size_of(now->key) != size)
+                return kNone;
             now->asks = false;
         }
         const int64_t found = now->matcher.find(size);
@@ -373,6 +379,7 @@ private:
         int64_t lengths = kNone;        // which of the lengths, or kNone: its sizes are always the same
         int64_t key = kNone;            // the request that tells the length, if it is in this sequence
         bool asks = false;              // whether that has not come yet
+        bool is_read = false;           // whether it was looked for a length in what came in its place
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
     };

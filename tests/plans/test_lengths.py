@@ -184,6 +184,28 @@ def test_a_run_of_other_lengths_takes_what_is_live(policy: str, keeps: bool, tmp
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_lengths_are_told_apart_whose_first_requests_are_rounded_alike(policy: str):
+    """Ids of two sentences: 16 bytes for each token, and 512 bytes are the least that is given."""
+
+    def requests(n: int) -> list[int]:
+        return [16 * n, 32768 * n, 128 * n * n, 32768 * n]
+
+    trace = bfc.Trace(
+        ([0] * 4 + [1] * 4) * 4,
+        [0, 1, 2, 3] * 8,
+        [size for n in RECORDED for size in (*requests(n), 0, 0, 0, 0)],
+    )
+    plan = bfc.Plan.from_trace(trace, marks=range(0, 32, 8), fallback=policy)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        for n in range(200, 261):
+            with pool.step("train"):
+                blocks = [pool.allocate(size) for size in requests(n)]
+                del blocks
+        assert pool.plan_stats()["agreement"] == 1.0
+        assert pool.stats().peak_pool_bytes == plan.span
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_room_may_be_made_at_once(policy: str):
     plan = plan_of(policy, keeps=False).stretched("train", 128 * 400)
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
