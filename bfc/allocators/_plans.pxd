@@ -71,6 +71,7 @@ cdef class Planned:
     cdef int make_lengths_fit(self, str kind) except -1
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1
     cdef int stretch(self, str kind, uint64_t nbytes) except -1
+    cdef int lay_out_anew(self, str kind, uint64_t nbytes) except -1
     cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1
     cdef int take_regions(self, bint with_base) except -1
     cdef uint64_t bytes_taken(self) noexcept

@@ -300,14 +300,9 @@ cdef class Planned:
         return 0
 
     cdef int stretch(self, str kind, uint64_t nbytes) except -1:
-        """Lays the bodies out anew, so that there is room for longer steps of a kind, where nothing lives in them. What
-        they had is given back before more is asked for. Where that cannot be had, all is as before, and is tried again
-        after some steps. A finaliser may allocate while the device is asked: that is not the time to grow once more.
-        """
-        cdef vector[Region] regions
-        cdef PlanServer* other
-        cdef bint is_there = False
-        cdef str policy = "bfc" if self.pool.usage == NULL else "caching"
+        """Makes room for longer steps of a kind, where nothing lives in the region of the bodies. Where that cannot be
+        had, all is as before, and is tried again after some steps. A finaliser may allocate while the device is asked:
+        that is not the time to grow once more."""
         with self.changes():
             tried, again = self.refused.get(kind, (1 << 62, 0))
             if (self.is_stretching or self.fences.capture_is_marked() or (nbytes >= tried and self.steps < again)
@@ -315,38 +310,42 @@ cdef class Planned:
                 return 0
             self.is_stretching = True
             try:
-                plan = self.plan.stretched(kind, nbytes)
-                served = plan._served(policy, self.source.alignment)
-            except PlanError:
-                self.refused[kind] = nbytes, 1 << 62
-                self.is_stretching = False
-                return 0
-            except BaseException:
-                self.is_stretching = False
-                raise
-            other = NULL
-            try:
-                other = self.new_server(served)
-                self.fill_server(<uint64_t>other, served)
-                if not self.exchange(<uint64_t>other, regions):
-                    return 0
-                before, self.plan = self.plan, plan
-                self.source.give_back(regions, False)
-                is_there = self.take_region(BODY)
-                if not is_there:
-                    self.give_back_side()       # the policy may hold the memory, and nothing lives in it
-                    is_there = self.take_region(BODY)
-                if is_there:
-                    self.refused.pop(kind, None)
-                    self.grown = (kind, longest_of(before, kind))
-                    return 0
-                self.refused[kind] = nbytes, self.steps + STEPS_UNTIL_TRIED_AGAIN
-                self.exchange(<uint64_t>other, regions)
-                self.plan = before
-                self.take_region(BODY)
+                return self.lay_out_anew(kind, nbytes)
             finally:
                 self.is_stretching = False
-                del other
+
+    cdef int lay_out_anew(self, str kind, uint64_t nbytes) except -1:
+        """Lays the bodies out for longer steps of a kind. What they had is given back before more is asked for."""
+        cdef vector[Region] regions
+        cdef PlanServer* other
+        cdef bint is_there = False
+        try:
+            plan = self.plan.stretched(kind, nbytes)
+            served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
+        except PlanError:
+            self.refused[kind] = nbytes, 1 << 62
+            return 0
+        other = self.new_server(served)
+        try:
+            self.fill_server(<uint64_t>other, served)
+            if not self.exchange(<uint64_t>other, regions):
+                return 0
+            before, self.plan = self.plan, plan
+            self.source.give_back(regions, False)
+            is_there = self.take_region(BODY)
+            if not is_there:
+                self.give_back_side()       # the policy may hold the memory, and nothing lives in it
+                is_there = self.take_region(BODY)
+            if is_there:
+                self.refused.pop(kind, None)
+                self.grown = (kind, longest_of(before, kind))
+                return 0
+            self.refused[kind] = nbytes, self.steps + STEPS_UNTIL_TRIED_AGAIN
+            self.exchange(<uint64_t>other, regions)
+            self.plan = before
+            self.take_region(BODY)
+        finally:
+            del other
         return 0
 
     cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1:
