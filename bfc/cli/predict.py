@@ -269,7 +269,7 @@ def _failed(script: str, ran: Ran) -> Exception | None:
 
 
 _HINTS = {
-    "FileNotFoundError": (". It needs that file here, too: bfc runs the whole script"),
+    "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
     **dict.fromkeys(
         ("ConnectionError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
         ". It needs the network here, too: bfc runs the whole script",

@@ -146,47 +146,43 @@ class FileCalls:
 
     def __init__(self, overlay: Overlay, started: Callable[[str], object]) -> None:
         self.overlay, self.started = overlay, started
-        self.active, self.has_ended = True, False
+        self.active = True
         self._thread = threading.local()
         #: Originals by the names of what stands in their places.
         self.originals = {name: getattr(os, name) for name in OF_OS if hasattr(os, name)}
         self.originals["open_file"] = open
         #: What was written and removed, once it has ended.
-        self._written: list[str] = []
-        self._removed: list[str] = []
+        self._done: tuple[list[str], list[str]] | None = None
         self.stat = self._reading(os.stat)
 
     @property
     def written(self) -> list[str]:
         """The files that the program has written."""
-        return self._written if self.has_ended else self.overlay.written()
+        return self.overlay.written() if self._done is None else self._done[0]
 
     @property
     def removed(self) -> list[str]:
         """The user's files and folders that the program has removed or renamed."""
-        return self._removed if self.has_ended else self.overlay.removed()
+        return self.overlay.removed() if self._done is None else self._done[1]
 
     def end(self) -> None:
         """The program has ended."""
-        if not self.has_ended:
-            self._note_all()
+        self._leave()
         self.active = False
-        self.overlay.leave()
 
     def end_here(self) -> None:
         """The program has ended, but for its other threads, and what it does at the exit of the
         process: what this thread does until `go_on` is the prediction's own."""
-        self._note_all()
-        self.overlay.leave()
+        self._leave()
         self._thread.aside = True
 
     def go_on(self) -> None:
         """What this thread does from now on is the program's again."""
         self._thread.aside = False
 
-    def _note_all(self) -> None:
-        self._written, self._removed = self.overlay.written(), self.overlay.removed()
-        self.has_ended = True
+    def _leave(self) -> None:
+        self._done = self.overlay.written(), self.overlay.removed()
+        self.overlay.leave()
 
     # -- whether a call is the program's --------------------------------------------------------
 
@@ -430,7 +426,6 @@ class FileCalls:
         """A file that only this prediction can read is thrown away, also in a cache."""
         if not self.is_real(path):
             self.overlay.cover(self.overlay.resolve(path))
-            self.overlay.changed = True
 
     def keep(self, path: Any, data: bytes) -> str:
         """Writes a file of the prediction's own, which is kept. Returns its name.

@@ -83,6 +83,7 @@ class Overlay:
         """This file lies over the one that is there, whatever the folder."""
         if self.is_untouched(path):
             self._covered.add(path)
+            self.changed = True
 
     # -- names ----------------------------------------------------------------------------------
 
