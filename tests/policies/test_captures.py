@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -85,6 +85,18 @@ def reusing() -> Iterator[Machine]:
     it.allocator.check()
 
 
+def capture_beside_a_thread(machine: Machine, work: Callable[[], None]) -> bfc.GraphPool:
+    """Captures a stream that another has joined, while a thread does its work. Returns the pool."""
+    with machine.allocator.capture(CAPTURED) as pool:
+        machine.graph.begin(CAPTURED)
+        machine.graph.wait(SIDE, on=CAPTURED)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        machine.graph.end(CAPTURED)
+    return pool
+
+
 # -- the pool of a graph --------------------------------------------------------------------------
 
 
@@ -117,13 +129,7 @@ def test_streams_that_join_a_capture_use_its_pool_in_every_thread(machine: Machi
         machine.take(3 * MIB, OUTSIDE)
         found.append(machine.pools()[-1])
 
-    with machine.allocator.capture(CAPTURED) as pool:
-        machine.graph.begin(CAPTURED)
-        machine.graph.wait(SIDE, on=CAPTURED)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        machine.graph.end(CAPTURED)
+    pool = capture_beside_a_thread(machine, elsewhere)
     assert found == [pool.id, (0, 0)]
     pool.release()
 
@@ -618,13 +624,7 @@ def test_a_tag_takes_nothing_of_a_stream_that_has_joined_a_capture(
             except RuntimeError as fault:
                 faults.append(fault)
 
-    with machine.allocator.capture(CAPTURED) as pool:
-        machine.graph.begin(CAPTURED)
-        machine.graph.wait(SIDE, on=CAPTURED)
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        machine.graph.end(CAPTURED)
+    pool = capture_beside_a_thread(machine, elsewhere)
     assert "it can belong to one" in str(faults[0])
     pool.release()
 
