@@ -1,4 +1,11 @@
-"""The memory of the device that is not there: PyTorch's allocator, and all that happened to it."""
+"""The memory of the device that is not there: PyTorch's allocator, and all that happened to it.
+
+Of free blocks of one size PyTorch takes the one with the lowest address, so what is reserved
+depends on the addresses that the driver gives. On an H200 under Linux (driver 580) they fall: the
+driver takes 32 MiB of addresses, or a multiple, below those that it has, and what is left of them
+goes to later requests that fit. Of 18 recorded programs, 13 then need what they needed there to
+the byte, eight with addresses that rise.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +26,16 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE, RELEASE
 
 #: The memory of a device that never refuses.
-ENOUGH = 1 << 46
+ENOUGH = 1 << 45
+#: The driver takes addresses in multiples of so many bytes, from the highest down.
+CHUNK, HIGHEST = 32 << 20, 1 << 47
 #: The variables of PyTorch's settings, the one that counts first.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def simulated_driver(nbytes: int) -> SimulatedSubAllocator:
+    """A device that gives addresses as CUDA's driver does."""
+    return SimulatedSubAllocator(nbytes, base=HIGHEST, chunk=CHUNK)
 
 
 class Allocation:
@@ -79,7 +93,7 @@ class Memory:
         settings = settings_in_force(settings)
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
         self.rules = rules
-        source = SimulatedSubAllocator(nbytes if limited else ENOUGH)
+        source = simulated_driver(nbytes if limited else ENOUGH)
         self.allocator = CachingAllocator(source, settings=settings, torch=rules)
         self.op, self.id, self.size = array("B"), array("I"), array("Q")
         self.stream, self.owner, self.stack = array("H"), array("H"), array("I")

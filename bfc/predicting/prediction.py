@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import KINDS
-from bfc.predicting.memory import ENOUGH, Memory
+from bfc.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc.predicting.places import PHASES
 from bfc.predicting.repeats import repeated
 from bfc.study.source_lines import Lines
-from bfc.suballocators.simulated import SimulatedSubAllocator
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
@@ -395,7 +394,7 @@ class Prediction:
         return self._replayed(self.trace, nbytes, settings)
 
     def _replayed(self, trace: Trace, nbytes: int, settings: str) -> Any:
-        source = SimulatedSubAllocator(nbytes)
+        source = simulated_driver(nbytes)
         return trace.replay(CachingAllocator(source, settings=settings, torch=self._memory.rules))
 
 

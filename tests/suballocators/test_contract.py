@@ -93,6 +93,7 @@ FACTORIES: dict[str, Callable[[], bfc.SubAllocator]] = {
     ),
     "simulated, small blocks": lambda: bfc.SimulatedSubAllocator(CAPACITY, max_bytes="6 MiB"),
     "simulated, reusing": lambda: bfc.SimulatedSubAllocator(CAPACITY, gap=300, reuse=True),
+    "simulated, falling": lambda: bfc.SimulatedSubAllocator(CAPACITY, chunk="32 MiB"),
     "host": lambda: bfc.HostSubAllocator(CAPACITY),
     "host, text": lambda: bfc.HostSubAllocator("64 MiB"),
     "behaving": lambda: Misbehaving(bfc.SimulatedSubAllocator(CAPACITY)),
@@ -264,6 +265,30 @@ def test_freed_addresses_come_again_the_lowest_first() -> None:
     device.free(4096, 3996)
     assert take(device, 1)[0] == 4096
     assert take(device, 1)[0] == 49152
+
+
+def test_addresses_fall_in_chunks_as_the_drivers_do() -> None:
+    device = bfc.SimulatedSubAllocator("1 GiB", base=2048 * MIB, chunk=32 * MIB)
+    sizes = (148, 20, 2, 24, 12, 12)  # of the first segments of a GPT-2 on an H200, about
+    blocks = [take(device, size * MIB) for size in sizes]
+    # 2 goes behind 20, and 12 behind 148; another 12 fits nowhere
+    found = [(2048 * MIB - start) // MIB for start, _ in blocks]
+    assert found == [160, 192, 172, 224, 12, 256]
+    device.free(*blocks[3])
+    assert take(device, 10 * MIB)[0] == 2048 * MIB - 244 * MIB, "the lowest that is free"
+
+
+def test_chunks_keep_clear_of_reserved_addresses() -> None:
+    device = bfc.SimulatedSubAllocator(
+        "64 MiB", base=128 * MIB, reserve_base=64 * MIB, chunk=32 * MIB
+    )
+    assert device.reserve(32 * MIB) == 64 * MIB
+    first, second = take(device, 20 * MIB), take(device, 20 * MIB)
+    assert (first[0], second[0]) == (96 * MIB, 32 * MIB)
+    with pytest.raises(ValueError, match="twice"):
+        bfc.SimulatedSubAllocator("64 MiB", base=64 * MIB, chunk=32 * MIB)
+    with pytest.raises(ValueError, match="multiple of alignment"):
+        bfc.SimulatedSubAllocator("64 MiB", chunk=3)
 
 
 def test_reserved_addresses_come_again_and_overlap_no_block() -> None:

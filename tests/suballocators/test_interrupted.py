@@ -23,6 +23,7 @@ MIB = 1 << 20
 FACTORIES: dict[str, Callable[[], Any]] = {
     "simulated": lambda: bfc.SimulatedSubAllocator("64 MiB"),
     "simulated, reusing": lambda: bfc.SimulatedSubAllocator("64 MiB", reuse=True),
+    "simulated, falling": lambda: bfc.SimulatedSubAllocator("64 MiB", chunk="32 MiB"),
     "simulated, joining": lambda: bfc.SimulatedSubAllocator("64 MiB", supports_coalescing=True),
     "host": lambda: bfc.HostSubAllocator("64 MiB"),
 }
