@@ -13,6 +13,7 @@ from torch import nn
 import bfc
 
 KIB, MIB = 1 << 10, 1 << 20
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 class Net(nn.Module):
@@ -72,7 +73,9 @@ def test_whose_memory_it_is(trained) -> None:
     assert sum(kinds.values()) == trained.peak_requested == trained.trace.peak_bytes_live()
     assert trained.peak.phase == "optimizer"
     assert "test_predict.py" in trained.peak.line
-    assert trained.peak.by_module["up"] == trained.peak.by_module["down"] + 4 * 4 * (2048 - 512)
+    of_lt = 0 if TORCH >= (2, 12) else MIB  # whose workspace the first product with a bias makes
+    by_module = trained.peak.by_module
+    assert by_module["up"] == by_module["down"] + 4 * 4 * (2048 - 512) + of_lt
 
 
 def test_the_trace_has_modules_and_lines(trained) -> None:
@@ -116,8 +119,9 @@ def test_nothing_of_the_program_is_held() -> None:
         del model, optimizer
         gc.collect()
         assert [one() for one in held] == [None] * 4
-        # two workspaces of cuBLAS, of the main thread and of that of the backward pass
-        assert torch.cuda.memory_allocated() == 2 * 32 * MIB
+        # two workspaces of cuBLAS, of the main thread and of that of the backward pass, and one of
+        # cuBLASLt, which shares the former since 2.12
+        assert torch.cuda.memory_allocated() == (64 if TORCH >= (2, 12) else 65) * MIB
     assert run.trace.op[-1] == 1
 
 

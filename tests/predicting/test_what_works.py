@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
 from bfc.predicting import recorder as recorders
@@ -73,6 +74,23 @@ def test_attention_under_autocast_and_of_odd_heads() -> None:
         found.float().sum().backward()
         assert one.grad is not None
     assert 2 * 4 * 64 * 40 * 2 in sizes(run)
+
+
+def test_causal_biases_take_the_gpu_s_kernels() -> None:
+    with bfc.predict("a100") as run:
+        for dtype, flash in ((torch.bfloat16, True), (torch.float32, False)):
+            query, short = heads(dtype, 1024), heads(dtype, 256)
+            for bias, given, fast in (
+                (causal_upper_left(1024, 1024), query, flash),
+                (causal_lower_right(256, 1024), short, flash),
+                (causal_upper_left(256, 1024), short, False),
+            ):
+                found = functional.scaled_dot_product_attention(given, query, query, bias)
+                assert ("Flash" if fast else "Efficient") in found.grad_fn.next_functions[0][
+                    0
+                ].name() + found.grad_fn.name()
+                found.sum().backward()
+    assert max(sizes(run)) < 2 * 8 * 256 * 1024 * 4  # no scores
 
 
 def test_a_mask_of_booleans_is_padded_for_the_efficient_kernel() -> None:

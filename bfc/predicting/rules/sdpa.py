@@ -1,7 +1,8 @@
 """`scaled_dot_product_attention` as the GPU would run it, in place of what the build would take.
 
 From PyTorch's ATen/native/transformers/attention.cpp: heads are padded to a multiple of 8, masks
-are converted, and what each kernel is called with.
+are converted, and what each kernel is called with. From torch/nn/attention/bias.py: causal biases,
+which have no memory, and ask which kernels can be used.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, the function of `torch.nn.functional` asks for the GPU's choice."""
     import torch
     import torch.nn.functional as functional
+    from torch.nn.attention.bias import CausalBias
 
     build = functional.scaled_dot_product_attention
 
@@ -39,23 +41,49 @@ def replaced(recorder: Any) -> Iterator[None]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        if isinstance(attn_mask, CausalBias):
+            return attn_mask._dispatch(*given, scale=scale, enable_gqa=enable_gqa)
         if not on_cuda(query) or query.is_nested:
-            return build(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-            )
+            return build(*given, scale=scale, enable_gqa=enable_gqa)
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, False)
         return _run(_cast(call), scale, recorder, build)
 
     with (
         patch.object(functional, "scaled_dot_product_attention", attention),
         patch.object(torch._C._nn, "scaled_dot_product_attention", attention),
+    ):
+        yield
+
+
+@around
+@contextmanager
+def biases(recorder: Any) -> Iterator[None]:
+    """A causal bias is a tensor of its own class, and asks for what the GPU can do."""
+    import torch
+    import torch.nn.attention.bias as bias
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def made(cls: Any, *args: Any) -> Any:
+        with _disable_current_modes():
+            return torch.Tensor.__new__(cls)
+
+    def can_use(backend: Backend) -> Callable[..., bool]:
+        def can(params: Any, debug: bool = False) -> bool:
+            given = params.query, params.key, params.value, None, params.dropout, params.is_causal
+            gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given[:3])
+            call = Attention(*given, params.enable_gqa, gradient)
+            only = choose(
+                call, recorder.gpu, recorder.version, lambda one: one == backend and _enabled(one)
+            )
+            return only == backend
+
+        return can
+
+    with (
+        patch.object(bias.CausalBias, "__new__", made, create=True),
+        patch.object(bias, "can_use_flash_attention", can_use(Backend.FLASH)),
+        patch.object(bias, "can_use_efficient_attention", can_use(Backend.EFFICIENT)),
     ):
         yield
 
