@@ -53,6 +53,7 @@ from bfc.predicting.rules.interface import (
     KERNELS,
     ORDERS,
     RULES,
+    WHOLE,
     Call,
     Release,
     Rule,
@@ -158,7 +159,7 @@ def _composed_by(func: Any) -> Callable[..., Any] | None:
     def has(key: DispatchKey) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
-    if has(DispatchKey.CompositeImplicitAutograd):
+    if func._schema.name not in WHOLE and has(DispatchKey.CompositeImplicitAutograd):
         return func.decompose  # type: ignore[no-any-return]
     if func._schema.name in COMPOSITIONS:
         return COMPOSITIONS[func._schema.name]
@@ -328,7 +329,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
         stream = self.places.stream()
         thread = threading.get_ident()
-        about = (self.gpu, self.version, thread, stream, self.assume, self.known.get)
+        about = (self.gpu, self.version, thread, stream, self.assume, self.known.get, self)
         return Call(func, args, kwargs, None, *about)
 
     def _with_rules(

@@ -57,6 +57,54 @@ def test_attention_takes_the_gpu_s_kernel(device: str, dtype: torch.dtype, name:
     assert max(sizes(run)) < 2 * 8 * 1024 * 1024  # no scores
 
 
+@pytest.mark.parametrize("device", ["a100", "h100"])
+def test_attention_lets_its_sums_go_before_the_state_of_random_numbers(device: str) -> None:
+    """As a tuple of C++ does: what is not kept goes in the order of the results."""
+    with bfc.predict(device) as run, torch.no_grad():
+        query = heads()
+        functional.scaled_dot_product_attention(query, query, query)
+    trace = run.trace
+    events = list(zip(trace.op, trace.id, trace.size, strict=True))
+    births = {int(one): int(size) for op, one, size in events if not op}
+    freed = [births[int(one)] for op, one, _ in events if op == 1]
+    assert freed.index(2 * 8 * 128 * 4) < freed.index(8)
+
+
+@pytest.mark.parametrize("name", ["silu", "mish"])
+def test_gradients_of_activations_are_one_kernel(name: str) -> None:
+    """Though PyTorch could compose them of six results: both have a kernel for CUDA."""
+    with bfc.predict("a100") as run:
+        tensor = torch.ones(MIB, device="cuda", requires_grad=True)
+        getattr(functional, name)(tensor).backward(torch.ones(MIB, device="cuda"))
+    assert sizes(run) == [4 * MIB] * 4
+
+
+@pytest.mark.skipif(TORCH < (2, 9), reason="has no kernel of its own")
+def test_rms_norm_is_one_kernel() -> None:
+    with bfc.predict("a100") as run:
+        norm = nn.RMSNorm(1024, device="cuda", dtype=torch.bfloat16)
+        norm(torch.empty(8, 128, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True))
+    assert sizes(run) == [2 * 1024, 2 * MIB, 2 * MIB, 8 * 128 * 4]
+
+
+def test_a_mask_becomes_places() -> None:
+    """Of two dimensions in one tensor, before the elements; one number of the host needs none."""
+    with bfc.predict("a100") as run:
+        tensor = torch.empty(64, 1024, device="cuda")
+        mask = torch.empty(64, 1024, device="cuda", dtype=torch.bool)
+        before = len(sizes(run))
+        tensor[mask] = 0.0
+        assert len(sizes(run)) == before
+        tensor[mask]
+        found = sizes(run)[before:]
+        torch.masked_select(tensor, mask)
+        again = sizes(run)[before + len(found) :]
+    assert found[0] == 4
+    assert found[2::2] == [2 * 8 * 65536, 4 * 65536]
+    assert found == again
+    assert list(assumed(run)) == ["a mask, or nonzero: all elements"]
+
+
 def test_flash_keeps_its_sums_and_the_state_of_random_numbers() -> None:
     with bfc.predict("a100") as run:
         query = heads()

@@ -142,9 +142,14 @@ def cudnn_forward(call: Call) -> Iterator[Workspace | Release]:
 
 @rule("aten::_scaled_dot_product_cudnn_attention_backward")
 def cudnn_backward(call: Call) -> Iterator[Workspace | Release]:
-    """The gradient of the queries in 32 bits, and a sum for each row: as measured there."""
-    batch, heads, queries, head = argument(call, "query").shape
+    """The gradient of the queries in 32 bits, and a sum for each row; the gradients of keys and
+    values for each head, where heads share them: as measured there."""
+    query, key, value = (argument(call, name) for name in ("query", "key", "value"))
+    batch, heads, queries, head = query.shape
     size = batch * heads * queries * (head + 1) * FLOAT
+    if key.shape[1] != heads:
+        each = int(key.shape[3]) + int(value.shape[3])
+        size += batch * heads * key.shape[2] * each * int(key.element_size())
     yield Workspace(size + CUDNN_AT_LEAST, what="cuDNN's workspace")
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from bfc.predicting.rules.interface import around
+from bfc.predicting.rules.interface import WHOLE, around
 
 
 @around
@@ -35,6 +35,25 @@ def lists_of_tensors(recorder: Any) -> Iterator[None]:
     finally:
         for types in lists:
             types.remove(FakeTensor)
+
+
+@around
+@contextmanager
+def kernels_of_their_own(recorder: Any) -> Iterator[None]:
+    """A build without CUDA has no kernel for some operators that a GPU has one for, and would
+    compose them of others before a prediction sees them. It never calls the kernel."""
+    import torch
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("a kernel for CUDA, in a build without")
+
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in WHOLE:
+            known = hasattr(torch.ops.aten, name.partition("::")[2])
+            if known and not has(name, "CUDA"):
+                library.impl(name, never, "CUDA")
+        yield
 
 
 @around

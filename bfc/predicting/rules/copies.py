@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, composed, order, rule
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    before,
+    composed,
+    kernel,
+    order,
+    rule,
+    whole,
+)
 from bfc.predicting.rules.tensors import (
     argument,
     contiguous_copy,
@@ -29,6 +39,7 @@ composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter", "aten::ldexp", "aten::_euclidean_dist"),
 )
+whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
 # the mask first; from ATen/native/cuda/Dropout.cu
 order({"aten::native_dropout": (1, 0)})
 
@@ -54,6 +65,14 @@ def log_softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     yield from contiguous_copy(call.args[1], "output in order")
 
 
+@kernel("aten::mish_backward")
+def mish_backward(call: Call) -> Any:
+    """A gradient like the input: PyTorch says nothing of it for fake tensors."""
+    import torch
+
+    return torch.empty_like(call.args[1])
+
+
 @before("aten::roll")
 def roll(call: Call) -> Iterator[Workspace | Release]:
     """One dimension after the other, each into memory of its own."""
@@ -72,7 +91,7 @@ def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
     count = numel(call.args[0])
     if count:
         yield Workspace(count * INDEX, what="places in the source")
-        yield from cub.for_a_moment(cub.scan(count, INDEX), "scan")
+        yield from cub.for_a_moment(cub.scan(count, INDEX, call.torch_version), "scan")
 
 
 @rule("aten::_to_copy", "aten::copy_")

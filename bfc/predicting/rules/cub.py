@@ -1,15 +1,18 @@
 """The temporary storage of CUB's algorithms on a device.
 
-From CCCL's cub/device/dispatch/dispatch_radix_sort.cuh, dispatch_scan.cuh,
-dispatch_select_if.cuh and the tables in dispatch/tuning (release 12.9; 13.3 has the same numbers).
-PyTorch counts the items in 64 bits. Two sizes in recordings agree to the byte: 4096 and 8192 pairs
-of 8 bytes and 8, sorted by 14 bits on a GPU of compute capability 8, take 72191 and 138751.
+From CCCL's cub/device/dispatch/dispatch_radix_sort.cuh, dispatch_scan.cuh, dispatch_reduce.cuh,
+dispatch_unique_by_key.cuh, dispatch_select_if.cuh, the tables in dispatch/tuning, and
+cub/agent/single_pass_scan_operators.cuh (release 3.0.1, which comes with CUDA 13.0).
+PyTorch counts the items in 64 bits. Sizes in recordings agree to the byte: 4096 and 8192 pairs
+of 8 bytes and 8, sorted by 14 bits on a GPU of compute capability 8, take 72191 and 138751, and
+what an H200 took for scans, sums and selections of 640 to 1048576 elements is in the tests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bfc.predicting.devices import GPU
 from bfc.predicting.rules.interface import Release, Workspace
 from bfc.predicting.rules.tensors import div_up
 
@@ -23,6 +26,10 @@ ATOMIC_OFFSET = 4
 MOST_IN_A_PORTION = (1 << 28) - 1
 #: What CUB asks for where it needs nothing, so that a pointer is not null.
 NOTHING = 1
+#: The PyTorch whose wheels bring CUDA 13, and with it CCCL 3.
+CCCL_3 = (2, 11)
+#: A padding of one descriptor for each thread of a warp.
+PADDING = 32
 #: Threads and elements of 4 bytes of the sort of a single tile.
 SINGLE_TILE = (256, 19)
 
@@ -105,16 +112,28 @@ def tiles(count: int, threads: int, items: int, size: int) -> int:
     return div_up(count, threads * items)
 
 
-def scan(count: int, size: int, threads: int = 128, items: int = 15) -> int:
-    """The temporary storage of a scan: a descriptor for each tile, and a warp's of padding.
+def _described(tiles: int, size: int, torch_version: tuple[int, ...]) -> int:
+    """A descriptor for each tile, and a warp's of padding.
 
-    A descriptor of elements up to 8 bytes has the size of two of them; larger ones lie in arrays of
-    their own.
+    A descriptor of values up to 8 bytes has the size of two of them; larger ones lie in arrays of
+    their own. CCCL 3 aligns them for themselves, and then once more.
     """
-    descriptors = tiles(count, threads, items, size) + 32
-    if size <= 8:
-        return aliased(descriptors * max(2 * size, 4))
-    return aliased(descriptors * 4, descriptors * size, descriptors * size)
+    number = tiles + PADDING
+    if size > 8:
+        return aliased(aliased(number * 4, number * size, number * size))
+    together = number * max(2 * size, 4)
+    return aliased(aliased(together) if torch_version >= CCCL_3 else together)
+
+
+def scan(count: int, size: int, torch_version: tuple[int, ...]) -> int:
+    """The temporary storage of a scan of elements of `size` bytes.
+
+    Examples
+    --------
+    >>> scan(81920, 8, (2, 11)), scan(81920, 8, (2, 10))
+    (2559, 2303)
+    """
+    return _described(tiles(count, 128, 15, size), size, torch_version)
 
 
 def scan_by_key(count: int, key: int, size: int) -> int:
@@ -123,7 +142,48 @@ def scan_by_key(count: int, key: int, size: int) -> int:
     A descriptor has a value and a flag, as two words of 8 bytes; the last key of each tile is kept.
     """
     number = tiles(count, 128, 6, size)
-    return aliased((number + 32) * 16, (number + 1) * key)
+    return aliased((number + PADDING) * 16, (number + 1) * key)
+
+
+def _tuned(
+    capability: tuple[int, int],
+    of_10: tuple[int, int],
+    of_9: tuple[int, int],
+    of_8: tuple[int, int],
+) -> tuple[int, int] | None:
+    """Threads and elements of a thread, where there is a table; none for 8.6 to 8.9."""
+    if capability >= (8, 6):
+        return None if capability < (9, 0) else of_9 if capability < (10, 0) else of_10
+    return of_8 if capability >= (8, 0) else None
+
+
+def unique_by_key(
+    count: int, key: int, torch_version: tuple[int, ...], capability: tuple[int, int]
+) -> int:
+    """The temporary storage of finding the first of each run of keys, whose values have 4 bytes."""
+    if key == 8:
+        found = _tuned(capability, (384, 10), (640, 7), (256, 7))
+    else:
+        found = _tuned(capability, (512, 14), (512, 14), (256, 11))
+    threads, items = found or (64, max(1, 44 // key))
+    return _described(div_up(count, threads * items), OFFSET, torch_version)
+
+
+def select_flagged(count: int, torch_version: tuple[int, ...], capability: tuple[int, int]) -> int:
+    """The temporary storage of choosing those of `count` numbers of 8 bytes that are flagged."""
+    threads, items = _tuned(capability, (320, 11), (384, 11), (384, 6)) or (128, 5)
+    return _described(div_up(count, threads * items), 4, torch_version)
+
+
+#: Threads of a block that sums up, and the elements of each; up to one tile needs no second pass.
+SUM_THREADS, SUM_ITEMS, BLOCKS_FOR_EACH = 256, 16, 5
+
+
+def total(count: int, size: int, gpu: GPU) -> int:
+    """The temporary storage of a sum in numbers of 4 bytes or less: one for each block."""
+    if count <= SUM_THREADS * SUM_ITEMS:
+        return NOTHING
+    return aliased(gpu.sms * (gpu.threads_per_sm // SUM_THREADS) * BLOCKS_FOR_EACH * size)
 
 
 def for_a_moment(size: int, what: str) -> Iterator[Workspace | Release]:

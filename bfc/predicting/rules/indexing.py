@@ -189,7 +189,7 @@ def summed_bags(call: Call) -> Iterator[Workspace | Release]:
     indices = call.args[1]
     if argument(call, "mode", SUM) != MOST and numel(indices):
         weights = int(argument(call, "num_weights"))
-        yield from _segments(call.args[0], numel(indices), int(indices.element_size()), weights)
+        yield from _segments(call, numel(indices), int(indices.element_size()), weights)
 
 
 @rule("aten::embedding_dense_backward")
@@ -198,15 +198,16 @@ def summed_rows(call: Call) -> Iterator[Workspace | Release]:
     if _sorts(call):
         indices = call.args[1]
         weights = int(argument(call, "num_weights"))
-        yield from _segments(call.args[0], numel(indices), int(indices.element_size()), weights)
+        yield from _segments(call, numel(indices), int(indices.element_size()), weights)
 
 
 #: A thread sums up so many rows of a segment.
 ROWS_OF_A_THREAD = 10
 
 
-def _segments(gradient: Any, count: int, size: int, weights: int) -> Iterator[Workspace | Release]:
+def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Workspace | Release]:
     """Buffers for as many segments, and parts of them, as there can be."""
+    gradient, version = call.args[0], call.torch_version
     rows = 8 if type_name(gradient) == "float64" else 4
     segments = min(count, weights)
     parts = count // ROWS_OF_A_THREAD + segments
@@ -214,11 +215,12 @@ def _segments(gradient: Any, count: int, size: int, weights: int) -> Iterator[Wo
     yield Workspace(8, what="number of segments")
     keys = Workspace(segments * size, what="index of each segment")
     yield keys
-    yield from cub.for_a_moment(cub.scan(count, 8), "first of each segment")
+    unique = cub.unique_by_key(count, size, version, call.gpu.cc)
+    yield from cub.for_a_moment(unique, "first of each segment")
     yield Release(keys)
     yield Workspace(segments * size, what="parts of each segment")
     yield Workspace(segments * size, what="first part of each segment")
-    yield from cub.for_a_moment(cub.scan(segments, size), "scan")
+    yield from cub.for_a_moment(cub.scan(segments, size, version), "scan")
     yield Workspace(8, what="number of parts")
     yield Workspace(parts * size, what="parts of segments")
     yield Workspace(parts * gradient.shape[-1] * rows, what="sums of parts")

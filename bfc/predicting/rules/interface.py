@@ -13,7 +13,8 @@
 - `order`: the places of an operator's results in the order in which its kernel allocates them.
 - `composed`: operators that PyTorch computes by others, on every device. They are taken apart, so
   that what they make in between is seen.
-- `composition`: the same of operators whose kernel for CUDA calls others: the function does so.
+- `whole`: operators that PyTorch could compose of others, and which CUDA has a kernel for.
+- `composition`: a function that computes an operator by others, as its kernel for CUDA does.
 - `around`: a context manager that is entered for the whole prediction, for what is replaced in
   torch itself. It is called with the recorder, `bfc.predicting.recorder.Recorder`.
 
@@ -23,8 +24,8 @@ Operators are named as in `aten::max` for all overloads, or as in `aten::max.dim
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bfc.predicting.devices import GPU
@@ -81,6 +82,8 @@ class Call:
         Called with (what, value), it notes an assumption with the line of the program.
     value_of : callable
         Called with a tensor, it returns the number that fills it, or None.
+    recording : context manager
+        Operators that an answer calls inside of it count, as those of the program.
     """
 
     func: Any
@@ -93,6 +96,7 @@ class Call:
     stream: int
     assume: Callable[[str, object], None]
     value_of: Callable[[Any], object] = lambda tensor: None
+    recording: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""
@@ -112,6 +116,7 @@ KERNELS: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 ORDERS: dict[str, tuple[int, ...]] = {}
 COMPOSED: set[str] = set()
+WHOLE: set[str] = set()
 COMPOSITIONS: dict[str, Callable[..., Any]] = {}
 AROUND: list[Around] = []
 
@@ -176,6 +181,12 @@ def order(operators: dict[str, tuple[int, ...]]) -> None:
 def composed(*operators: str) -> None:
     """Registers operators that are taken apart, whose kernel is CompositeExplicitAutograd."""
     COMPOSED.update(operators)
+
+
+def whole(*operators: str) -> None:
+    """Registers operators that are not taken apart: they have a kernel for CUDA, though PyTorch
+    could compose them (both CUDA and CompositeImplicitAutograd in native_functions.yaml)."""
+    WHOLE.update(operators)
 
 
 def composition(operator: str) -> Callable[[F], F]:

@@ -132,17 +132,34 @@ def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any
         return _flash(call, scale)
     mask = _float_mask(call)
     if backend == Backend.CUDNN:
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, call.gradient, call.dropout, causal, False, scale=scale
-        )[0]
+        return _first(
+            aten._scaled_dot_product_cudnn_attention(
+                query, key, value, mask, call.gradient, call.dropout, causal, False, scale=scale
+            )
+        )
     if backend == Backend.EFFICIENT:
         mask = None if mask is None else _aligned(mask, call)
-        return aten._scaled_dot_product_efficient_attention(
-            query, key, value, mask, call.gradient, call.dropout, causal, scale=scale
-        )[0]
-    return aten._scaled_dot_product_attention_math(
-        query, key, value, mask, call.dropout, causal, None, scale=scale, enable_gqa=call.gqa
-    )[0]
+        return _first(
+            aten._scaled_dot_product_efficient_attention(
+                query, key, value, mask, call.gradient, call.dropout, causal, scale=scale
+            )
+        )
+    return _first(
+        aten._scaled_dot_product_attention_math(
+            query, key, value, mask, call.dropout, causal, None, scale=scale, enable_gqa=call.gqa
+        )
+    )
+
+
+def _first(results: Any) -> Any:
+    """The first of several results. The others go in their order, as a tuple of C++ lets them go:
+    one of Python's begins with the last."""
+    kept = list(results)
+    del results
+    first = kept.pop(0)
+    while kept:
+        del kept[0]
+    return first
 
 
 def _flash(call: Attention, scale: float | None) -> Any:
@@ -154,13 +171,15 @@ def _flash(call: Attention, scale: float | None) -> Any:
         functional.pad(tensor, (0, -head % 8)) if head % 8 else tensor
         for tensor in (call.query, call.key, call.value)
     ]
-    found = torch.ops.aten._scaled_dot_product_flash_attention(
-        *padded,
-        call.dropout,
-        call.causal,
-        False,
-        scale=1 / math.sqrt(head) if scale is None else scale,
-    )[0]
+    found = _first(
+        torch.ops.aten._scaled_dot_product_flash_attention(
+            *padded,
+            call.dropout,
+            call.causal,
+            False,
+            scale=1 / math.sqrt(head) if scale is None else scale,
+        )
+    )
     return found[..., :head] if head % 8 else found
 
 

@@ -23,7 +23,7 @@ from bfc.predicting.rules.tensors import (
     operator,
 )
 
-INDEX = 8
+INDEX, COUNT = 8, 4
 #: Up to so many elements are sorted in place, within a block.
 IN_A_BLOCK = 4096
 LARGE = 1_000_000
@@ -149,7 +149,7 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(nbytes(tensor), what="copy in order")
     whole = tensor.shape and numel(tensor) == tensor.shape[_dimension(call, tensor)]
     if whole and numel(tensor) and operator(call) != "logcumsumexp":
-        size = cub.scan(numel(tensor), int(result.element_size()))
+        size = cub.scan(numel(tensor), int(result.element_size()), call.torch_version)
         yield from cub.for_a_moment(size, "scan")
 
 
@@ -191,9 +191,19 @@ def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:
     yield from map(Release, reversed(sums))
 
 
-@before("aten::nonzero", "aten::masked_select")
+@before("aten::nonzero")
+def counted(call: Call) -> Iterator[Workspace | Release]:
+    """How many are not zero is counted first (ATen/native/cuda/Nonzero.cu)."""
+    tensor = call.args[0]
+    yield from contiguous_copy(tensor, "copy in order")
+    yield Workspace(COUNT, what="number of chosen")
+    yield from cub.for_a_moment(cub.total(numel(tensor), COUNT, call.gpu), "sum")
+
+
+@rule("aten::nonzero")
 def chosen(call: Call) -> Iterator[Workspace | Release]:
-    """How many are chosen is counted first, and then their places are written."""
-    count = numel(call.args[0])
-    yield from cub.for_a_moment(4, "number of chosen")
-    yield from cub.for_a_moment(cub.scan(count, 4), "places")
+    """Then their places are written."""
+    tensor = call.args[0]
+    if tensor.shape:
+        size = cub.select_flagged(numel(tensor), call.torch_version, call.gpu.cc)
+        yield from cub.for_a_moment(size, "places")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bfc.predicting.rules.interface import Call, answer, kernel
+from bfc.predicting.rules.interface import Call, answer, composition, kernel
+from bfc.predicting.rules.tensors import argument, on_host, operator, type_name
 
 
 @answer("aten::_local_scalar_dense")
@@ -83,42 +84,56 @@ def nonzero(call: Call) -> Any:
     import torch
 
     tensor = call.args[0]
-    call.assume("nonzero: all elements", tensor.numel())
+    call.assume("a mask, or nonzero: all elements", tensor.numel())
     shape = (tensor.dim(), tensor.numel())
     return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
 
 
-@kernel("aten::masked_select")
-def masked_select(call: Call) -> Any:
-    """What a mask selects: at most all."""
+@composition("aten::masked_select")
+def masked_select(tensor: Any, mask: Any, *, out: Any = None) -> Any:
+    """The mask becomes an index (ATen/native/cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
     import torch
 
-    tensor, mask = call.args
-    count = torch.broadcast_shapes(tensor.shape, mask.shape).numel()
-    call.assume("masked_select: all elements", count)
-    return tensor.new_empty(count)
+    pair = torch.broadcast_tensors(tensor, mask)
+    flat = [one.unsqueeze(0) if not one.shape else one for one in pair]
+    if out is None:
+        return torch.ops.aten.index.Tensor(flat[0], [flat[1]])
+    return torch.ops.aten.index.Tensor_out(flat[0], [flat[1]], out=out)
+
+
+MASKS = ("bool", "uint8")
 
 
 @answer("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
 def masks(call: Call, run: Callable[..., Any]) -> Any:
-    """A mask as an index selects at most all."""
+    """A mask as an index becomes the places of what it selects, at most all
+    (ATen/native/IndexingUtils.h, expandTensors)."""
     import torch
 
-    indices = []
-    for index in call.args[1]:
-        if index is None or index.dtype not in (torch.bool, torch.uint8):
-            indices.append(index)
-            continue
-        call.assume("a mask: all elements", index.numel())
-        place = torch.empty(index.numel(), dtype=torch.int64, device=index.device)
-        indices += [place] * index.dim()
-    if len(indices) == len(call.args[1]) and all(map(_is, indices, call.args[1])):
+    given = call.args[1]
+    if not any(index is not None and type_name(index) in MASKS for index in given):
         return run()
+    if _fills(call):
+        mask = given[0].reshape(*given[0].shape, *[1] * (call.args[0].dim() - given[0].dim()))
+        with call.recording:
+            return torch.ops.aten.masked_fill_.Tensor(call.args[0], mask, call.args[2].reshape(()))
+    indices: list[Any] = []
+    for index in given:
+        if index is None or type_name(index) not in MASKS:
+            indices.append(index)
+        else:
+            with call.recording:
+                indices += torch.ops.aten.nonzero(index).unbind(1)
     return run((call.args[0], indices, *call.args[2:]))
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _fills(call: Call) -> bool:
+    """Whether one number of the host is written where a mask says (TensorAdvancedIndexing.cpp,
+    canDispatchToMaskedFill): that needs no places."""
+    if operator(call) != "index_put_" or argument(call, "accumulate", False):
+        return False
+    (mask, *others), value = call.args[1], call.args[2]
+    return not others and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
 
 
 @answer("aten::_unique2", "aten::unique_consecutive")

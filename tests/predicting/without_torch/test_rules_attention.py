@@ -202,3 +202,11 @@ def test_the_first_kernel_that_fits_is_taken(
 ) -> None:
     found = attention.backward_block(devices.find(gpu), half, head, False)
     assert (found.queries, found.keys) == block
+
+
+def test_cudnn_sums_the_gradients_of_shared_heads_apart() -> None:
+    """As on an H200: 2 sequences of 1024, 16 heads of 64, and 4 of keys and values."""
+    signature = "_scaled_dot_product_cudnn_attention_backward(grad_out, query, key, value)"
+    query, keys = Shape((2, 16, 1024, 64), "bfloat16"), Shape((2, 4, 1024, 64), "bfloat16")
+    assert of(call(signature, query, query, query, query, gpu="h200")) == [0, 8519936]
+    assert of(call(signature, query, query, keys, keys, gpu="h200")) == [0, 16908544]

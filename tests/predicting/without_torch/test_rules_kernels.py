@@ -105,8 +105,17 @@ def test_a_scan_of_booleans_copies_them() -> None:
 
 def test_a_scan_of_one_row_is_cub_s() -> None:
     row = Shape((1 << 20,))
-    size = cub.scan(1 << 20, 4)
+    size = cub.scan(1 << 20, 4, (2, 13))
     assert of(call("cumsum(self, dim)", row, 0, result=row)) == [0, size, -size]
+
+
+def test_what_is_not_zero_is_counted_and_then_written() -> None:
+    """As on an H200: the sum, and behind the result the places."""
+    made = call("nonzero(self)", Shape((1000, 20)), gpu="h200", torch=(2, 11))
+    assert of(made) == [4, 21503, -21503, 0, 1023, -1023]
+    turned = call("nonzero(self)", Shape((1000, 20), "bool", (1, 1000)), gpu="h200", torch=(2, 11))
+    assert of(turned)[0] == 20000
+    assert of(call("nonzero(self)", Shape(()), gpu="h200", torch=(2, 11))) == [4, 1, -1, 0]
 
 
 DRAW = "multinomial(self, num_samples, replacement)"
