@@ -437,13 +437,16 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     PAGED = 4                       # pages may have several addresses
     PLAIN = 8                       # of a call: a chunk in use has the state IN_USE, with no other bits and no owner
 
-ctypedef cbool (*TellPages)(void* pages, ChunkHandle handle) noexcept nogil
-ctypedef ChunkHandle (*AskPages)(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                 cbool indexed) noexcept nogil
-
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
     uint64_t peak_live
+
+
+cdef class PoolPages:
+    cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
+    cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    cbool indexed) noexcept nogil
+    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil
 
 
 cdef class SharedCounter:
@@ -488,13 +491,10 @@ cdef class Pool:
     cdef uint32_t next_reopened         # the pair at which the search for one that may be reopened goes on
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
     cdef uint32_t features              # what applies of COUNTS, OPTIONS and PAGED
-    cdef void* pages                    # the object that keeps the pages with several addresses; NULL: there are none
-    cdef TellPages free_view             # its function that frees a chunk that lies in no bitmap
-    cdef AskPages find_elsewhere        # its function that serves a request that no chunk fits, or returns NO_CHUNK
+    cdef PoolPages pages                # the pages with several addresses; None: there are none
     cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
     cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
     cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
-    cdef TellPages small_page_is_free    # its function to call when a whole page of a range of small chunks is free
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1

@@ -1,5 +1,7 @@
 from typing import final
 
+class PoolPages: ...
+
 class SharedCounter:
     def next(self) -> int: ...
 

@@ -183,7 +183,27 @@ cdef ChunkHandle take_records(Pool pool, size_t count) noexcept nogil:
     return first
 
 
+cdef class PoolPages:
+    """What a pool asks of its pages that have several addresses: `allocators/_pages.pyx` keeps them, above this file.
+    It is asked at a miss, at a free in a view, and when a page of small chunks becomes free. Needs the lock."""
+
+    cdef cbool free_view(self, ChunkHandle handle) noexcept nogil:
+        """Frees a chunk that lies in no bitmap."""
+        return False
+
+    cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                    cbool indexed) noexcept nogil:
+        """Serves a request that no chunk fits, or returns NO_CHUNK."""
+        return NO_CHUNK
+
+    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil:
+        """Told that a page of a range of small chunks lies whole in this free chunk. Whether the page has moved."""
+        return False
+
+
+# Not known to the garbage collector: a pool and its pages refer to each other until the pages' owner goes.
 @cython.final
+@cython.no_gc
 cdef class Pool:
     """Regions cut into chunks. Every method that takes a handle trusts it; the allocator checks what users pass."""
 
@@ -500,7 +520,7 @@ cdef class Pool:
         if not features & PLAIN and chunk.state & PLANNED:
             return self.free_place(handle)
         if features & PAGED and owner.is_range and owner.bitmap == NULL:
-            return self.free_view(self.pages, handle)
+            return self.pages.free_view(handle)
         if not owner.bins.reserve():
             return False
         if not features & COUNTS and self.notes_frees and not self.write_down_free(handle):
@@ -545,7 +565,7 @@ cdef class Pool:
         """Tells a range's bitmap that these bytes, now a part of a free chunk, have become free."""
         if owner.bitmap.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
                 and owner.kind == SMALL:
-            self.small_page_is_free(self.pages, handle)
+            self.pages.move_back(handle)
 
     cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
                                     uint32_t features) noexcept nogil:
@@ -643,8 +663,8 @@ cdef class Pool:
                 handle = self.find_and_hand_out(bin_set, rounded, requested, lane.stream, 0, True, COUNTS)
             else:
                 handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
-            if handle == NO_CHUNK and self.pages != NULL:
-                handle = self.find_elsewhere(self.pages, bin_set, rounded, requested, lane.stream, True)
+            if handle == NO_CHUNK and self.pages is not None:
+                handle = self.pages.find_elsewhere(bin_set, rounded, requested, lane.stream, True)
         if handle >= NO_HOST_MEMORY:
             self.clock = clock      # the caller searches again, and that search counts
             return NO_CHUNK
@@ -660,7 +680,7 @@ cdef class Pool:
         bin_set += is_large(rounded)
         handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
         if handle == NO_CHUNK:
-            handle = self.find_elsewhere(self.pages, bin_set, rounded, requested, lane.stream, True)
+            handle = self.pages.find_elsewhere(bin_set, rounded, requested, lane.stream, True)
         return handle
 
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil:
@@ -1029,7 +1049,7 @@ cdef class Pool:
                     rounded = round_up(size, granularity)
                 handle = self.find_and_hand_out(bin_set, rounded, size, streams[i], 0, False, features)
                 if features & PAGED and handle == NO_CHUNK:
-                    handle = self.find_elsewhere(self.pages, bin_set, rounded, size, streams[i], False)
+                    handle = self.pages.find_elsewhere(bin_set, rounded, size, streams[i], False)
                 if handle >= NO_HOST_MEMORY:
                     if features & OPTIONS and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts

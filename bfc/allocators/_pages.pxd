@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Pool
+from bfc._core cimport ChunkHandle, Pool, PoolPages
 
 cdef extern from "stitched_views.hpp" namespace "bfc" nogil:
     const uint32_t NO_SLOT "bfc::PageRecord::kNone"
@@ -61,7 +61,7 @@ cdef extern from "stitched_views.hpp" namespace "bfc" nogil:
 
 
 @cython.final
-cdef class Pages:
+cdef class Pages(PoolPages):
     cdef Pool pool
     cdef uint64_t page_size
     cdef vector[PageRecord] records     # by the number of the page
@@ -71,6 +71,7 @@ cdef class Pages:
     cdef uint64_t uses                  # how often views were used so far
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept
+    cdef void leave(self) noexcept
     cdef cbool open_bitmap(self, uint32_t bin_set, uint64_t start) noexcept nogil
     cdef void close_bitmap(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil
@@ -79,9 +80,6 @@ cdef class Pages:
     cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil
     cdef void forget_page(self, uint32_t page) noexcept nogil
 
-    cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                    cbool indexed) noexcept nogil
-    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil
     cdef cbool move_again(self, uint32_t small) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
     cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil
@@ -109,7 +107,6 @@ cdef class Pages:
     cdef ChunkHandle hand_out(self, StitchedView* view, uint64_t requested, uint64_t stream,
                               cbool indexed) noexcept nogil
     cdef void count_mappings(self, StitchedView* view, int change) noexcept nogil
-    cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
     cdef cbool is_kept(self, uint32_t number) noexcept nogil
     cdef uint32_t oldest_kept_view(self) noexcept nogil
     cdef void retire_view(self, uint32_t number) noexcept nogil

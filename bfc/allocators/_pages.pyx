@@ -18,7 +18,7 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
     LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, OPTIONS, PAGED, SMALL, STATE, WAITING, BinSet, Chunk,
-    ChunkHandle, FreeChunk, Pool, Region, PageBitmap,
+    ChunkHandle, FreeChunk, Pool, PoolPages, Region, PageBitmap,
 )
 from bfc.allocators._changes cimport carve, has_records, make_free
 
@@ -44,32 +44,23 @@ cdef extern from * nogil:
     PageBitmap* new_bitmap "bfc_new_bitmap"(uint64_t start, uint64_t page_size) noexcept
 
 
-cdef cbool free_view_of(void* pages, ChunkHandle handle) noexcept nogil:
-    return (<Pages>pages).free_view(handle)
-
-
-cdef ChunkHandle find_elsewhere(void* pages, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                cbool indexed) noexcept nogil:
-    return (<Pages>pages).find_elsewhere(bin_set, rounded, requested, stream, indexed)
-
-
-cdef cbool move_back(void* pages, ChunkHandle handle) noexcept nogil:
-    return (<Pages>pages).move_back(handle)
-
-
 @cython.final
-cdef class Pages:
+@cython.no_gc
+cdef class Pages(PoolPages):
     """The pages of a pool, and the views stitched from them."""
 
     cdef void watch(self, Pool pool, uint64_t page_size) noexcept:
-        """Takes a pool that has no memory yet. The pool must not outlive this object."""
+        """Takes a pool that has no memory yet. The two hold each other until `leave`."""
         self.pool = pool
         self.page_size = page_size
-        pool.pages = <void*>self
+        pool.pages = self
         pool.features |= PAGED
-        pool.free_view = free_view_of
-        pool.find_elsewhere = find_elsewhere
-        pool.small_page_is_free = move_back
+
+    cdef void leave(self) noexcept:
+        """Lets go of the pool: its allocator is gone."""
+        if self.pool is not None:
+            self.pool.pages = None
+            self.pool = None
 
     cdef cbool open_bitmap(self, uint32_t bin_set, uint64_t start) noexcept nogil:
         self.pool.bin_sets[bin_set].bitmap = new_bitmap(start, self.page_size)

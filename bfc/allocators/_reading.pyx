@@ -59,7 +59,7 @@ cdef cbool copy_columns(Pool pool, vector[RegionRow]& regions, vector[ChunkRow]&
     cdef vector[uint32_t] slots
     while it != pool.regions.end():
         slots.clear()
-        if pool.pages != NULL and not list_pages(<Pages>pool.pages, deref(it).second.first, slots):
+        if pool.pages is not None and not list_pages(<Pages>pool.pages, deref(it).second.first, slots):
             return False
         if not add_runs(pool, &deref(it).second, slots, regions, chunks, pages):
             return False
@@ -83,7 +83,7 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
     row.flags = IN_RANGE if owner.is_range else 0
     if owner.asleep:
         row.flags |= ASLEEP
-    if owner.is_range and owner.bitmap == NULL and pool.pages != NULL:
+    if owner.is_range and owner.bitmap == NULL and pool.pages is not None:
         row.flags |= IS_VIEW
     while handle != NO_CHUNK:
         row.ptr = end = pool.chunks[handle].ptr
@@ -465,7 +465,7 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
     found = fault_in_owners(pool)
     if found != NULL:
         return found
-    if pool.pages != NULL:
+    if pool.pages is not None:
         found = fault_in_bitmaps(pool)
     if found == NULL and pool.usage != NULL:
         found = fault_in_usage(pool)

@@ -14,6 +14,7 @@ from sources import IMPORT, READ, assert_none, code_lines, listed, module_name
 #: Classes that are made themselves, and of which one other differs: a subclass is no half of them.
 KEPT = {
     "bfc.errors.DeviceUnavailableError",  # caught by name; one error says more
+    "bfc._core.PoolPages",  # what a pool asks of a layer above it
     "bfc.buffers._buffer.Buffer",  # a view of a buffer
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",

@@ -76,6 +76,10 @@ cdef class Stitching(AddressRanges):
         self.retired = []
         self.left = []
 
+    def __dealloc__(self):
+        if self.pages is not None:
+            self.pages.leave()
+
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
         self.limit = self.highest_limit = limit
         self.is_on = True
