@@ -1,8 +1,8 @@
 """What CUDA's operators allocate beside their results, and what they answer. In order:
 
 interface.py          what a rule is given, and what it returns
-values.py             what a program reads of a tensor that has no values
 tensors.py            what rules ask of a tensor
+values.py             what a program reads of a tensor that has no values
 cub.py                the temporary storage of CUB's algorithms
 gemm.py               cuBLAS and cublasLt
 reductions.py         partial results of sums, maxima and the like
