@@ -6,6 +6,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     guard.cpp             a device "cuda" in a PyTorch that has none
     guard.py              it is compiled when first used
     devices.py            the usual GPUs
+    arrivals.py           modules that are changed once they are imported
     rules/                what CUDA's operators allocate beside their results
     kinds.py              what an allocation is for
     places.py             where in the program: module, line, phase

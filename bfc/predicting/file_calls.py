@@ -14,8 +14,7 @@ import contextlib
 import errno
 import functools
 import glob
-import importlib.abc
-import importlib.util
+import importlib
 import inspect
 import io
 import multiprocessing.util
@@ -29,6 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bfc.files import replacing
+from bfc.predicting.arrivals import Arrivals
 from bfc.predicting.overlay import Overlay
 
 #: Folders that are no user's: devices, and what the system tells.
@@ -44,7 +44,10 @@ TRANSLATED: dict[str, tuple[tuple[str, int, str, bool | None], ...]] = {
     "safetensors": (("serialize_file", 1, "filename", True),),
     "torch.export": (("save", 1, "f", True),),
     "torch.jit": (("load", 0, "f", False),),
-    "torch.jit._script": (("RecursiveScriptModule.save", 1, "f", True),),
+    "torch.jit._script": (
+        ("RecursiveScriptModule.save", 1, "f", True),
+        ("ScriptModule.save", 1, "f", True),  # a copy of it, which traced modules have
+    ),
     "torch.package.package_exporter": (("PackageExporter.__init__", 1, "f", True),),
     "tokenizers": (
         ("Tokenizer.from_file", 0, "path", False),
@@ -686,15 +689,18 @@ def _swap(table: dict[Any, Any]) -> None:
                 known.add(by_id[id(value)])
 
 
-class _Translator(importlib.abc.MetaPathFinder):
+class _Translator:
     """Changes the functions of `TRANSLATED` in modules that are there, and that come."""
 
     def __init__(self, calls: FileCalls) -> None:
         self._calls = calls
         self._changed: list[tuple[Any, str, Any]] = []
-        self._looking = False
+        self._arrivals = Arrivals(TRANSLATED, self._change)
 
-    def change(self, module: Any) -> None:
+    def begin(self) -> None:
+        self._arrivals.__enter__()
+
+    def _change(self, module: Any) -> None:
         for path, index, keyword, writes in TRANSLATED[module.__name__]:
             *holders, name = path.split(".")
             holder = functools.reduce(lambda one, part: getattr(one, part, None), holders, module)
@@ -708,36 +714,10 @@ class _Translator(importlib.abc.MetaPathFinder):
                     setattr(holder, name, new)
                     self._changed.append((holder, name, kept))
 
-    def begin(self) -> None:
-        for name in TRANSLATED:
-            if name in sys.modules:
-                self.change(sys.modules[name])
-        sys.meta_path.insert(0, self)
-
     def end(self) -> None:
-        sys.meta_path.remove(self)
+        self._arrivals.__exit__()
         for holder, name, kept in reversed(self._changed):
             setattr(holder, name, kept)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in TRANSLATED or self._looking:
-            return None
-        self._looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._looking = False
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            self.change(module)
-
-        with contextlib.suppress(AttributeError):
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _throw_away_at_exit(calls: FileCalls, process: int) -> None:

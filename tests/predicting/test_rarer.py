@@ -144,8 +144,47 @@ def test_a_script_module_is_saved_over_the_files(tmp_path: Path, monkeypatch) ->
     monkeypatch.chdir(tmp_path)
     with bfc.predict("a100"):
         torch.jit.script(nn.Linear(2, 2).cuda()).save("module.pt")
+        torch.jit.save(
+            torch.jit.trace(nn.Linear(2, 2), torch.ones(2), check_trace=False), "traced.pt"
+        )
         assert Path("module.pt").exists()
+        assert Path("traced.pt").exists()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:FutureWarning")
+def test_a_script_module_is_loaded_where_it_is_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "module.pt"
+    torch.jit.save(torch.jit.script(nn.Linear(512, 512, bias=False)), path)
+    with bfc.predict("a100") as run:
+        torch.jit.load(path)
+        assert allocated() == 0
+        layer = torch.jit.load(path, map_location="cuda")
+        assert allocated() == MIB
+        layer(torch.randn(2, 512, device="cuda")).sum().backward()
+        assert layer.weight.grad.is_cuda
+    assert list(assumed(run).values()) == ["cpu"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+def test_a_distributed_checkpoint_is_saved_and_loaded(tmp_path: Path, monkeypatch) -> None:
+    """At once where it would be in the background, which copies what fake tensors are made of."""
+    monkeypatch.chdir(tmp_path)
+    with bfc.predict("a100"):
+        from torch.distributed import checkpoint
+
+        layer = nn.Linear(512, 512, bias=False).cuda()
+        state = {"model": layer.state_dict()}
+        checkpoint.save(state, checkpoint_id="first")
+        checkpoint.load(state, checkpoint_id="first")
+        checkpoint.async_save(state, checkpoint_id="second").result()
+        assert sorted(os.listdir("second")) == sorted(os.listdir("first"))
+        checkpoint.load(state, checkpoint_id="second")
+        assert state["model"]["weight"].is_cuda
+        assert allocated() == MIB
+    assert list(tmp_path.iterdir()) == []
+    assert checkpoint.async_save.__module__.startswith("torch.distributed")
 
 
 def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
@@ -436,8 +475,6 @@ def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyP
     masks.find_packed_sequence_indices = lambda positions: positions
     monkeypatch.setitem(sys.modules, masks.__name__, masks)
     with bfc.predict("a100") as run:
-        nn.Linear(2, 2)(torch.ones(2))
-        nn.Linear(2, 2)(torch.ones(2))
         assert masks.find_packed_sequence_indices(7) is None
     assert masks.find_packed_sequence_indices(7) == 7
     assert [one["value"] for one in run.assumptions] == ["none"]

@@ -7,12 +7,12 @@ gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/d
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.predicting.arrivals import Arrivals
 from bfc.predicting.rules.interface import WHOLE, around
 
 
@@ -126,24 +126,20 @@ def biases(recorder: Any) -> Iterator[None]:
 def rows_of_one_sequence(recorder: Any) -> Iterator[None]:
     """transformers looks at the positions of a batch for rows of several sequences, which need a
     mask, and takes fake ones for several: as on a GPU, no row has more than one."""
-    from torch.nn.modules.module import register_module_forward_pre_hook
+    name = "find_packed_sequence_indices"
 
-    def replace(module: Any, inputs: Any) -> None:
-        masks = sys.modules.get("transformers.masking_utils")
-        build = getattr(masks, "find_packed_sequence_indices", None)
-        if build is None or build in replaced:
-            return
+    def replace(module: Any) -> None:
+        build = getattr(module, name, None)
 
         def find(*args: Any, **kwargs: Any) -> None:
             recorder.assume("rows of several sequences (transformers)", "none")
             build(*args, **kwargs)
 
-        replaced.append(find)
-        stack.enter_context(patch.object(masks, "find_packed_sequence_indices", find))
+        if build is not None:
+            stack.enter_context(patch.object(module, name, find))
 
-    replaced: list[Any] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(register_module_forward_pre_hook(replace).remove)
+        stack.enter_context(Arrivals(["transformers.masking_utils"], replace))
         yield
 
 

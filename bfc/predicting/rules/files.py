@@ -219,6 +219,27 @@ def saved(recorder: Any) -> Iterator[None]:
         yield
 
 
+@around
+@contextmanager
+def scripted(recorder: Any) -> Iterator[None]:
+    """What `torch.jit.load` makes in C++ has values, and is read onto the host; its parameters are
+    then shapes, where `map_location` says."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    build = torch.jit.load
+
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if map_location is None:
+            recorder.assume("torch.jit.load without map_location: where its tensors are", "cpu")
+        with _disable_current_modes():
+            made = build(f, "cpu", *args, **kwargs)
+        return made.to("cpu" if map_location is None else map_location)
+
+    with patch.object(torch.jit, "load", load):
+        yield
+
+
 def _safetensors(
     keep: Callable[[Any], bytes], find: Callable[[Any], Any], cover: Callable[[Any], None]
 ) -> dict[str, Any]:
