@@ -129,7 +129,7 @@ def rows_of_one_sequence(recorder: Any) -> Iterator[None]:
     name = "find_packed_sequence_indices"
 
     def replace(module: Any) -> None:
-        build = getattr(module, name, None)
+        build: Any = getattr(module, name, None)
 
         def find(*args: Any, **kwargs: Any) -> None:
             recorder.assume("rows of several sequences (transformers)", "none")
