@@ -232,7 +232,7 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
             if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
                 listed = listed and try_push_back(of_ranges, memory.pool.bin_sets[i].lane.stream)
-        memory.lock.release()
+        memory.lock.release()       # no range is added: the tag is blocked, so nothing is allocated in it
     if not listed:
         raise out_of_host_memory()
     for stream in of_ranges:
@@ -313,7 +313,7 @@ cdef void fall_asleep(AddressRanges memory, list transitions) noexcept:
         memory.note_runs(transition)
         acquire_lock(memory.lock[0])
         set_aside(memory, transition, -<int64_t>transition.aside)
-        memory.lock.release()
+        memory.lock.release()       # the tag is blocked until it wakes: nobody allocates before it counts as asleep
         transition.tag.is_asleep = True
         transition.tag.kept = transition.kept
         memory.shrink(transition.tag.number)

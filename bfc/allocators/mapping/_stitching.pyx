@@ -422,7 +422,7 @@ cdef class Stitching(AddressRanges):
         for other in self.ranges:
             acquire_lock(self.lock[0])
             is_other = self.has_other_tag(other, addresses)
-            self.lock.release()
+            self.lock.release()     # it stays so: only the mapper puts a tag to sleep or wakes it
             if is_other and before - self.pages.count < wanted:
                 self.trim_range(other, wanted - (before - self.pages.count), True, True, faults)
         return self.pages.count < before
@@ -434,7 +434,7 @@ cdef class Stitching(AddressRanges):
             return False
         acquire_lock(self.lock[0])
         peak = max(self.pool.counters.peak_bytes_in_use, self.pool.counters.bytes_in_use + rounded)
-        self.lock.release()
+        self.lock.release()     # an estimate: only how many pages are made depends on it
         return <double>((self.pages.count + pages) * self.page_size) <= (1 + self.headroom) * <double>peak
 
     # -- new pages ----------------------------------------------------------------------------------------------------
@@ -604,7 +604,7 @@ cdef class Stitching(AddressRanges):
         cdef cbool done
         acquire_lock(self.lock[0])
         ptr, nbytes = self.pool.chunks[handle].ptr, self.pool.chunks[handle].size
-        self.lock.release()
+        self.lock.release()     # `begin` has cut the chunk, so nobody else touches it
         count = nbytes // self.page_size
         self.forget_lost()
         try:
@@ -820,7 +820,7 @@ cdef class Stitching(AddressRanges):
             self.retired.append(stuck)
         except MemoryError:
             pass        # it is not known any more where they are, and the pages below are kept for good
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # the pages are held still: nobody could release one before it is counted
         for page in pages:
             self.pages.records[page].views += 1
         self.lock.release()
@@ -1145,7 +1145,7 @@ cdef class Stitching(AddressRanges):
             for page in retired.pages:
                 acquire_lock(self.lock[0])
                 is_here = self.is_of_tag(self.pages.records[<uint32_t>page].slots[0].set, tag)
-                self.lock.release()
+                self.lock.release()     # a page changes its tag never, and its slots only by the mapper
                 if is_here:
                     raise SubAllocatorError(f"{self.source.sub_allocator!r} failed to unmap memory that is not in use; "
                                             f"it is tried again by the next call")
@@ -1167,7 +1167,7 @@ cdef class Stitching(AddressRanges):
         cdef MappedRun run
         cdef set seen = set()
         for addresses in self.ranges_of(transition.tag.number):
-            bitmap = addresses.bitmap
+            bitmap = addresses.bitmap       # needs no lock, as in `page_in`
             slot = 0
             while slot < bitmap.slots():
                 run = MappedRun()
@@ -1184,7 +1184,7 @@ cdef class Stitching(AddressRanges):
                 slot += 1
         # Kept ones, too: what lived there may have been freed since the views that nothing lives in were unmapped.
         for number in range(self.pages.views.count()):
-            if self.pages.views.at(number).state in (KEPT, LIVE):
+            if self.pages.views.at(number).state in (KEPT, LIVE):     # others only change one into the other
                 self.add_view(transition, number, is_mapped, seen)
         return 0
 
@@ -1197,7 +1197,7 @@ cdef class Stitching(AddressRanges):
         run.ptr = self.pages.views.at(number).address
         run.nbytes = self.pages.views.at(number).pages * self.page_size
         is_here = self.is_of_tag(self.pages.views.at(number).set, transition.tag.number)
-        self.lock.release()
+        self.lock.release()     # the view keeps its pages: only the mapper opens and retires views
         if not is_here:
             return 0
         self.list_pages(number, numbers)
