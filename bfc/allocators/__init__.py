@@ -8,9 +8,8 @@ _reasons.pxd        why a call has more to do than ask the pool
 _reading.pyx        what can be read from a pool: totals, pages, a snapshot's columns, faults
 _source.pyx         a sub-allocator behind a limit: what is asked of it, and what goes back
 _recorder.pyx       what a history writes down, and what PyTorch's policy counts
-_fences.pyx         marks in the queues of streams, and what waits behind them
+_fences.pyx         marks in the queues of streams, and what waits behind them; captures of graphs
 _frees.pyx          frees: at once, from finalisers, after fences
-_captures.pyx       which captures of graphs are marked, and where their streams take memory from
 _tags.pyx           which tag an allocation belongs to, and which tags sleep
 _plans.pyx          plans in use: steps, and the regions of plans: a part that an allocator may have
 mapping/            memory that is mapped to addresses: a part that an allocator may have

@@ -12,9 +12,8 @@ from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._private_pools cimport PoolUses, PrivatePools, is_private
 from bfc.allocators._source cimport Asking, Source, Taken
 from bfc.allocators._recorder cimport Recorder
-from bfc.allocators._fences cimport Fences
+from bfc.allocators._fences cimport Captures, Fences
 from bfc.allocators._frees cimport Frees
-from bfc.allocators._captures cimport Captures
 from bfc.allocators._tags cimport Tags
 from bfc.allocators._plans cimport Planned
 from bfc.allocators.mapping._address_ranges cimport AddressRanges

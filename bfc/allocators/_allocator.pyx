@@ -20,8 +20,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_store
-from bfc.interpreter._process cimport exiting
-from bfc.interpreter._signals cimport run_handlers
+from bfc.interpreter._process cimport exiting, run_handlers
 from bfc._core cimport (
     COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
     NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
@@ -48,9 +47,8 @@ from bfc.allocators._reading cimport (
 )
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
-from bfc.allocators._fences cimport Fences, some_use
+from bfc.allocators._fences cimport Captures, Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
-from bfc.allocators._captures cimport Captures
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
 from bfc.allocators._plans cimport Planned, new_step
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults

@@ -1,4 +1,5 @@
-"""Fences: marks in the queues of other streams, and what was freed and waits behind them.
+"""Fences: marks in the queues of other streams, and what was freed and waits behind them. Captures of graphs: which are
+marked, and which pool a stream that captures takes its memory from.
 
 Fences are created and queried with no lock held: the device may call back, and another thread may free meanwhile.
 """
@@ -7,11 +8,16 @@ import time
 from collections import deque
 
 cimport cython
+from libc.stdint cimport uint64_t
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room
 from bfc.interpreter._process cimport era, survivor
-from bfc._core cimport ChunkHandle
+from bfc._core cimport ChunkHandle, Pool
+from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._private_pools cimport (
+    ONE_CAPTURE, PoolId, PoolUses, PrivatePools, Scope, default_pool, id_of, name_of, this_thread,
+)
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_WAIT
 from bfc.buffers._scopes import current_stream
 
@@ -71,27 +77,20 @@ cdef class DeferredFree:
 
 
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
-@cython.final
 @cython.no_gc_clear
-cdef class Fences:
-    """Which streams use memory, and what was freed and waits for them."""
+cdef class FenceQueues:
+    """Which streams use memory, and what was freed and waits for them: what allocators of all kinds of memory share."""
 
     def __cinit__(self):
         self.users = {}
         self.marked = {}
         self.queues = {}
         self.stuck = deque()    # removing its items needs no memory
-        self.deferred = deque()
-        self.stuck_deferred = deque()
-        self.captured = {}
-        self.told = {}
-        self.replayed = {}
-        self.visited = {}
         self.era_seen = era()
 
     # -- who uses memory -----------------------------------------------------------------------------------------------
 
-    cdef int uses(self, int64_t allocation_id, uint64_t stream, object passed) except -1:
+    cdef int uses(self, int64_t allocation_id, object stream, object passed) except -1:
         """Notes that a stream uses an allocation, and keeps what the user passed for the stream alive meanwhile."""
         self.users.setdefault(allocation_id, {})[stream] = passed
         return 0
@@ -99,8 +98,6 @@ cdef class Fences:
     cdef int forget(self, allocation_id) except -1:
         self.users.pop(allocation_id, None)
         self.marked.pop(allocation_id, None)
-        if self.captured:
-            self.captured.pop(allocation_id, None)
         return 0
 
     cdef int clear(self) except -1:
@@ -109,12 +106,179 @@ cdef class Fences:
         self.marked.clear()
         self.queues.clear()
         self.stuck.clear()
+        self.queues_changed()
+        return 0
+
+    # -- queues --------------------------------------------------------------------------------------------------------
+
+    cdef void queues_changed(self) noexcept:
+        if self.reasons != NULL:
+            self.reasons.put(FREES_WAIT, PyDict_GET_SIZE(self.queues) > 0)
+
+    cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
+        """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
+        are queued."""
+        cdef FencedFree fenced = FencedFree()
+        fenced.handle = handle
+        fenced.left = len(fences)
+        for stream, fence in fences:
+            self.put_in_queue(stream, fence, fenced)
+        return 0
+
+    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1:
+        cdef PendingFence entry = PendingFence()
+        entry.fence = fence
+        entry.fenced = fenced
+        try:
+            self.queues.setdefault(stream, deque()).append(entry)
+        finally:
+            self.queues_changed()
+        return 0
+
+    cdef int try_stuck_again(self) except -1:
+        while self.stuck:
+            stream, fence, fenced = self.stuck[0]
+            self.put_in_queue(stream, fence, fenced)
+            self.stuck.popleft()
+        return 0
+
+    cdef PendingFence next_done(self, stream, list faults, bint wait):
+        """Returns the last fence of a chunk once the stream has reached it (`wait`: waits until it has), so that the
+        chunk waits for nothing any more; or None. A fence whose query fails is set aside as stuck, and its error is
+        appended to `faults`.
+
+        A stream reaches its fences in order, so the first that is not done ends the search. The thread that queries a
+        fence is noted, so that other threads, and code that the fence calls back, leave its queue alone.
+        """
+        cdef PendingFence first
+        cdef bint done
+        self.forget_dead_askers()
+        queue = self.queues.get(stream)     # None: another thread has settled it meanwhile
+        while queue:
+            first = queue[0]
+            if first.polled_by:
+                if not wait or first.polled_by == PyThread_get_thread_ident():
+                    return None
+                time.sleep(_POLL_SECONDS)
+                continue
+            first.polled_by = PyThread_get_thread_ident()
+            fault = None
+            try:
+                done = wait or first.fence.done()
+                if wait:
+                    first.fence.wait()
+            except BaseException as error:
+                done, fault = True, error
+            try:
+                if not self.answered(stream, queue, first, done, fault, faults):
+                    return None
+            finally:
+                first.polled_by = 0
+            if fault is None:
+                first.fenced.left -= 1
+                if first.fenced.left == 0:
+                    return first
+        if queue is not None and self.queues.get(stream) is queue and not queue:
+            del self.queues[stream]
+            self.queues_changed()
+        return None
+
+    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1:
+        """Takes the first entry out of its queue if it is done or has failed. Returns whether it was taken out."""
+        if fault is not None:
+            faults.append(fault)
+            done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
+        if not done or self.queues.get(stream) is not queue:
+            return False    # or the allocator was closed meanwhile
+        if fault is not None:       # before it leaves its queue, as this may raise MemoryError
+            self.stuck.append((stream, first.fence, first.fenced))
+        queue.popleft()
+        return True
+
+    cdef int forget_dead_askers(self) except -1:
+        """After a fork, clears from the entries the threads that were querying fences: the child does not have them."""
+        cdef PendingFence entry
+        if self.era_seen == era():
+            return 0
+        self.era_seen = era()
+        for queue in list(self.queues.values()):
+            for entry in list(queue):
+                if entry.polled_by != survivor():
+                    entry.polled_by = 0
+        return 0
+
+    cdef bint wait_for(self, stream, PendingFence entry) except -1:
+        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is querying its fence.
+        Returns whether its chunk waits for nothing any more."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        self.forget_dead_askers()
+        while entry.polled_by not in (0, me):
+            time.sleep(_POLL_SECONDS)
+        queue = self.queues.get(stream, ())
+        if entry.polled_by == me or entry not in queue:
+            return False
+        entry.polled_by = me
+        try:
+            entry.fence.wait()
+        finally:
+            entry.polled_by = 0
+        queue.remove(entry)
+        if not queue and self.queues.get(stream) is queue:
+            del self.queues[stream]
+            self.queues_changed()
+        entry.fenced.left -= 1
+        return entry.fenced.left == 0
+
+    cdef int wait_for_all(self, list faults) except -1:
+        """Waits until the streams have finished with all that waits now. The entries stay for `next_done`. The error of
+        a fence goes to `faults`; None: it is raised."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef PendingFence entry
+        self.forget_dead_askers()
+        for queue in list(self.queues.values()):
+            for entry in list(queue):
+                try:
+                    entry.fence.wait()
+                except Exception as error:
+                    if faults is None:
+                        raise
+                    faults.append(error)
+                while entry.polled_by not in (0, me):
+                    time.sleep(_POLL_SECONDS)
+        return 0
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class Fences(FenceQueues):
+    """The streams that use a pool's memory, with a queue for each, and what captures and scopes put off."""
+
+    def __cinit__(self):
+        self.deferred = deque()     # removing its items needs no memory
+        self.stuck_deferred = deque()
+        self.captured = {}
+        self.told = {}
+        self.replayed = {}
+        self.visited = {}
+
+    cdef int forget(self, allocation_id) except -1:
+        FenceQueues.forget(self, allocation_id)
+        if self.captured:
+            self.captured.pop(allocation_id, None)
+        return 0
+
+    cdef int clear(self) except -1:
+        FenceQueues.clear(self)
         self.deferred.clear()
         self.stuck_deferred.clear()
         self.captured.clear()
         self.visited.clear()
-        self.queues_changed()
+        self.deferred_changed()
         return 0
+
+    cdef void deferred_changed(self) noexcept:
+        if self.reasons != NULL:
+            self.reasons.put(FREES_DEFERRED, len(self.deferred) > 0)
 
     # -- marks ---------------------------------------------------------------------------------------------------------
 
@@ -254,7 +418,7 @@ cdef class Fences:
                 safe.append(entry)
             else:
                 self.deferred.append(entry)
-        self.queues_changed()
+        self.deferred_changed()
         return safe
 
     # -- frees in a scope ----------------------------------------------------------------------------------------------
@@ -284,7 +448,7 @@ cdef class Fences:
         if self.reuses and not entry.fences and self.capture_is_marked():
             entry.markers = self.markers_of(made_on, entry.streams)
         self.deferred.append(entry)
-        self.queues_changed()
+        self.deferred_changed()
         return 0
 
     cdef bint must_wait(self, DeferredFree entry) except -1:
@@ -326,7 +490,7 @@ cdef class Fences:
                     self.put_aside(entry, isinstance(error, Exception))
                     faults.append(error)
         finally:
-            self.queues_changed()
+            self.deferred_changed()
         return 0
 
     cdef int put_aside(self, DeferredFree entry, bint is_stuck) except -1:
@@ -337,134 +501,91 @@ cdef class Fences:
             self.deferred.appendleft(entry)     # into the place that it has just left
         return 0
 
-    # -- queues --------------------------------------------------------------------------------------------------------
 
-    cdef void queues_changed(self) noexcept:
-        if self.reasons != NULL:
-            self.reasons.put(FREES_WAIT, PyDict_GET_SIZE(self.queues) > 0)
-            self.reasons.put(FREES_DEFERRED, len(self.deferred) > 0)
+@cython.final
+@cython.no_gc_clear
+cdef class Captures:
+    """The captures that an allocator has been told of: a part of `Allocator`. What they put off is in `Fences`."""
 
-    cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
-        """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
-        are queued."""
-        cdef FencedFree fenced = FencedFree()
-        fenced.handle = handle
-        fenced.left = len(fences)
-        for stream, fence in fences:
-            self.put_in_queue(stream, fence, fenced)
+    cdef int attach(self, Lock* lock, Pool pool, Fences fences, PrivatePools private_pools,
+                    PoolUses pool_uses) except -1:
+        self.lock = lock
+        self.pool = pool
+        self.fences = fences
+        self.private_pools = private_pools
+        self.pool_uses = pool_uses
         return 0
 
-    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1:
-        cdef PendingFence entry = PendingFence()
-        entry.fence = fence
-        entry.fenced = fenced
+    cdef int mark(self, int more) except -1:
+        """Counts a capture that begins or ends. A plan rests meanwhile."""
+        self.fences.mark_captures(more)
+        acquire_lock(self.lock[0])
+        self.pool.plan_rests = self.fences.capture_is_marked()
+        self.lock.release()
+        return 0
+
+    cdef int begin(self, PoolId id, uint64_t stream, bint strict) except -1:
+        """Diverts a capture that begins on a stream into a pool, and holds a reference to it."""
+        self.pool_uses.begin(Scope(id, ONE_CAPTURE, stream, this_thread()), strict)
         try:
-            self.queues.setdefault(stream, deque()).append(entry)
-        finally:
-            self.queues_changed()
+            self.mark(1)
+        except BaseException:
+            self.pool_uses.end(id)
+            self.pool_uses.release_reference(id)
+            raise
         return 0
 
-    cdef int try_stuck_again(self) except -1:
-        while self.stuck:
-            stream, fence, fenced = self.stuck[0]
-            self.put_in_queue(stream, fence, fenced)
-            self.stuck.popleft()
-        return 0
+    cdef list streams(self):
+        """The streams on which captures have begun, and their pools."""
+        return self.pool_uses.captures() if self.private_pools.open_captures.get() else []
 
-    cdef PendingFence next_done(self, stream, list faults, bint wait):
-        """Returns the last fence of a chunk once the stream has reached it (`wait`: waits until it has), so that the
-        chunk waits for nothing any more; or None. A fence whose query fails is set aside as stuck, and its error is
-        appended to `faults`.
-
-        A stream reaches its fences in order, so the first that is not done ends the search. The thread that queries a
-        fence is noted, so that other threads, and code that the fence calls back, leave its queue alone.
-        """
-        cdef PendingFence first
-        cdef bint done
-        self.forget_dead_askers()
-        queue = self.queues.get(stream)     # None: another thread has settled it meanwhile
-        while queue:
-            first = queue[0]
-            if first.polled_by:
-                if not wait or first.polled_by == PyThread_get_thread_ident():
-                    return None
-                time.sleep(_POLL_SECONDS)
+    cdef list news_of(self, streams):
+        """Which of these streams have joined a capture into a pool since the last call, or left it, as (stream, pool,
+        whether it has joined)."""
+        cdef dict told = self.fences.told
+        found = []
+        for stream in sorted({*streams, *told}):
+            pool = self.fences.replayed.get(stream) or name_of(self.pool_for(stream))
+            pool = pool if pool != (0, 0) else None
+            known = told.get(stream)
+            if pool == known:
                 continue
-            first.polled_by = PyThread_get_thread_ident()
-            fault = None
-            try:
-                done = wait or first.fence.done()
-                if wait:
-                    first.fence.wait()
-            except BaseException as error:
-                done, fault = True, error
-            try:
-                if not self.answered(stream, queue, first, done, fault, faults):
-                    return None
-            finally:
-                first.polled_by = 0
-            if fault is None:
-                first.fenced.left -= 1
-                if first.fenced.left == 0:
-                    return first
-        if queue is not None and self.queues.get(stream) is queue and not queue:
-            del self.queues[stream]
-            self.queues_changed()
-        return None
+            if known is not None:
+                found.append((stream, told.pop(stream), False))
+            if pool is not None:
+                told[stream] = pool
+                found.append((stream, pool, True))
+        return found
 
-    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1:
-        """Takes the first entry out of its queue if it is done or has failed. Returns whether it was taken out."""
-        if fault is not None:
-            faults.append(fault)
-            done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
-        if not done or self.queues.get(stream) is not queue:
-            return False    # or the allocator was closed meanwhile
-        if fault is not None:       # before it leaves its queue, as this may raise MemoryError
-            self.stuck.append((stream, first.fence, first.fenced))
-        queue.popleft()
-        return True
-
-    cdef int forget_dead_askers(self) except -1:
-        """After a fork, clears from the entries the threads that were querying fences: the child does not have them."""
-        cdef PendingFence entry
-        if self.era_seen == era():
-            return 0
-        self.era_seen = era()
-        for queue in list(self.queues.values()):
-            for entry in list(queue):
-                if entry.polled_by != survivor():
-                    entry.polled_by = 0
+    cdef int take_as_captured(self, pool, stream, bint is_captured) except -1:
+        """Lets a stream count as captured into a pool, as in the run that is replayed, or no more."""
+        if is_captured:
+            self.fences.replayed[stream] = pool
+        else:
+            self.fences.replayed.pop(stream, None)
         return 0
 
-    cdef bint wait_for(self, stream, PendingFence entry) except -1:
-        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is querying its fence.
-        Returns whether its chunk waits for nothing any more."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        self.forget_dead_askers()
-        while entry.polled_by not in (0, me):
-            time.sleep(_POLL_SECONDS)
-        queue = self.queues.get(stream, ())
-        if entry.polled_by == me or entry not in queue:
-            return False
-        entry.polled_by = me
-        try:
-            entry.fence.wait()
-        finally:
-            entry.polled_by = 0
-        queue.remove(entry)
-        if not queue and self.queues.get(stream) is queue:
-            del self.queues[stream]
-            self.queues_changed()
-        entry.fenced.left -= 1
-        return entry.fenced.left == 0
-
-    cdef int wait_for_all(self) except -1:
-        """Waits until the streams have finished with all that waits now. The entries stay for `next_done`."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        cdef PendingFence entry
-        for queue in list(self.queues.values()):
-            for entry in list(queue):
-                entry.fence.wait()
-                while entry.polled_by not in (0, me):
-                    time.sleep(_POLL_SECONDS)
+    cdef int forget_streams_of(self, pool) except -1:
+        """A capture into a pool has ended, and with it that of all its streams."""
+        cdef dict named
+        for named in (self.fences.told, self.fences.replayed):
+            for stream in list(named) if named else ():
+                if named[stream] == pool:
+                    named.pop(stream, None)
         return 0
+
+    cdef bint is_captured(self, uint64_t stream, bint strict) except -1:
+        """Whether a request for a stream comes in a capture: the stream of this thread captures or, unless `strict`,
+        the request's own."""
+        if self.fences.is_in_capture(stream):
+            return True
+        return not strict and self.fences.capture_is_marked() and self.fences.is_capturing(stream)
+
+    cdef PoolId pool_for(self, uint64_t stream) except *:
+        """The pool of the capture that a stream has joined, in whichever thread; or the default pool."""
+        if self.private_pools.open_captures.get():
+            mine = self.fences.source.capture_id(stream)
+            for begun_on, name in self.pool_uses.captures() if mine else ():
+                if self.fences.source.capture_id(begun_on) == mine:
+                    return id_of(name)
+        return default_pool()

@@ -70,4 +70,4 @@ cdef class Frees:
 
 
 cdef void report_unraisable(object error, object doing) noexcept
-cdef int report_faults(list faults) except -1
+cdef int report_faults(list faults, object doing) except -1

@@ -10,7 +10,7 @@ from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
 from libc.stdint cimport int64_t, uint32_t
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport Deferral, defer_handlers, resume_handlers
+from bfc.interpreter._process cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport (
     DEVICE_FAILED, EXPORTED, HOST_MEMORY_GONE, LOCK_TAKEN, NOT_IDLE, STATE, USED_ELSEWHERE, WAITING, ChunkHandle,
     Lane, PendingFree, Pool, Reasons,
@@ -40,12 +40,12 @@ cdef void report_unraisable(object error, object doing) noexcept:
     PyErr_WriteUnraisable(doing)
 
 
-cdef int report_faults(list faults) except -1:
+cdef int report_faults(list faults, object doing) except -1:
     """Reports errors of the device: they do not belong to the call that happens to find them. A Ctrl-C is raised."""
     interrupt = None
     for fault in faults:
         if isinstance(fault, Exception):
-            report_unraisable(fault, PUT_OFF)
+            report_unraisable(fault, doing)
         else:
             interrupt = fault
     if interrupt is not None:
@@ -227,7 +227,7 @@ cdef class Frees:
             self.record_deferred(False, None, faults)
         if asks:
             self.ask_fences(how & WAIT, faults)
-        return report_faults(faults)
+        return report_faults(faults, PUT_OFF)
 
     cdef int free_pending(self, list faults) except -1:
         """Makes the frees that were left to a later call: as many as there are now."""
@@ -299,7 +299,7 @@ cdef class Frees:
         """Asks for the fences of what was freed in the capture of a pool, which has ended."""
         cdef list faults = []
         self.record_deferred(False, pool, faults)
-        return report_faults(faults)
+        return report_faults(faults, PUT_OFF)
 
     cdef int record_deferred(self, bint again, tuple only, list faults) except -1:
         """Asks for the fences of what was freed in a scope."""
@@ -336,7 +336,7 @@ cdef class Frees:
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
         self.drain(RECORD | QUERY)      # the fences of a free from a finaliser may not have been made yet
-        self.fences.wait_for_all()
+        self.fences.wait_for_all(None)
         return self.drain(QUERY | AGAIN)
 
     cdef int forget(self) except -1:

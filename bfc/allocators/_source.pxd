@@ -34,6 +34,10 @@ cdef enum Taken:
 
 cdef uint64_t total_size(vector[Region]& regions) noexcept nogil
 
+cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t nbytes, bint strict,
+                       uint64_t* address, uint64_t* received, list rejected) except -1
+cdef int offer_again(object source, list rejected) except -1
+
 
 @cython.final
 cdef class Source:

@@ -2,6 +2,6 @@
 
 subinterpreters.py   asked first of all: the package cannot be used there
 stubs.py        signatures of compiled classes
-_process.pyx    whether the interpreter is about to exit; forks, and a lock that outlives them
-_signals.pyx    signal handlers, deferred while a sub-allocator is called
+_process.pyx    whether the interpreter is about to exit; forks, and a lock that outlives them;
+                signal handlers, deferred while a sub-allocator is called
 """

@@ -1,5 +1,7 @@
-"""For code whose threads may end half-way through their work: by a fork, or when the interpreter exits."""
+"""For code whose threads may end half-way through their work, by a fork, or when the interpreter exits; and for calls
+that no signal handler may interrupt."""
 
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 cdef bint exiting       # from then on frees do nothing: the driver, or half of Python, may be gone
@@ -18,3 +20,16 @@ cdef class ForkSafeLock:
     cdef uint64_t era
 
     cdef bint take(self) noexcept
+
+
+cdef enum:
+    SIGNALS = 64
+
+cdef struct Deferral:
+    bint in_main_thread
+    uint64_t put_aside              # bit n - 1: the handler of signal n was replaced
+    PyObject* handlers[SIGNALS]     # by n - 1
+
+cdef void defer_handlers(Deferral* deferral) noexcept
+cdef void resume_handlers(Deferral* deferral) noexcept
+cdef int run_handlers() except -1

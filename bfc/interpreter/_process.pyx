@@ -1,5 +1,6 @@
 """Whether the interpreter is about to exit, what happens in a forked child, and locks that survive threads which end in
-the middle of a section: by a fork, or when the interpreter shuts down.
+the middle of a section: by a fork, or when the interpreter shuts down. And signal handlers, which are deferred while a
+sub-allocator runs.
 
 Allocators, drivers and pools share one exit hook, which stands here. Code that must run in a forked child registers a
 function here. One hook of the C library calls the C functions, and later one hook of Python's calls the Python
@@ -7,9 +8,14 @@ functions. Only the locks of allocators have a hook of their own (lock.hpp): the
 of Python's before-fork hooks, and released in the parent too.
 """
 
+import _signal
 import atexit
 import os
+import sys
 
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libcpp cimport bool as cbool
+from posix.signal cimport sigaction, sigaction_t
 from posix.unistd cimport usleep
 
 exiting = False
@@ -33,6 +39,12 @@ def is_exiting():
 
 
 cdef extern from "Python.h":
+    int PyCallable_Check(object found)
+    void PyErr_SetObject(object type, object error)
+    void PyErr_WriteUnraisable(object doing)
+    int PyErr_SetInterruptEx(int number) nogil
+    int Py_AddPendingCall(int (*call)(void*) except -1, void* argument)
+    int Py_MakePendingCalls() except -1
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
@@ -136,3 +148,157 @@ cdef class ForkSafeLock:
     def __exit__(self, kind, error, traceback):     # *exc_info would need memory for a tuple
         if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
             self.depth -= 1     # otherwise a fork inside the section has released it already
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+#
+# An exception in a sub-allocator could lose memory that only it knows. Whichever thread the system delivers a signal
+# to, Python runs its handler in the main thread, between any two lines. So a signal mask cannot keep a Ctrl-C out of a
+# sub-allocator. Instead, `put_off` replaces the handlers during the call. Signals that came meanwhile are given to the
+# interpreter as pending calls, after the handlers are restored.
+
+cdef extern from *:
+    """
+    extern "C" int _PyOS_IsMainThread(void);
+    """
+    int _PyOS_IsMainThread()
+
+cdef enum:
+    ATTEMPTS = 100      # at replacing a handler, while pending handlers raise
+
+cdef int last_signal = min(SIGNALS, _signal.NSIG - 1)
+cdef object get_handler = _signal.getsignal
+cdef object replace_handler = _signal.signal
+
+cdef int depth = 0                          # nested calls of sub-allocators in the main thread
+cdef unsigned long main_thread = 0          # valid while depth > 0
+cdef bint came[SIGNALS + 1]                 # by signal number
+cdef list replaced = [None] * (SIGNALS + 1)     # the handler that was replaced last, by signal number
+
+
+def put_off(number, frame):
+    """The handler of every signal while a sub-allocator is called: the real one runs after the call has returned."""
+    if depth:
+        came[<int>number] = True
+    elif replaced[number] is not None:      # somebody read this as the handler, and calls it
+        return replaced[number](number, frame)
+
+
+cdef int handle(void* number) except -1:
+    """A pending call: the interpreter makes it in the main thread, with the GIL, between two lines of Python."""
+    handler = get_handler(<size_t>number)
+    if not PyCallable_Check(handler):
+        return 0
+    try:
+        frame = sys._getframe()
+    except ValueError:      # C code called it, with no Python frame below
+        frame = None
+    handler(<size_t>number, frame)
+    return 0
+
+
+cdef int raise_now(void* error) except -1:
+    """A pending call: raises the error."""
+    raised = <object>error
+    Py_DECREF(raised)
+    raise raised
+
+
+cdef cbool raise_later(object error) noexcept:
+    """Lets the main thread raise an error as soon as Python code runs there. False in another thread."""
+    if not _PyOS_IsMainThread():
+        return False
+    Py_INCREF(error)
+    if Py_AddPendingCall(raise_now, <void*>error) == 0:
+        return True
+    Py_DECREF(error)
+    return False
+
+
+cdef cbool set_handler(int number, object handler) noexcept:
+    """Sets a handler as `signal.signal` does, but keeps the C handler of a library that has replaced Python's.
+
+    `signal.signal` first runs the handlers of pending signals. Their exceptions must not stop this function.
+    """
+    cdef sigaction_t installed
+    cdef int _attempt
+    for _attempt in range(ATTEMPTS):
+        sigaction(number, NULL, &installed)
+        try:
+            replace_handler(number, handler)
+        except BaseException as error:
+            if not raise_later(error):
+                PyErr_SetObject(type(error), error)
+                PyErr_WriteUnraisable(handler)
+            continue
+        sigaction(number, &installed, NULL)
+        return True
+    return False
+
+
+cdef void defer_handlers(Deferral* deferral) noexcept:
+    """Defers all Python handlers until `resume_handlers`. In threads other than the main one it does nothing.
+
+    Cost: a few microseconds, to look at the handler of every signal.
+    """
+    global depth, main_thread
+    cdef int number
+    deferral.put_aside = 0
+    deferral.in_main_thread = _PyOS_IsMainThread() != 0
+    if not deferral.in_main_thread:
+        return
+    depth += 1
+    main_thread = PyThread_get_thread_ident()
+    for number in range(1, last_signal + 1):
+        handler = get_handler(number)
+        if not PyCallable_Check(handler) or handler is put_off:
+            continue
+        replaced[number] = handler
+        if set_handler(number, put_off):
+            Py_INCREF(handler)
+            deferral.handlers[number - 1] = <PyObject*>handler
+            deferral.put_aside |= <uint64_t>1 << (number - 1)
+
+
+cdef void resume_handlers(Deferral* deferral) noexcept:
+    """Puts the handlers back, except those that were replaced meanwhile. Handlers of signals that came meanwhile run as
+    soon as Python code runs, or in `run_handlers`."""
+    global depth
+    cdef int number
+    if not deferral.in_main_thread:
+        return
+    for number in range(1, last_signal + 1):
+        if deferral.put_aside >> (number - 1) & 1:
+            handler = <object>deferral.handlers[number - 1]
+            if get_handler(number) is put_off:
+                set_handler(number, handler)
+            Py_DECREF(handler)
+    depth -= 1
+    for number in range(1, last_signal + 1):
+        if came[number] and (depth == 0 or deferral.put_aside >> (number - 1) & 1):
+            came[number] = False
+            # If possible the signal is not raised again: an event loop with a wakeup fd was told of it already.
+            if Py_AddPendingCall(handle, <void*><size_t>number) != 0:
+                PyErr_SetInterruptEx(number)
+
+
+cdef int run_handlers() except -1:
+    """Runs this thread's pending calls, as Python does between two lines, and passes on their exceptions."""
+    return Py_MakePendingCalls()
+
+
+def _after_fork_in_child():
+    """In a forked child, forgets the parent's signals, and calls under way in threads that do not exist here."""
+    global depth
+    cdef int number
+    for number in range(1, last_signal + 1):
+        came[number] = False
+    if depth == 0 or main_thread == PyThread_get_thread_ident():
+        return
+    depth = 0
+    for number in range(1, last_signal + 1):
+        if get_handler(number) is put_off:
+            set_handler(number, replaced[number])
+
+
+call_python_in_child(_after_fork_in_child)

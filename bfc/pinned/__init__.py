@@ -1,7 +1,5 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
-_source.pyx       where the blocks come from
-_events.pyx       which streams use blocks, and what waits for them
 _allocator.pyx    PyTorch's policy for pinned memory: blocks, stacks and statistics, in integers
 """
 

@@ -1,10 +1,14 @@
 from typing import Self, SupportsIndex
 
+from bfc.allocators._fences import FenceQueues
 from bfc.buffers._buffer import Buffer, BufferOwner
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.snapshots.snapshot import Snapshot
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
+
+class Source: ...
+class Events(FenceQueues): ...
 
 class PinnedBlock:
     def __init__(self, ptr: int, nbytes: int, allocation_id: int) -> None: ...

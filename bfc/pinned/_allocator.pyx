@@ -6,6 +6,8 @@
 """
 
 import gc
+import sys
+import time
 import weakref
 
 cimport cython
@@ -17,31 +19,32 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_push_back, try_store
-from bfc.interpreter._process cimport exiting
-from bfc.interpreter._signals cimport run_handlers
+from bfc.native.nothrow cimport try_make_room, try_push_back, try_store
+from bfc.interpreter._process cimport Deferral, defer_handlers, exiting, resume_handlers, run_handlers
 from bfc._core cimport ChunkHandle, Gauge
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferOwner, become
-from bfc.allocators._frees cimport report_unraisable
-from bfc.pinned._source cimport Range, Source, Timer
-from bfc.pinned._events cimport NO_BLOCK, Events, some_use
+from bfc.allocators._source cimport ask_for_block, offer_again
+from bfc.allocators._fences cimport FenceQueues, PendingFence, drop_done, some_marked, some_use, some_wait
+from bfc.allocators._frees cimport report_faults, report_unraisable
 
 from bfc import cuda
+from bfc.allocators._fences import OVER as _OVER
 from bfc.allocators._frees import VIEWED as _VIEWED
 from bfc.drivers.cuda._driver import device_in_use
+from bfc.drivers.opencl import queues as _queues
 from bfc.errors import (
     ClosedError, InvalidPointerError, InvariantError, OutOfMemoryError, SettingsError, SubAllocatorError,
     never_set_up, out_of_host_memory,
 )
 from bfc.interpreter.stubs import SignatureOfStub
-from bfc.pinned._events import PUT_OFF as _PUT_OFF
 from bfc.pytorch import words
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.rules import rules_of
 from bfc.snapshots.refusal import with_report
 from bfc.snapshots.snapshot import ChunkInfo, RegionInfo, Snapshot, Stats
+from bfc.streams import stream_handle
 from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
@@ -50,9 +53,19 @@ from bfc.units import format_bytes, parse_bytes
 cdef extern from "usage.hpp":
     pass
 
+cdef extern from "Python.h":
+    unsigned long PyThread_get_thread_ident() nogil
+
 cdef enum:
+    NO_BLOCK = 0xFFFFFFFF
+    ALIGNMENT = 256
     BUCKETS = 64
     PIECE = 4096                # pieces of the reserve are multiples of this
+
+cdef object ONE_QUEUE = None    # all fences wait in one queue, whatever their streams are
+
+#: What errors that do not belong to the caller are reported for.
+_PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
 
 cdef enum State:
     UNUSED                      # a record without memory
@@ -60,13 +73,22 @@ cdef enum State:
     LIVE
     LEAVING                     # freed, and streams may still use it
 
+cdef struct Range:
+    uint64_t ptr
+    uint64_t nbytes
+
+cdef struct Timer:              # microseconds
+    int64_t total
+    int64_t longest
+    int64_t shortest
+    int64_t count
+
 cdef struct Block:
     uint64_t ptr
     uint64_t size
     uint64_t received           # bytes, from the source; 0: a piece of the reserve
     uint64_t requested
     int64_t allocation_id       # while it is live, else 0
-    uint32_t fences             # the number of fences that it waits for
     uint32_t next               # the next block of its stack, or the next unused record
     State state
     cbool exported              # other objects hold views of it
@@ -139,6 +161,187 @@ cdef dict timer_fields(str name, Timer timer):
     average = timer.total / timer.count if timer.count else 0.0
     return named(name, words.TIME_FIELDS, (timer.total, timer.longest, timer.shortest, timer.count, average))
 
+
+# -- what blocks come from, and what they wait for --------------------------------------------------------------------
+
+cdef void count_since(Timer* timer, object start) noexcept:
+    """Counts the time since `start`. As upstream, a shortest time of 0 means that there is none yet."""
+    cdef int64_t microseconds
+    try:
+        microseconds = (time.perf_counter_ns() - start) // 1000
+    except MemoryError:
+        return          # the host has no memory for the time: that is not worth an error
+    timer.total += microseconds
+    timer.count += 1
+    timer.longest = max(timer.longest, microseconds)
+    timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
+
+
+# The garbage collector must not clear the reference to the sub-allocator before the blocks have gone back to it.
+@cython.final
+@cython.no_gc_clear
+cdef class Source:
+    """A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: which blocks are on their way
+    there, which it did not take back, and how long its calls take. Guarded by the GIL. It never calls an allocator."""
+
+    cdef object sub_allocator
+    cdef vector[Range] leaving      # blocks that are being given back
+    cdef vector[Range] unreturned   # what the sub-allocator did not take back
+    cdef size_t taken               # blocks that it gave or is asked for: both lists have room for that many
+    cdef list rejected              # (address, bytes) of blocks that break the contract and were not taken back
+    cdef Timer alloc_time, free_time
+
+    def __cinit__(self):
+        self.rejected = []
+
+    cdef bint ask(self, uint64_t size, threads, Range* block) except -1:
+        """Asks the sub-allocator for a block, and returns whether there was room. `threads` is how many register it
+        with CUDA; None: it is not registered."""
+        source = self.sub_allocator
+        way = source.alloc
+        if threads is not None and hasattr(source, "alloc_registered"):
+            def way(alignment, nbytes):
+                return source.alloc_registered(alignment, nbytes, threads)
+
+        start = time.perf_counter_ns()
+        cdef bint got = False
+        try:
+            if not self.keep_room():
+                raise out_of_host_memory()
+            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes, self.rejected)
+        finally:
+            self.taken -= not got
+        if got:
+            count_since(&self.alloc_time, start)
+        return got
+
+    cdef cbool keep_room(self) noexcept nogil:
+        """Makes room for one more block in both lists, before it is asked for. The caller counts it in `taken`."""
+        self.taken += 1
+        return try_make_room(self.leaving, self.taken) and try_make_room(self.unreturned, self.taken)
+
+    cdef cbool leave(self, Range block) noexcept nogil:
+        """Puts a block among those that `give_back` gives back. Returns False if the host has no memory for that."""
+        return try_push_back(self.leaving, block)
+
+    cdef int give_back_block(self, Range block) except -1:
+        """Gives a block back that the source gave, and that is not used after all."""
+        if not self.leave(block):
+            self.free_timed(block, True)
+        return self.give_back()
+
+    cdef int give_back(self, bint idle=True) except -1:
+        """Gives the blocks in `leaving` back. Raises SubAllocatorError if the sub-allocator does not take one; that is
+        kept for another try. `idle`: no queued work uses any of them."""
+        cdef Range block
+        cdef Deferral deferral
+        if self.leaving.empty():
+            return 0
+        fault, failed, interrupt = None, 0, None
+        defer_handlers(&deferral)
+        while self.leaving.size() and interrupt is None:
+            block = self.leaving.back()
+            self.leaving.pop_back()
+            try:
+                self.free_timed(block, idle)
+            except BaseException as error:
+                try_push_back(self.unreturned, block)
+                interrupt = None if isinstance(error, Exception) else error
+                fault, failed = fault or error, failed + 1
+        resume_handlers(&deferral)
+        if interrupt is not None:
+            raise interrupt
+        if fault is not None:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} block(s), first with {fault!r}; "
+                                    f"empty_cache() and close() try again") from fault
+        return 0
+
+    cdef int free_timed(self, Range block, bint idle) except -1:
+        start = time.perf_counter_ns()
+        if idle:
+            self.sub_allocator.free_idle(block.ptr, block.nbytes)
+        else:
+            self.sub_allocator.free(block.ptr, block.nbytes)
+        self.taken -= 1
+        count_since(&self.free_time, start)
+        return 0
+
+    cdef void offer_unreturned_again(self) noexcept nogil:
+        """Lists what the sub-allocator did not take back, to be given back once more."""
+        while self.unreturned.size() and try_push_back[Range](self.leaving, self.unreturned.back()):
+            self.unreturned.pop_back()
+
+    cdef int offer_rejected_again(self) except -1:
+        offer_again(self.sub_allocator, self.rejected)
+        return 0
+
+    cdef bint has_nothing(self) noexcept:
+        """Whether every block has gone back."""
+        return self.unreturned.empty() and self.leaving.empty()
+
+
+# In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
+@cython.final
+@cython.no_gc_clear
+cdef class Events(FenceQueues):
+    """Which streams use pinned memory, and the one queue that freed blocks wait in (PyTorch's behaviour, 4.3). A stream
+    is (source, handle) here: it may be one of another device, whose sub-allocator gives its fences."""
+
+    # -- streams ------------------------------------------------------------------------------------------------------
+
+    cdef object source_of(self, stream):
+        """The sub-allocator for a stream for which the caller named none: an OpenCL queue has another one than a CUDA
+        stream."""
+        cl = sys.modules.get("pyopencl")
+        if cl is not None and isinstance(stream, getattr(cl, "CommandQueue", ())):
+            return _queues.pinned_side()
+        return self.source
+
+    cdef object number_of(self, stream, source):
+        """A stream's handle; 0 for None. The default stream has several handles; always returns the same one of them.
+        """
+        number = 0 if stream is None else stream_handle(stream)
+        return 0 if number and number == source.default_stream_alias else number
+
+    cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
+        """Marks a stream that has let go of the memory now: it may be destroyed before the memory is freed."""
+        if self.source.asynchronous:
+            fence = self.source.fence(stream) or _OVER
+            self.marked.setdefault(allocation_id, []).append((ONE_QUEUE, fence))
+            drop_done(self.marked[allocation_id])
+        return 0
+
+    cdef list fences_of(self, key):
+        """What a freed block waits for: the earlier marks, and a new one for each stream that may have used the memory
+        up to now."""
+        cdef list fences = list(self.marked.get(key, ()))
+        for source, stream in list(self.users.get(key, ())):
+            if source.asynchronous:
+                fences.append((ONE_QUEUE, source.fence(stream) or _OVER))
+        return fences
+
+    cdef bint is_asking(self) except -1:
+        """Whether this thread is inside of one of the queue's fences."""
+        self.forget_dead_askers()
+        queue = self.queues.get(ONE_QUEUE)
+        return bool(queue) and (<PendingFence>queue[0]).polled_by == PyThread_get_thread_ident()
+
+    cdef object wait_elsewhere(self):
+        """Waits for streams of other devices that use live blocks: the source waits only for its own device when it
+        frees. Returns the first error that one raised, or None."""
+        fault = None
+        for used_on in list(self.users.values()):
+            for source, stream in list(used_on):
+                if source is self.source or not source.asynchronous:
+                    continue
+                try:
+                    (source.fence(stream) or _OVER).wait()
+                except Exception as error:
+                    fault = fault or error
+        return fault
+
+
+# -- the allocator ----------------------------------------------------------------------------------------------------
 
 @cython.final
 cdef class PinnedBlock:
@@ -693,7 +896,7 @@ cdef class PinnedAllocator(BufferOwner):
                 return HOST_STREAM
             source = self.events.source_of(stream)
             number = self.events.number_of(stream, source)
-            self.events.uses(allocation_id, source, number, stream)
+            self.events.uses(allocation_id, (source, number), stream)
             return number if source is self.sub_allocator else HOST_STREAM
         except BaseException:
             self.free_block(handle, allocation_id)
@@ -718,8 +921,8 @@ cdef class PinnedAllocator(BufferOwner):
             raise ClosedError("this allocator is closed")
         if nbytes == 0:
             return NO_BLOCK
-        if self.events.queue:
-            self.poll()
+        if some_wait(self.events):
+            self.drain()
         size = self.rounded(nbytes)
         handle = self.pop(size, nbytes)
         if handle == NO_BLOCK:
@@ -869,7 +1072,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
         """Frees a live block: at once if no stream was recorded, otherwise after one event for each. If the device
         fails, the block stays live."""
-        if some_use(self.events):
+        if some_use(self.events) or some_marked(self.events):
             return self.free_used(handle, allocation_id)
         self.blocks[handle].allocation_id = 0
         self.retire(handle)
@@ -880,17 +1083,16 @@ cdef class PinnedAllocator(BufferOwner):
         self.blocks[handle].allocation_id = 0
         self.blocks[handle].state = LEAVING
         try:
-            entries = self.events.waiting_for(key, handle)
+            fences = self.events.fences_of(key)
             if self.is_closed:
                 return 0
-            self.events.enqueue(entries)
+            self.events.wait_behind(handle, fences)
         except BaseException:
             if not self.is_closed:
                 self.blocks[handle].allocation_id = allocation_id
                 self.blocks[handle].state = LIVE
             raise
-        self.blocks[handle].fences = <uint32_t>len(entries)
-        if not entries:
+        if not fences:
             self.retire(handle)
         self.events.forget(key)
         return 0
@@ -912,33 +1114,27 @@ cdef class PinnedAllocator(BufferOwner):
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    cdef int poll(self) except -1:
-        """Caches the blocks at the head of the queue that their streams have finished with. Does nothing if another
-        thread is doing it."""
-        cdef uint32_t handle
-        if not self.events.take_turn():
-            return 0
-        try:
-            handle = self.events.next_done()
-            while handle != NO_BLOCK:
-                self.passed(handle)
-                handle = self.events.next_done()
-        finally:
-            self.events.polled_by = 0
-        return 0
-
-    cdef void passed(self, uint32_t handle) noexcept:
-        """Notes that a block waits for one fence less."""
-        self.blocks[handle].fences -= 1
-        if self.blocks[handle].fences == 0:
-            self.retire(handle)
+    cdef int drain(self) except -1:
+        """Makes the frees that are due: caches the blocks at the head of the queue that their streams have finished
+        with. An error of a fence is reported like that of a finaliser, as it does not belong to the caller; its block
+        stays in use until empty_cache() or close() queries the fence again."""
+        cdef PendingFence done
+        cdef list faults = []
+        done = self.events.next_done(ONE_QUEUE, faults, False)
+        while done is not None:
+            if self.blocks[done.fenced.handle].state == LEAVING:    # the allocator may have closed meanwhile
+                self.retire(done.fenced.handle)
+            done = self.events.next_done(ONE_QUEUE, faults, False)
+        return report_faults(faults, _PUT_OFF)
 
     cdef object wait_for_queue(self):
-        """Waits for all that is queued. Returns the first error that a fence raised, or None; `poll` queries that fence
-        again."""
-        fault = self.events.wait_for_queue()
-        self.poll()
-        return fault
+        """Waits for all that is queued. Returns the first error that a fence raised, or None; `drain` queries that
+        fence again."""
+        cdef list faults = []
+        if not self.events.is_asking():
+            self.events.wait_for_all(faults)
+        self.drain()
+        return faults[0] if faults else None
 
     cdef int try_again(self) except -1:
         """Retries what has failed: fences, and the frees of finalisers."""
@@ -1004,7 +1200,7 @@ cdef class PinnedAllocator(BufferOwner):
                 return False
             allocation_id = self.blocks[handle].allocation_id   # 0: it is not live
         if allocation_id:
-            self.events.uses(allocation_id, source, number, stream)
+            self.events.uses(allocation_id, (source, number), stream)
         return allocation_id != 0
 
     def mark_event(self, block, stream):
@@ -1123,7 +1319,7 @@ cdef class PinnedAllocator(BufferOwner):
         """
         before = self.allocated_bytes.current
         self.try_again()
-        self.poll()
+        self.drain()
         self.source.offer_unreturned_again()
         self.drop_cached()
         given_back = before - self.allocated_bytes.current
@@ -1420,13 +1616,13 @@ cdef class PinnedAllocator(BufferOwner):
         try:
             self.events.mark_user(allocation_id, stream)
         except BaseException as error:
-            if not self.drain():
-                self.events.uses(allocation_id, self.sub_allocator, stream, None)
+            if not self.synchronize():
+                self.events.uses(allocation_id, (self.sub_allocator, stream), None)
                 report_unraisable(error, _PUT_OFF)
             elif not isinstance(error, Exception):
                 report_unraisable(error, _PUT_OFF)
 
-    cdef bint drain(self) noexcept:
+    cdef bint synchronize(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell."""
         try:
             self.sub_allocator.synchronize()

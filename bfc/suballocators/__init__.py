@@ -1,7 +1,6 @@
 """Where regions come from: one file for each kind of memory. In order:
 
 base.py           the contract
-_contract.pyx     calls a sub-allocator that is written in Python, and checks its answer
 virtual.py        the books of where the pages of a sub-allocator are mapped
 host_pages.py     mapped host memory
 cuda_pages.py     mapped memory of a CUDA device

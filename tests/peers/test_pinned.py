@@ -18,7 +18,7 @@ from pinned_subject import Clock, Ours
 import bfc
 from bench.peers.server import Failure, Operation
 from bench.peers.torch_host import STATS, VERSIONS, TorchHostPeer, build
-from bfc.pinned import _source as _pinned
+from bfc.pinned import _allocator as _pinned
 
 pytestmark = pytest.mark.peers
 

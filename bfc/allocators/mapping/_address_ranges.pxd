@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport Deferral
+from bfc.interpreter._process cimport Deferral
 from bfc._core cimport ChunkHandle, PageBitmap, Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source

@@ -24,7 +24,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.interpreter._signals cimport defer_handlers, resume_handlers
+from bfc.interpreter._process cimport defer_handlers, resume_handlers
 from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, UNMAPPED, ChunkHandle, Pool
 from bfc.allocators._changes cimport IS_GROWING, add_range, cancel_mapping, end_mapping, end_unmapping, remove_range
 from bfc.allocators._lock cimport Lock, acquire_lock

@@ -215,7 +215,7 @@ cdef class ExpandableSegments(AddressRanges):
         range.slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
         acquire_lock(self.lock[0])
         range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
-        self.lock.release()
+        self.lock.release()     # the lane stays: `kept_lane` keeps its record from others
         range.nbytes = round_up_to(self.bytes_to_reserve(total), range.slot)
         range.bin_set = growing.bin_set
         range.holes.reserve(2)
@@ -383,7 +383,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Py_ssize_t i = 0, before
         acquire_lock(self.lock[0])
         self.forget_ranges()
-        self.lock.release()
+        self.lock.release()     # from here on nobody is handed any of it, and a free finds no chunk
         self.try_unreleased_again(faults)
         while i < len(self.ranges):
             before = len(self.ranges)
@@ -489,7 +489,7 @@ cdef class ExpandableSegments(AddressRanges):
                 if self.pool.chunks[handle].state == FREE and not try_push_back(parts, part):
                     break
                 handle = self.pool.chunks[handle].next
-            self.lock.release()
+            self.lock.release()     # a free may join one meanwhile: `begin_to_unmap` looks again
             for part in parts:
                 handle = self.begin_to_unmap(range, &part)
                 if handle < NO_HOST_MEMORY:

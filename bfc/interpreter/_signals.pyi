@@ -1,3 +1,0 @@
-from types import FrameType
-
-def put_off(number: int, frame: FrameType | None) -> object: ...

@@ -1,6 +1,0 @@
-from typing import Final
-
-PUT_OFF: Final[str]
-
-class Waiting: ...
-class Events: ...
