@@ -48,6 +48,7 @@ from bfc.predicting.rules.interface import (
     AMENDMENTS,
     ANSWERS,
     BEFORE,
+    BETWEEN,
     COMPOSED,
     COMPOSITIONS,
     KERNELS,
@@ -56,6 +57,7 @@ from bfc.predicting.rules.interface import (
     WHOLE,
     Call,
     Release,
+    Result,
     Rule,
     Workspace,
 )
@@ -79,6 +81,9 @@ _FILLS_ZEROS = frozenset(
         "index_fill",
     )
 )
+#: Operators that change what they have made before in the gradient of one function
+#: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward).
+_CHANGES = dict.fromkeys(("aten::sub", "aten::mul"), "BinaryCrossEntropyWithLogitsBackward0")
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -121,6 +126,8 @@ class Operator:
         "amend",
         "answer",
         "before",
+        "between",
+        "changes_in",
         "composed",
         "fills_zeros",
         "follows",
@@ -143,6 +150,7 @@ class Operator:
         self.composed = _composed_by(func)
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
+        self.between = BETWEEN.get(self.name)
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
         self.kernel = KERNELS.get(self.name)
         self.amend = AMENDMENTS.get(self.name)
@@ -151,6 +159,7 @@ class Operator:
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
+        self.changes_in = _CHANGES.get(self.name)
 
 
 def _composed_by(func: Any) -> Callable[..., Any] | None:
@@ -275,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if number != self._numbered:
                 self._numbered = number
                 self.places.remember(number - 1)
-        if (known.after or known.before) and self._on_cuda(args):
+        if (known.after or known.before or known.between) and self._on_cuda(args):
             result = self._with_rules(known, func, args, kwargs, overwritten)
         else:
             result = self._result(known, func, args, kwargs)
@@ -340,6 +349,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             for rule in known.before:
                 self._obey(rule(call), held)
             call.result = self._result(known, func, args, kwargs)
+            if known.between is not None:
+                self._obey(known.between(call), held, call.result, known.name)
             self._follow(known, args, kwargs, call.result, overwritten)
             for rule in known.after:
                 self._obey(rule(call), held)
@@ -356,12 +367,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self.memory.free(made)
 
     def _obey(
-        self, wanted: Iterable[Workspace | Release], held: dict[Workspace, Allocation]
+        self,
+        wanted: Iterable[Workspace | Release | Result],
+        held: dict[Workspace, Allocation],
+        results: Any = (),
+        name: str = "",
     ) -> None:
         memory = self.memory
         for one in wanted:
-            if isinstance(one, Release):
-                memory.free(held.pop(one.workspace))
+            if isinstance(one, Result):
+                self._track(results[one.place], name)
+            elif isinstance(one, Release):
+                if one.workspace.nbytes > 0:
+                    memory.free(held.pop(one.workspace))
             elif one.nbytes > 0:
                 if one.kept is None:
                     held[one] = memory.allocate(one.nbytes, one.what, WORKSPACES)
@@ -465,10 +483,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
-        if not known.is_add and not known.fills_zeros:
+        if not known.is_add and not known.fills_zeros and known.changes_in is None:
             return None
         if _graph_task() == -1:
-            return self._added_to(args)
+            return self._added_to(args) if known.is_add else None
         if torch.is_grad_enabled() or not args or not isinstance(args[0], FakeTensor):
             return None
         old = args[0]
@@ -476,6 +494,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         key = storage._cdata
         found = self.live.get(key)
         made = None if found is None else found.made
+        if known.changes_in is not None:
+            node = torch._C._current_autograd_node()
+            same = node is not None and node.name() == known.changes_in
+            return key if same and made is not None and made[0] == self._node() else None
         if known.fills_zeros:
             of_zeros = made is not None and made[1].removeprefix("aten::") in _ZEROS
             return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]

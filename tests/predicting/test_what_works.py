@@ -18,6 +18,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
 from bfc.predicting import recorder as recorders
+from bfc.predicting.rules import recurrent
 
 MIB = 1 << 20
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -85,6 +86,63 @@ def test_rms_norm_is_one_kernel() -> None:
         norm = nn.RMSNorm(1024, device="cuda", dtype=torch.bfloat16)
         norm(torch.empty(8, 128, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True))
     assert sizes(run) == [2 * 1024, 2 * MIB, 2 * MIB, 8 * 128 * 4]
+
+
+def test_gradients_of_a_convolution_come_with_a_workspace_each() -> None:
+    """As cuDNN's two calls on an H200, but for 131 bytes of one: the weight's gradient is not
+    there yet when that of the images is computed."""
+    with bfc.predict("h200") as run:
+        images = torch.empty(4, 128, 64, 64, device="cuda", requires_grad=True)
+        conv = nn.Conv2d(128, 128, 3, padding=1, bias=False, device="cuda")
+        made = conv(images)
+        before = len(run.trace)
+        made.backward(torch.empty_like(made))
+    image, weight = 4 * 4 * 128 * 64 * 64, 4 * 128 * 128 * 9
+    work = 2 * image + weight + 16
+    sums = work + 14 * weight
+    found = sizes(run)[-5:]
+    assert found == [image, image, work, weight, sums]
+    assert len(run.trace) - before == 5 + 3  # what was freed: both workspaces, and the gradient
+
+
+def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:
+    """As on an H200: the workspace between results and reserve, and zeros for states whose
+    gradients nobody asks for, two workspaces in the backward pass."""
+    with bfc.predict("h200") as run:
+        network = nn.LSTM(64, 64, device="cuda")
+        data = torch.empty(10, 8, 64, device="cuda", requires_grad=True)
+        before = len(sizes(run))
+        output, _state = network(data)
+        middle = len(sizes(run))
+        output.backward(torch.empty_like(output))
+    state, row = 8 * 64 * 4, 10 * 8 * 64 * 4
+    weights = 4 * 64 * (64 + 64 + 2) * 4
+    work = recurrent.WORKSPACE_EACH * 64 + weights
+    reserve = recurrent.reserve_bytes("lstm", 80, 64, 1, 1, 4, False)
+    assert sizes(run)[before:middle] == [state, state, row, state, state, work, reserve]
+    found = sizes(run)[middle + 1 :]
+    assert found == [state, state, row, state, state, work, weights, work]
+
+
+def test_the_gradient_of_what_was_concatenated_is_copied() -> None:
+    """A part of the channels of a gradient is not contiguous, and the kernel wants it so."""
+    with bfc.predict("a100") as run:
+        small = torch.empty(2, 8, 16, 16, device="cuda", requires_grad=True)
+        large = functional.interpolate(small, scale_factor=2, mode="bilinear")
+        both = torch.cat([large, torch.empty_like(large)], 1)
+        before = len(sizes(run))
+        both.backward(torch.empty_like(both))
+    small, large = 2 * 8 * 16 * 16 * 4, 2 * 8 * 32 * 32 * 4
+    assert sizes(run)[before:] == [2 * large, small, large]
+
+
+def test_the_gradient_of_binary_cross_entropy_changes_what_it_has() -> None:
+    with bfc.predict("a100") as run:
+        logits = torch.empty(MIB, device="cuda", requires_grad=True)
+        loss = functional.binary_cross_entropy_with_logits(logits, torch.empty_like(logits))
+        before = len(sizes(run))
+        loss.backward()
+    assert sizes(run)[before:] == [4, 4 * MIB]
 
 
 def test_a_mask_becomes_places() -> None:

@@ -16,6 +16,7 @@ attention.py          the kernels of scaled_dot_product_attention
 sdpa_choice.py        which of them a GPU takes
 sdpa.py               attention as the GPU would run it
 encoder.py            layers of a transformer in inference, which are one operator
+convolution_workspaces.py  how much memory cuDNN works in
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is

@@ -12,28 +12,26 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, around, before, on_cuda, rule
+from bfc.predicting.rules.convolution_workspaces import Convolution
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Result,
+    Workspace,
+    around,
+    before,
+    between,
+    on_cuda,
+    rule,
+)
 from bfc.predicting.rules.reductions import kernel_of, reduce
-from bfc.predicting.rules.tensors import argument, is_contiguous, nbytes, type_name
-
-#: A dimension of size 1 has any stride.
-ANY = 1
-
-
-def channels_last(tensor: Any) -> bool:
-    """Whether the channels of a pixel lie side by side, and those of an image pixel by pixel."""
-    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    if len(shape) not in (4, 5):
-        return False
-    expected = 1
-    for index in (1, *range(len(shape) - 1, 1, -1), 0):
-        if shape[index] == ANY:
-            continue
-        if strides[index] != expected:
-            return False
-        expected *= shape[index]
-    # what is contiguous in both layouts counts as contiguous
-    return not is_contiguous(tensor)
+from bfc.predicting.rules.tensors import (
+    argument,
+    channels_last,
+    is_contiguous,
+    nbytes,
+    type_name,
+)
 
 
 def by_channels(tensor: Any, weight: Any) -> bool:
@@ -97,34 +95,6 @@ def convolution_backward(call: Call) -> Iterator[Workspace | Release]:
 
 # -- workspaces ---------------------------------------------------------------------------------
 
-#: What cuDNN adds to the three tensors: 16 bytes, or 147.
-SOME_MORE = 16
-#: The partial gradients of weights in 32 bits: from 1 to 40 MiB, mostly 2 to 12.
-PARTIAL = 4 << 20
-#: With so few channels cuDNN mostly takes other algorithms, which convert nothing.
-FEW_CHANNELS = 4
-
-
-def workspace_bytes(
-    tensor: Any, weight: Any, result: Any, groups: int, strides: Any, tensor_cores: bool
-) -> int:
-    """An estimate of cuDNN's workspace: on tensor cores it computes in its own layout, and images,
-    weights and result are converted, unless their channels lie side by side.
-
-    Measured with cuDNN 9.19 on an H200, the workspace of the forward pass is so large, but for some
-    bytes, of most convolutions that are wider than a pixel; else it is anything between
-    nothing and twice as much, and that of the gradients is up to some MiB larger.
-    """
-    sizes = [int(size) for size in weight.shape[2:]]
-    if groups > 1 or not tensor_cores or by_channels(tensor, weight):
-        return 0
-    if all(size == 1 for size in sizes) and all(int(step) == 1 for step in strides):
-        return 0
-    whole = sizes == [int(step) for step in strides]
-    if int(weight.shape[1]) <= FEW_CHANNELS and (whole or max(sizes) < 5):
-        return 0
-    return sum(map(nbytes, (tensor, weight, result))) + SOME_MORE
-
 
 def _tensor_cores(call: Call, tensor: Any) -> bool:
     """Whether the GPU has them for these numbers, and the program lets cuDNN use them."""
@@ -136,33 +106,45 @@ def _tensor_cores(call: Call, tensor: Any) -> bool:
     return call.gpu.cc >= (8, 0) and bool(torch.backends.cudnn.allow_tf32)
 
 
-def _workspace(call: Call, images: Any, weight: Any, result: Any) -> int:
+def _convolution(call: Call, images: Any, weight: Any, result: Any) -> Convolution | None:
+    """What cuDNN computes; None if it needs no workspace that is known."""
+    if not _tensor_cores(call, images):
+        return None
+    last, strides = by_channels(images, weight), argument(call, "stride")
+    dims = len(weight.shape) - 2
+    steps = tuple(int(step) for step in strides) * (dims if len(strides) == 1 else 1)
     if argument(call, "transposed"):
         images, result = result, images
-    cores = _tensor_cores(call, images)
-    strides, groups = argument(call, "stride"), int(argument(call, "groups", 1))
-    return workspace_bytes(images, weight, result, groups, strides, cores)
+    groups = int(argument(call, "groups", 1))
+    return Convolution(images, weight, result, groups, steps, last, call.gpu.sms)
 
 
 @rule("aten::convolution", "aten::_convolution")
 def workspace(call: Call) -> Iterator[Workspace | Release]:
-    """cuDNN's workspace."""
-    yield Workspace(
-        _workspace(call, call.args[0], call.args[1], call.result), what="cuDNN's workspace"
-    )
+    """cuDNN's workspace: a transposed convolution is the gradient of another."""
+    found = _convolution(call, call.args[0], call.args[1], call.result)
+    if found is not None:
+        turned = bool(argument(call, "transposed"))
+        size = found.gradient_of_images() if turned else found.forward()
+        yield Workspace(size, what="cuDNN's workspace")
 
 
-@rule("aten::convolution_backward")
-def workspace_of_gradients(call: Call) -> Iterator[Workspace | Release]:
-    """One for the gradient of the images, and one for that of the weights."""
-    gradient, tensor, weight = call.args[:3]
+@between("aten::convolution_backward")
+def workspaces_of_gradients(call: Call) -> Iterator[Workspace | Release | Result]:
+    """The gradient of the images, and then that of the weight (cudnn_convolution_backward in
+    ATen/native/cudnn/ConvShared.cpp): each with a workspace of its own."""
+    gradient, images, weight = call.args[:3]
     mask = argument(call, "output_mask") or (True, True, True)
-    size = _workspace(call, tensor, weight, gradient)
-    if mask[0] and size:
-        yield from cub.for_a_moment(size, "cuDNN's workspace")
-    if mask[1] and size:
-        more = PARTIAL if type_name(weight) == "float32" else 0
-        yield from cub.for_a_moment(size + more, "cuDNN's workspace")
+    found = _convolution(call, images, weight, gradient)
+    sizes = [0, 0]
+    if found is not None:
+        turned = bool(argument(call, "transposed"))
+        first = found.forward() if turned else found.gradient_of_images()
+        sizes = [first, found.gradient_of_weight()]
+    for place, size in enumerate(sizes):
+        if mask[place]:
+            yield Result(place)
+            yield from cub.for_a_moment(size, "cuDNN's workspace")
 
 
 @rule("aten::convolution_backward")

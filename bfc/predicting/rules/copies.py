@@ -1,6 +1,7 @@
 """What is copied on the way, or computed beside the result, because a kernel wants it in order.
 
 From PyTorch's ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out multiplies first),
+UpSampleNearest2d.cu, UpSampleBilinear2d.cu, DilatedMaxPool2d.cu and AveragePool2d.cu (contiguous),
 TensorTransformations.cu and ATen/native/TensorTransformations.h (roll), ATen/native/cuda/Copy.cu
 (copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp (masked_scatter_), and
 ATen/native/ReduceOps.cpp, SoftMax.cpp, TensorCompare.cpp for what is composed.
@@ -25,6 +26,7 @@ from bfc.predicting.rules.interface import (
 )
 from bfc.predicting.rules.tensors import (
     argument,
+    channels_last,
     contiguous_copy,
     is_contiguous,
     nbytes,
@@ -71,6 +73,19 @@ def mish_backward(call: Call) -> Any:
     import torch
 
     return torch.empty_like(call.args[1])
+
+
+@rule(
+    *("aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d"),
+    *("aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward"),
+    *("aten::upsample_bilinear2d_backward", "aten::max_pool2d_with_indices_backward"),
+    "aten::avg_pool2d_backward",
+)
+def pixels(call: Call) -> Iterator[Workspace | Release]:
+    """Kernels read images, or gradients, row by row or channel by channel: the gradient of what was
+    concatenated with other channels is copied."""
+    if not channels_last(call.args[0]):
+        yield from contiguous_copy(call.args[0], "pixels in order")
 
 
 @before("aten::roll")

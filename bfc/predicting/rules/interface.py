@@ -3,6 +3,7 @@
 - `rule`: what is allocated after the results. The function is called with a `Call` once the
   operator has run, and yields a `Workspace` for each allocation, in their order.
 - `before`: the same, called before the results are allocated. `call.result` is None there.
+- `between`: the same with a `Result` for each result, where the kernel allocates it.
 - `answer`: the function runs in place of the operator, is called with the `Call` and with a
   function that runs the operator (with other arguments, if it is given any), and returns the
   result.
@@ -58,6 +59,13 @@ class Release:
     workspace: Workspace
 
 
+@dataclass(eq=False)
+class Result:
+    """One of the operator's results, which its kernel allocates now."""
+
+    place: int
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """An operator that runs on the GPU.
@@ -105,12 +113,14 @@ class Call:
 
 
 Rule = Callable[[Call], Iterable[Workspace | Release]]
+Steps = Callable[[Call], Iterable[Workspace | Release | Result]]
 Answer = Callable[[Call, Callable[..., Any]], Any]
 Around = Callable[[Any], AbstractContextManager[object]]
 F = TypeVar("F", bound=Callable[..., Any])
 
 RULES: dict[str, list[Rule]] = {}
 BEFORE: dict[str, list[Rule]] = {}
+BETWEEN: dict[str, Steps] = {}
 ANSWERS: dict[str, Answer] = {}
 KERNELS: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
@@ -138,6 +148,16 @@ def before(*operators: str) -> Callable[[F], F]:
     def register(function: F) -> F:
         for name in operators:
             BEFORE.setdefault(name, []).append(function)
+        return function
+
+    return register
+
+
+def between(*operators: str) -> Callable[[F], F]:
+    """Registers what operators allocate between their results."""
+
+    def register(function: F) -> F:
+        BETWEEN.update(dict.fromkeys(operators, function))
         return function
 
     return register

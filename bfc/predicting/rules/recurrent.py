@@ -20,13 +20,14 @@ from unittest.mock import patch
 from bfc.predicting.rules.interface import (
     Call,
     Release,
+    Result,
     Workspace,
     answer,
     around,
     before,
+    between,
     kernel,
     on_cuda,
-    rule,
 )
 from bfc.predicting.rules.tensors import argument, nbytes, numel
 
@@ -222,15 +223,41 @@ def unpacked(call: Call, run: Callable[..., Any]) -> Any:
     return call.args[0].new_zeros(tuple(int(size) for size in call.args[1]))
 
 
-@before("aten::_cudnn_rnn")
-@rule("aten::_cudnn_rnn_backward")
-def workspace(call: Call) -> Iterator[Workspace | Release]:
-    """cuDNN's workspace."""
+def _workspace(call: Call) -> Workspace:
     weights = call.args[1]
     directions = 2 if argument(call, "bidirectional") else 1
     units = int(argument(call, "hidden_size")) * directions
     size = WORKSPACE_EACH * units + sum(map(nbytes, weights))
-    yield Workspace(size, what="cuDNN's workspace")
+    return Workspace(size, what="cuDNN's workspace")
+
+
+@between("aten::_cudnn_rnn")
+def workspace(call: Call) -> Iterator[Workspace | Release | Result]:
+    """cuDNN's workspace lies between the results and the reserve."""
+    yield from map(Result, range(3))
+    yield _workspace(call)
+
+
+@before("aten::_cudnn_rnn_backward")
+def gradients_of_nothing(call: Call) -> Iterator[Workspace | Release]:
+    """Zeros, where the output or the last state leads to no gradient."""
+    for name, like in (("grad_output", "output"), ("grad_hy", "hx"), ("grad_cy", "cx")):
+        tensor = argument(call, like)
+        if tensor is not None and argument(call, name) is None:
+            yield Workspace(nbytes(tensor), what="zeros")
+
+
+@between("aten::_cudnn_rnn_backward")
+def workspaces(call: Call) -> Iterator[Workspace | Release | Result]:
+    """One for the gradient of the input, and one for that of the weights."""
+    yield from map(Result, range(3))
+    for place in (3, None):
+        one = _workspace(call)
+        yield one
+        yield Release(one)
+        if place is None or not argument(call, "output_mask")[3]:
+            return
+        yield Result(place)
 
 
 @kernel("aten::_cudnn_rnn")

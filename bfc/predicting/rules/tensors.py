@@ -58,6 +58,22 @@ def is_contiguous(tensor: Any) -> bool:
     return True
 
 
+def channels_last(tensor: Any) -> bool:
+    """Whether the channels of a pixel lie side by side, and those of an image pixel by pixel."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if len(shape) not in (4, 5):
+        return False
+    expected = 1
+    for index in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[index] == 1:  # any stride
+            continue
+        if strides[index] != expected:
+            return False
+        expected *= shape[index]
+    # what is contiguous in both layouts counts as contiguous
+    return not is_contiguous(tensor)
+
+
 def on_host(tensor: Any) -> bool:
     """Whether a tensor lies in host memory."""
     return str(tensor.device.type) == "cpu"
