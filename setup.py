@@ -116,16 +116,24 @@ FIRST = "#define PY_SSIZE_T_CLEAN\n" + "".join(
 
 
 def headers_of(source: Path) -> set[str]:
-    """The headers of ours that a source includes, and those that they include."""
+    """The headers of ours that a source includes, by itself or through what it cimports, and those
+    that they include: a class whose layout is in a header is laid out anew in all that use it."""
     headers: set[str] = set()
-    left = [source]
+    read: set[Path] = set()
+    left = [source, source.with_suffix(".pxd")]
     while left:
-        text = left.pop().read_text()
+        path = left.pop()
+        if path in read or not path.exists():
+            continue
+        read.add(path)
+        text = path.read_text()
         names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', text)
-        names += [f"{name}.hpp" for name in re.findall(r"from bfc\.native\.(\w+) cimport", text)]
+        cimported = re.findall(r"from (bfc[\w.]*) cimport", text)
+        names += [f"{name.rpartition('.')[2]}.hpp" for name in cimported]
         places = (f"{folder}/{name}" for folder in (HEADERS, PUBLIC_HEADERS) for name in names)
         found = {place for place in places if (HERE / place).exists()}
-        left += [HERE / name for name in found - headers]
+        left += [HERE / place for place in found]
+        left += [HERE / f"{name.replace('.', '/')}.pxd" for name in cimported]
         headers |= found
     return headers
 
@@ -138,15 +146,13 @@ def sources() -> list[Path]:
 
 def extension(source: Path) -> Extension:
     name = ".".join(source.relative_to(HERE / "bfc").with_suffix("").parts)
-    declarations = source.with_suffix(".pxd")
-    depends = headers_of(source) | (headers_of(declarations) if declarations.exists() else set())
     rule = max((start for start in OPTIMISATION if name.startswith(start)), key=len)
     return Extension(
         f"bfc.{name}",
         [str(source.relative_to(HERE))],
         language="c++",
         include_dirs=[HEADERS, PUBLIC_HEADERS],
-        depends=sorted(depends),
+        depends=sorted(headers_of(source)),
         extra_compile_args=COMMON + CPP + OPTIMISATION[rule] + FLAGS,
         extra_link_args=LINK_FLAGS,
         define_macros=[("BFC_DEBUG", DEBUG)],
