@@ -435,7 +435,8 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     COUNTS = 1                      # keeps PyTorch's counts, and chunks of different lanes apart
     OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     PAGED = 4                       # pages may have several addresses
-    PLAIN = 8                       # of a call: a chunk in use has the state IN_USE, with no other bits and no owner
+    PLAIN = 8                       # of a call: a chunk in use has the state IN_USE, with no other bits and no owner,
+                                    # and no free is written down
 
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
@@ -512,12 +513,13 @@ cdef class Pool:
                                     uint64_t freed_before, cbool indexed) noexcept nogil
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
-    cdef ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       uint64_t freed_before, cbool indexed, uint32_t features) noexcept nogil
-    cdef ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                              uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
+    cdef ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
+                                       uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
+                                       uint32_t features) noexcept nogil
+    cdef ChunkHandle hand_out(self, Counters* counters, BinSet* wanted, ChunkHandle handle, uint64_t rounded,
+                              uint64_t requested, uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
-    cdef cbool free_and_merge(self, ChunkHandle handle, uint32_t features) noexcept nogil
+    cdef cbool free_and_merge(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
                                 cbool indexed) noexcept nogil
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil

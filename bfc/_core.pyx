@@ -375,13 +375,15 @@ cdef class Pool:
         address known to handle_of; a caller that keeps the handle does not need that.
         """
         if self.features == 0:
-            return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, 0)
-        return self.find_and_hand_out(bin_set, rounded, requested, stream, freed_before, indexed, self.features)
+            return self.find_and_hand_out(&self.counters, bin_set, rounded, requested, stream, freed_before, indexed, 0)
+        return self.find_and_hand_out(&self.counters, bin_set, rounded, requested, stream, freed_before, indexed,
+                                      self.features)
 
-    cdef inline ChunkHandle find_and_hand_out(self, uint32_t bin_set, uint64_t rounded, uint64_t requested,
-                                              uint64_t stream, uint64_t freed_before, cbool indexed,
-                                              uint32_t features) noexcept nogil:
-        """`features`, here and below: the pool's, or a compile-time constant where a caller knows them."""
+    cdef inline ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
+                                              uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                              cbool indexed, uint32_t features) noexcept nogil:
+        """`counters`, here and below: the pool's, or a loop's copy, which can be in registers. `features`: the pool's,
+        or a compile-time constant where a caller knows them."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
@@ -404,7 +406,7 @@ cdef class Pool:
             return NO_CHUNK
         if indexed:
             self.starts.prefetch_slot(found.order)      # the address, mostly
-        return self.hand_out(wanted, found.handle, rounded, requested, stream, indexed, features)
+        return self.hand_out(counters, wanted, found.handle, rounded, requested, stream, indexed, features)
 
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
         """Takes the best fit among a lane's chunks, in regions and in ranges, out of its bin. Returns the set of bins
@@ -432,10 +434,11 @@ cdef class Pool:
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         self.remove_free_chunk_from_bin(wanted.bins, handle, True)
-        return self.hand_out(wanted, handle, rounded, requested, stream, indexed, self.features)
+        return self.hand_out(&self.counters, wanted, handle, rounded, requested, stream, indexed, self.features)
 
-    cdef inline ChunkHandle hand_out(self, BinSet* wanted, ChunkHandle handle, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, cbool indexed, uint32_t features) noexcept nogil:
+    cdef inline ChunkHandle hand_out(self, Counters* counters, BinSet* wanted, ChunkHandle handle, uint64_t rounded,
+                                     uint64_t requested, uint64_t stream, cbool indexed,
+                                     uint32_t features) noexcept nogil:
         """Hands out a free chunk that has been taken out of its bin. Needs a reserve() before it."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef uint64_t left = chunk.size - rounded
@@ -464,12 +467,12 @@ cdef class Pool:
         if indexed:
             chunk.state = IN_USE | INDEXED
             self.starts.insert(chunk.ptr, handle)
-        if chunk.size > self.counters.largest_alloc_size:
-            self.counters.largest_alloc_size = chunk.size
+        if chunk.size > counters.largest_alloc_size:
+            counters.largest_alloc_size = chunk.size
         if not features & COUNTS:
-            self.counters.num_allocs += 1
-            self.counters.bytes_in_use += chunk.size
-            self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
+            counters.num_allocs += 1
+            counters.bytes_in_use += chunk.size
+            counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
             return handle
         self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
         if features & OPTIONS and chunk.size >= wanted.oversize:
@@ -509,12 +512,13 @@ cdef class Pool:
     cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
         if self.features == 0:
-            return self.free_and_merge(handle, 0)
+            return self.free_and_merge(&self.counters, handle, 0)
         if self.features == COUNTS:
-            return self.free_and_merge(handle, COUNTS)
-        return self.free_and_merge(handle, self.features)
+            return self.free_and_merge(&self.counters, handle, COUNTS)
+        return self.free_and_merge(&self.counters, handle, self.features)
 
-    cdef inline cbool free_and_merge(self, ChunkHandle handle, uint32_t features) noexcept nogil:
+    cdef inline cbool free_and_merge(self, Counters* counters, ChunkHandle handle,
+                                     uint32_t features) noexcept nogil:
         cdef Chunk* chunk = &self.chunks[handle]
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
         if not features & PLAIN and chunk.state & PLANNED:
@@ -523,23 +527,23 @@ cdef class Pool:
             return self.pages.free_view(handle)
         if not owner.bins.reserve():
             return False
-        if not features & COUNTS and self.notes_frees and not self.write_down_free(handle):
+        if not features & (COUNTS | PLAIN) and self.notes_frees and not self.write_down_free(handle):
             return False
         if not features & PLAIN:
             self.owned.take_back(chunk)
             self.unindex_chunk(handle)
         cdef cbool was_waiting = not features & PLAIN and chunk.state & STATE == WAITING
         if was_waiting:
-            self.counters.bytes_waiting -= chunk.size
+            counters.bytes_waiting -= chunk.size
         if features & COUNTS:
             self.count_and_free(owner, handle, was_waiting, features)
             return True
-        self.counters.bytes_in_use -= chunk.size
+        counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
         if features & PAGED and owner.bitmap != NULL:
             self.free_in_bitmap(owner, handle)
-        elif self.timing != NULL:
+        elif not features & PLAIN and self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(owner.bins, handle, False)
         else:
@@ -660,7 +664,8 @@ cdef class Pool:
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
             if self.features == COUNTS:
-                handle = self.find_and_hand_out(bin_set, rounded, requested, lane.stream, 0, True, COUNTS)
+                handle = self.find_and_hand_out(&self.counters, bin_set, rounded, requested, lane.stream, 0, True,
+                                                COUNTS)
             else:
                 handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
             if handle == NO_CHUNK and self.pages is not None:
@@ -988,15 +993,7 @@ cdef class Pool:
             return self.play_planned(events, start, end, tally)
         if events.timeline != NULL or events.owner != NULL or events.pool != NULL:
             return self.play_loop(events, start, end, tally, self.features)
-        if self.features & PAGED and self.features & COUNTS:
-            return self.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
-        if self.features & PAGED:
-            return self.play_loop(events, start, end, tally, PLAIN | PAGED)
-        if self.features & OPTIONS:
-            return self.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS)
-        if self.features & COUNTS:
-            return self.play_loop(events, start, end, tally, PLAIN | COUNTS)
-        return self.play_loop(events, start, end, tally, PLAIN)
+        return loops[self.features](self, events, start, end, tally)
 
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
         """The timeline's row for the state after an event."""
@@ -1025,6 +1022,9 @@ cdef class Pool:
         cdef uint64_t* addresses = events.addresses
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
+        # what else may change the counters while the loop runs belongs to PAGED, or to what is not PLAIN
+        cdef Counters own = self.counters
+        cdef Counters* counters = &own if features & PLAIN and not features & PAGED else &self.counters
         cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
         cdef size_t i = start
         cdef ChunkHandle handle
@@ -1047,7 +1047,7 @@ cdef class Pool:
                     bin_set = lane_set + is_large(rounded)
                 else:
                     rounded = round_up(size, granularity)
-                handle = self.find_and_hand_out(bin_set, rounded, size, streams[i], 0, False, features)
+                handle = self.find_and_hand_out(counters, bin_set, rounded, size, streams[i], 0, False, features)
                 if features & PAGED and handle == NO_CHUNK:
                     handle = self.pages.find_elsewhere(bin_set, rounded, size, streams[i], False)
                 if handle >= NO_HOST_MEMORY:
@@ -1066,11 +1066,13 @@ cdef class Pool:
                     if self.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
                         break
                     size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(handle, features):
+                    if not self.free_and_merge(counters, handle, features):
                         break
                     live -= size
                     handles[number[i]] = NO_CHUNK
             i += 1
+        if features & PLAIN and not features & PAGED:
+            self.counters = own
         tally.live = live
         tally.peak_live = peak
         return i
@@ -1466,3 +1468,38 @@ cdef class Pool:
             return False
         self.unchecked = 0
         return True
+
+
+# -- the loops of replays ---------------------------------------------------------------------------------------------
+
+# Each is a function of its own: as parts of one function, the compiler kept less of each in registers.
+
+ctypedef size_t (*Loop)(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
+
+
+cdef size_t play_bfc(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN)
+
+
+cdef size_t play_bfc_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | PAGED)
+
+
+cdef size_t play_caching(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS)
+
+
+cdef size_t play_caching_options(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS)
+
+
+cdef size_t play_caching_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
+
+
+cdef Loop[8] loops      # by the pool's features
+loops[0] = play_bfc
+loops[COUNTS] = play_caching
+loops[OPTIONS] = loops[COUNTS | OPTIONS] = play_caching_options
+loops[PAGED] = loops[PAGED | OPTIONS] = play_bfc_paged
+loops[PAGED | COUNTS] = loops[PAGED | COUNTS | OPTIONS] = play_caching_paged

@@ -311,8 +311,9 @@ cdef class Pages(PoolPages):
         self.uses += 1
         view.last_used = self.uses
         view.state = LIVE
-        return self.pool.hand_out(&self.pool.bin_sets[view.set], view.chunk, self.pool.chunks[view.chunk].size,
-                                  requested, stream, indexed, self.pool.features | OPTIONS)
+        return self.pool.hand_out(&self.pool.counters, &self.pool.bin_sets[view.set], view.chunk,
+                                  self.pool.chunks[view.chunk].size, requested, stream, indexed,
+                                  self.pool.features | OPTIONS)
 
     cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:

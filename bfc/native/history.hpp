@@ -37,7 +37,8 @@ public:
     History(size_t capacity, uint32_t skipped_actions) : capacity_(capacity), skipped_(skipped_actions) {}
 
     // If the host has no memory for another entry, the oldest is dropped.
-    void add(HistoryRecord record) noexcept {
+    // Out of line and cold: the loops that call it are short, and mostly nothing is recorded.
+    __attribute__((noinline, cold)) void add(HistoryRecord record) noexcept {
         if (skipped_ >> record.action & 1) return;
         record.time_us = now_us();
         if (records_.size() < capacity_) {
