@@ -52,6 +52,13 @@ cdef extern from *:
     """
     void set_function "BFC_SET"(...) noexcept
 
+cdef extern from *:
+    """
+    /* The device that this thread allocated on, or freed on, last: mostly it is also that of its next free. */
+    static thread_local int bfc_last_device = 0;
+    """
+    int last_device "bfc_last_device"
+
 cdef extern from "<atomic>" namespace "std" nogil:
     cdef cppclass atomic[T]:
         T load()
@@ -203,6 +210,17 @@ cdef class Table:
         cdef void* pool = self.pools[device].load()
         if not hit_without_gil(<Allocator>pool, nbytes, on(<Allocator>pool, stream), address):
             return False
+        note_device(device)
+        if BFC_DEBUG >= 2:
+            check_books_of(<Allocator>pool)
+        return True
+
+    cdef cbool free_at_once(self, int device, void* ptr) noexcept nogil:
+        """Frees what is live on a device, and needs no GIL to be freed. False for all else, and then nothing has
+        changed."""
+        cdef void* pool = self.pools[device].load()
+        if pool == NULL or not free_at_once_without_gil(<Allocator>pool, <uint64_t>ptr):
+            return False
         if BFC_DEBUG >= 2:
             check_books_of(<Allocator>pool)
         return True
@@ -258,6 +276,11 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
     return allocate_with_gil(self, device, nbytes, stream, ptr, why, room)
 
 
+cdef void note_device(int device) noexcept nogil:
+    global last_device
+    last_device = device
+
+
 cdef uint64_t on(Allocator pool, int64_t stream) noexcept nogil:
     """The stream as a pool knows it: for host memory, that is a stream of its own."""
     return HOST_STREAM if stream == 0 and pool.home_stream == HOST_STREAM else <uint64_t>stream
@@ -273,15 +296,15 @@ cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t
 
 
 cdef bfc_result free(Table self, void* ptr) noexcept nogil:
-    cdef int device
-    cdef void* pool
     if ptr == NULL or exiting or self.is_lost():
         return BFC_OK
+    # each question takes the lock of a pool, which threads on other devices need, too
+    cdef int guess = last_device if last_device < self.devices else 0, device
+    if self.free_at_once(guess, ptr):
+        return BFC_OK
     for device in range(self.devices):
-        pool = self.pools[device].load()
-        if pool != NULL and free_at_once_without_gil(<Allocator>pool, <uint64_t>ptr):
-            if BFC_DEBUG >= 2:
-                check_books_of(<Allocator>pool)
+        if device != guess and self.free_at_once(device, ptr):
+            note_device(device)
             return BFC_OK
     if is_finalizing():
         return BFC_OK

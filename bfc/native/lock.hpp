@@ -31,6 +31,7 @@ public:
     void wait_and_acquire() noexcept {
         if (try_acquire()) return;
         start_waiting();
+        if (is_crowded()) std::this_thread::sleep_for(std::chrono::microseconds(20));
         for (int tries = 0; !try_acquire(); ++tries) pause(tries);
         stop_waiting();
     }
@@ -110,6 +111,13 @@ private:
         Lock* first_ = nullptr;
     };
 
+    // Whether a thread waited a moment ago, too: then threads take turns at the lock without a break. Each turn moves
+    // all that it protects to another processor, which takes longer than an allocation. So turns are to be long.
+    bool is_crowded() noexcept {
+        const int64_t now = std::chrono::steady_clock::now().time_since_epoch().count();
+        return now - last_wait_.exchange(now, std::memory_order_relaxed) < 200'000;
+    }
+
     static void pause(int tries) noexcept {
         if (tries < 64)
             std::this_thread::yield();
@@ -119,6 +127,7 @@ private:
 
     std::atomic<bool> held_{false};
     std::atomic<int> waiters_{0};
+    std::atomic<int64_t> last_wait_{0};     // nanoseconds of the steady clock
     uint64_t acquisitions_{0};
     void (*forget_)(void*) = nullptr;
     void* whose_ = nullptr;
