@@ -64,7 +64,10 @@ DECIDES: dict[str, Number] = {
     **dict.fromkeys(("bitwise_and", "__and__", "logical_and", "mul"), 0),
     **dict.fromkeys(("bitwise_or", "__or__", "logical_or"), True),
 }
-_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, "sum", "where"}
+#: Where in its range a single number lies that is drawn evenly: near the end, so that what is
+#: unlikely does not happen, and below it, so that it can choose among several.
+DRAWN = 1 - 2**-11
+_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, "sum", "where", "uniform_"}
 
 
 def follows(name: str) -> str | None:
@@ -129,6 +132,9 @@ class KnownValues:
             return self.get(args[at] if at < len(args) else kwargs.get("fill_value"))
         if args and isinstance(args[0], FakeTensor) and not args[0].numel():
             return OF_NOTHING.get(name)
+        if name == "uniform_":
+            low, high = (*args[1:], 0.0, 1.0)[:2] if len(args) != 2 else (args[1], 1.0)
+            return low + (high - low) * DRAWN if result.numel() == 1 else None
         if not self._values or not args:
             return None
         if name in TOGETHER:

@@ -155,7 +155,7 @@ class Operator:
         self.kernel = KERNELS.get(self.name)
         self.amend = AMENDMENTS.get(self.name)
         self.order = ORDERS.get(self.name, ())
-        self.unknowable = unknowable(schema.name)
+        self.unknowable = None if schema.name in COMPOSITIONS else unknowable(schema.name)
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS

@@ -33,6 +33,17 @@ def test_a_loop_ends_that_waits_until_all_are_done() -> None:
     assert len(guesses(run)) == 1  # before the longest length
 
 
+def test_one_number_that_is_drawn_lies_in_its_range() -> None:
+    """As torchvision chooses a size: it was given the number behind the last."""
+    with bfc.predict("a100"):
+        sizes = [480, 512, 544]
+        drawn = torch.empty(1).uniform_(0.0, float(len(sizes))).item()
+        assert sizes[int(drawn)] == 544
+        assert 0.0 < torch.empty(()).uniform_().item() < 1.0
+        assert bool(torch.empty(1).uniform_(-2.0, 2.0) < 2.0)
+        assert torch.empty(4).uniform_(3.0)[0].item() == 1.0  # several are not known
+
+
 def test_a_mask_of_ones_masks_nothing() -> None:
     with bfc.predict("a100") as run:
         mask = torch.ones(2, 8, dtype=torch.int64, device="cuda")

@@ -478,3 +478,21 @@ def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyP
         assert masks.find_packed_sequence_indices(7) is None
     assert masks.find_packed_sequence_indices(7) == 7
     assert [one["value"] for one in run.assumptions] == ["none"]
+
+
+def test_boxes_that_do_not_overlap_are_at_most_all() -> None:
+    """torchvision's operator, here by its name alone: the bits of 1000 boxes with each other."""
+    library = None
+    if not hasattr(torch.ops.torchvision, "nms"):
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    with bfc.predict("a100") as run:
+        boxes, scores = torch.empty(1000, 4, device="cuda"), torch.empty(1000, device="cuda")
+        before = allocated()
+        kept = torch.ops.torchvision.nms(boxes, scores, 0.5)
+        assert kept.shape == (1000,)
+        assert allocated() - before == 8192  # nothing but the places of those kept
+    births = [int(size) for op, size in zip(run.trace.op, run.trace.size, strict=True) if not op]
+    assert births.count(1000 * 16 * 8) == 1
+    assert "torchvision" not in str(run.not_counted)
+    del library

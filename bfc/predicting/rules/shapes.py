@@ -20,6 +20,7 @@ from bfc.predicting.rules.interface import (
     Workspace,
     around,
     before,
+    composition,
     kernel,
     on_cuda,
 )
@@ -43,6 +44,26 @@ def ctc_loss(call: Call) -> Any:
 def ctc_loss_gradient(call: Call) -> Any:
     """The gradient of the scores."""
     return call.args[1].new_empty(call.args[1].shape)
+
+
+#: Boxes that torchvision compares at once, and the bytes of the bits of as many.
+BOXES = 64
+
+
+@composition("torchvision::nms")
+def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
+    """Boxes that do not overlap: at most all. Each is compared with each, and the answers are bits
+    (torchvision's ops/cuda/nms_kernel.cu)."""
+    import torch
+
+    order = scores.sort(stable=True, dim=0, descending=True)[1]
+    in_order = boxes.index_select(0, order)
+    count = int(boxes.shape[0])
+    bits = torch.empty(count * -(-count // BOXES), dtype=torch.int64, device=boxes.device)
+    keep = torch.zeros(count, dtype=torch.bool, device=boxes.device)
+    found = order.masked_select(keep)
+    del in_order, bits
+    return found
 
 
 @around
