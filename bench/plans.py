@@ -16,6 +16,9 @@ two iterations, of which the plan knows nothing. What each policy reserves, with
 plan, is divided by the most that is live; an asterisk is where the default gate declined the plan.
 Then the processor time of a replay, for each event, of the undisturbed run.
 
+`--pages` does the same on memory that is mapped in pages of 2 MiB, beside stitching, with all
+requests on one stream.
+
 `--lengths` serves two runs whose lengths vary with plans of their first iterations. Most of the
 lengths, and in the first run the longest, come only after these.
 """
@@ -58,6 +61,8 @@ from bfc.plans.parts import HEAD, Requests, lives_of
 HERE = Path(__file__).parent
 FOLDERS = (HERE / "traces", HERE.parent / "tests" / "recordings")
 UNIT = 512
+PAGE = 2 << 20
+MANY_ROUNDS = 40
 TURNS = 3
 CAPACITY = 1 << 20
 #: Of runs whose lengths vary: how many iterations a plan is made of, and how iterations begin.
@@ -66,6 +71,7 @@ BEGINS = {
     "gpt2s_varlen": [(384, 16, "train"), (384, 32, "eval")],
     "llama7b_zero3_lro": [(1024, 8, "train")],
 }
+Make = Callable[[bfc.SubAllocator], bfc.Allocator]
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -76,6 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--minimalloc", type=Path, metavar="FOLDER", help="a built clone")
     parser.add_argument("--served", action="store_true", help="serve plans of repeated runs")
+    parser.add_argument("--pages", action="store_true", help="serve them from mapped pages")
     parser.add_argument("--lengths", action="store_true", help="serve lengths that vary")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
@@ -83,6 +90,9 @@ def main(arguments: list[str] | None = None) -> None:
     say(machine())
     if chosen.served:
         show_served(chosen.folder or HERE / "traces", chosen.traces)
+        return
+    if chosen.pages:
+        show_pages(chosen.folder or HERE / "traces", chosen.traces)
         return
     if chosen.lengths:
         show_lengths(chosen.folder or HERE / "traces")
@@ -133,6 +143,18 @@ def growing_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
     return bfc.BFCAllocator(source, allow_growth=True)
 
 
+def stitching_caching(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.CachingAllocator(source, stitch=True, page_size=PAGE)
+
+
+def stitching_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.BFCAllocator(source, virtual_memory=True, page_size=PAGE)
+
+
+def in_few_pages(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.BFCAllocator(source, virtual_memory=True, page_size="1 GiB")
+
+
 def reserved(trace: bfc.Trace, make: Callable[[bfc.SubAllocator], bfc.Allocator]) -> int:
     with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
         return trace.replay(allocator).peak_bytes_reserved
@@ -154,13 +176,7 @@ def spread3(seconds: list[float]) -> str:
 
 def show_served(folder: Path, names: list[str] | None) -> None:
     """What is reserved with and without plans, and how long an event takes."""
-    runs = {}
-    for path in sorted(folder.glob("*.npz")):
-        if path.stem == "llm_decode_kv" or (names is not None and path.stem not in names):
-            continue  # requests that come and go: there are no iterations
-        found = repeated(bfc.Trace.load(path))
-        if found is not None:
-            runs[path.stem] = found
+    runs = runs_that_repeat(folder, names)
     say("reserved / most live; hits of 100 requests with PyTorch's policy beside the plan")
     columns = ("caching", "+ plan", "hits", "BFC", "+ plan")
     say(f"{'':40}" + "".join(f"{name:>9}" for name in columns))
@@ -185,6 +201,68 @@ def show_served(folder: Path, names: list[str] | None) -> None:
     say("\nnanoseconds an event, min / median / max of five turns")
     for name, run in runs.items():
         say(f"{name:24}" + "  ".join(times_served(run)))
+
+
+def runs_that_repeat(folder: Path, names: list[str] | None) -> dict[str, Repeated]:
+    found = {}
+    for path in sorted(folder.glob("*.npz")):
+        if path.stem == "llm_decode_kv" or (names is not None and path.stem not in names):
+            continue  # requests that come and go: there are no iterations
+        run = repeated(bfc.Trace.load(path))
+        if run is not None:
+            found[path.stem] = run
+    return found
+
+
+def show_pages(folder: Path, names: list[str] | None) -> None:
+    """What stitching reserves with and without plans, and how long an event takes."""
+    runs = runs_that_repeat(folder, names)
+    say("reserved / most live; hits of 100 requests with PyTorch's policy and the plan")
+    columns = ("caching", "+ plan", "hits", "BFC", "+ plan")
+    say(f"{'':40}" + "".join(f"{name:>9}" for name in columns))
+    every: list[list[float]] = []
+    for label in (*DISTURBED, *BETWEEN):
+        rows = []
+        for name, run in runs.items():
+            rows.append(in_pages(run, label))
+            say(f"{label:16}{name:24}" + "".join(f"{figure:9.4f}" for figure in rows[-1]))
+        for what, of in (("geometric mean", geometric_mean), ("worst", max)):
+            if rows:
+                means = [of(list(column)) for column in zip(*rows, strict=True)]
+                say(f"{label:16}{what:24}" + "".join(f"{figure:9.4f}" for figure in means))
+        every += rows
+    for policy, at in (("caching", 1), ("bfc", 4)):
+        figures = [row[at] for row in every]
+        say(
+            f"{policy} with a plan in pages, {len(figures)} histories: geometric mean "
+            f"{geometric_mean(figures):.4f}, worst {max(figures):.4f}"
+        )
+    say("\nnanoseconds an event, min / median / max of five turns, where hardly a page is mapped")
+    makes: dict[str, Make] = {"bfc": growing_bfc, "bfc + plan": growing_bfc}
+    makes |= {"stitching": in_few_pages, "stitching + plan": in_few_pages}
+    for name, run in runs.items():
+        trace = one_stream(history(run, [run.iteration] * ROUNDS))
+        plan = bfc.Plan.from_trace(trace, fallback="bfc")
+        trace = one_stream(history(run, [run.iteration] * MANY_ROUNDS))
+        plans = {kind: plan if kind.endswith("plan") else None for kind in makes}
+        say(f"{name:24}" + "  ".join(timed_in_turn(trace, makes, plans)))
+
+
+def in_pages(run: Repeated, label: str) -> list[float]:
+    recording, trace = (one_stream(each) for each in histories(run, label))
+    most, row = most_live(trace), []
+    for fallback, make in (("caching", stitching_caching), ("bfc", stitching_bfc)):
+        row.append(reserved(trace, make) / most)
+        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            allocator.use_plan(bfc.Plan.from_trace(recording, fallback=fallback))
+            row.append(trace.replay(allocator).peak_bytes_reserved / most)
+            if fallback == "caching":
+                row.append(100 * allocator.plan_stats()["agreement"])
+    return row
+
+
+def one_stream(trace: bfc.Trace) -> bfc.Trace:
+    return bfc.Trace(trace.op, trace.id, trace.size, np.zeros_like(trace.stream), meta=trace.meta)
 
 
 @dataclass(frozen=True)
@@ -243,15 +321,23 @@ def served(run: Repeated, label: str) -> Served:
 def times_served(run: Repeated) -> Iterator[str]:
     """The time of an event, by the policy without and with a plan, all in turn."""
     trace = history(run, [run.iteration] * ROUNDS)
-    kinds: dict[str, tuple[Callable[[bfc.SubAllocator], bfc.Allocator], bfc.Plan | None]] = {}
+    makes: dict[str, Make] = {}
+    plans: dict[str, bfc.Plan | None] = {}
     for fallback, policy in (("bfc", growing_bfc), ("caching", caching)):
-        kinds[fallback] = policy, None
-        kinds[f"{fallback} + plan"] = policy, bfc.Plan.from_trace(trace, fallback=fallback)
-    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+        makes[fallback] = makes[f"{fallback} + plan"] = policy
+        plans[fallback] = None
+        plans[f"{fallback} + plan"] = bfc.Plan.from_trace(trace, fallback=fallback)
+    return timed_in_turn(trace, makes, plans)
+
+
+def timed_in_turn(
+    trace: bfc.Trace, makes: dict[str, Make], plans: dict[str, bfc.Plan | None]
+) -> Iterator[str]:
+    taken: dict[str, list[float]] = {kind: [] for kind in makes}
     for _ in range(5):
-        for kind, (make, plan) in kinds.items():
+        for kind, make in makes.items():
             with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
-                allocator.use_plan(plan, gate=None)
+                allocator.use_plan(plans[kind], gate=None)
                 taken[kind].append(trace.replay(allocator).seconds * 1e9 / len(trace))
     for kind, nanoseconds in taken.items():
         low, middle, high = (sorted(nanoseconds)[i] for i in (0, 2, 4))

@@ -288,6 +288,11 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint64_t size
         uint32_t handle
 
+    cdef struct PlanPages "bfc::PlanServer::PageRun":
+        int region
+        uint32_t first
+        uint32_t count
+
     cdef struct PlanArea "bfc::PlanServer::Area":
         uint64_t begin
         uint64_t end
@@ -329,9 +334,22 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         cbool is_too_long(uint32_t stream, uint64_t length)
         void set_length(uint32_t stream, uint64_t length, const TorchSizes* sizes, uint64_t granularity)
         void take_over(PlanServer& other, const vector[uint32_t]& live)
+        void set_pages(int shift) except +
+        cbool has_pages()
+        uint32_t pages(int region)
+        void send_away(int region, uint32_t first, uint32_t count)
+        void bring_back(int region, uint32_t first, uint32_t count)
+        cbool is_away(int region, uint32_t page)
+        cbool are_idle(int region, uint32_t first, uint32_t count)
+        uint32_t row_begin(int region, uint32_t page)
+        uint32_t alike_from(uint32_t stream, PlanPages run, cbool& is_own)
+        PlanPages away_for(uint32_t stream, uint64_t size)
+        size_t count_lendable(uint32_t stream)
+        size_t choose(uint32_t stream, size_t wanted, cbool for_long, vector[PlanPages]& runs)
         size_t places()
         uint64_t region_size(int region)
         int region_of(uint64_t offset)
+        int region_at(uint64_t ptr)
         uint64_t address_of(uint64_t offset)
         cbool contains(uint64_t ptr)
         cbool is_place(uint32_t handle)
@@ -340,6 +358,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint32_t stream_of(uint64_t handle)
         uint32_t bind_stream(uint64_t handle)
         void set_region(int region, cbool is_present, uint64_t at)
+        vector[uint64_t] bound()
         cbool is_empty(int region)
         void end()
         void begin(size_t sequence)
@@ -531,6 +550,9 @@ cdef class Pool:
                                    uint64_t stream, cbool indexed) noexcept nogil
     cdef cbool free_place(self, ChunkHandle handle) noexcept nogil
     cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil
+    cdef PlanServer* plan_in(self, uint32_t bin_set, int* region) noexcept nogil
+    cdef uint32_t set_of_region(self, PlanServer* plan, int region) noexcept nogil
+    cdef void give_to_plan(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil
     cdef void read_length(self, uint32_t index, uint64_t requested) noexcept nogil
     cdef cbool add_plan(self, PlanServer* plan) noexcept nogil
     cdef uint32_t open_plan_set(self, size_t number) noexcept nogil

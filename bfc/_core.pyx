@@ -678,8 +678,11 @@ cdef class Pool:
     cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil:
         """Like allocate_in_lane, but rounds the request as BFC does."""
         cdef uint64_t rounded = round_up(requested, self.granularity)
-        cdef uint32_t bin_set = self.find_lane(lane)
         cdef ChunkHandle handle
+        cdef uint32_t bin_set
+        if self.plan != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
+            return self.take_planned(rounded, requested, lane.stream)
+        bin_set = self.find_lane(lane)
         if bin_set == NO_LANE:
             return NO_CHUNK
         bin_set += is_large(rounded)
@@ -831,6 +834,19 @@ cdef class Pool:
                 return plan
         return NULL
 
+    cdef uint32_t set_of_region(self, PlanServer* plan, int region) noexcept nogil:
+        """The set of bins of the range that is a plan's region, of a plan with pages."""
+        return plan.bin_sets[plan.bin_sets.size() - 2 + region] + (self.usage != NULL)
+
+    cdef PlanServer* plan_in(self, uint32_t bin_set, int* region) noexcept nogil:
+        """The plan whose region this set of bins is for, of plans with pages."""
+        cdef PlanServer* plan
+        for plan in self.plans:
+            for region[0] in range(2):
+                if plan.has_pages() and self.set_of_region(plan, region[0]) == bin_set:
+                    return plan
+        return NULL
+
     cdef inline void end_use(self, ChunkHandle handle) noexcept nogil:
         """Counts that a block of a plan is not in use any more."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -869,7 +885,7 @@ cdef class Pool:
         for kind in range(2 if self.usage != NULL else 1):
             self.bin_sets[opened + kind].split_remainder = UNLIMITED
             self.bin_sets[opened + kind].oversize = self.bin_sets[opened + kind].cuts_below = UNLIMITED
-            self.bin_sets[opened + kind].looks_in_ranges = False
+            self.bin_sets[opened + kind].looks_in_ranges = self.bin_sets[opened + kind].is_range = False
             self.bin_sets[opened + kind].counts_pieces = True
             self.bin_sets[opened + kind].ticks = 0
             self.bin_sets[opened + kind].is_plan = True
@@ -889,6 +905,7 @@ cdef class Pool:
         """Opens sets of bins for a plan, and makes a record for each place, one behind the other. False: the host is
         out of memory."""
         cdef size_t i
+        cdef int region
         for i in range(plan.bin_sets.size()):
             plan.bin_sets[i] = NO_LANE
         for i in range(plan.bin_sets.size()):
@@ -896,6 +913,11 @@ cdef class Pool:
             if plan.bin_sets[i] == NO_LANE:
                 self.close_plan_sets(plan)
                 return False
+        if plan.has_pages():
+            for region in range(2):
+                self.bin_sets[self.set_of_region(plan, region)].is_range = True
+                self.bin_sets[self.set_of_region(plan, region)].counts_pieces = False
+            self.features |= OPTIONS if self.usage != NULL else 0
         cdef cbool has_room = try_reserve(self.plans, self.plans.size() + 1)
         cdef ChunkHandle first = take_records(self, plan.places()) if has_room else NO_CHUNK
         while has_room and first == NO_CHUNK and self.chunk_capacity - self.chunk_count < plan.places():
@@ -917,6 +939,10 @@ cdef class Pool:
         cdef ChunkHandle handle = deref(self.regions.upper_bound(ptr)).second.first
         self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
         self.chunks[handle].state = DIVIDED
+        self.give_to_plan(plan, region, ptr)
+
+    cdef void give_to_plan(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil:
+        """Lets a plan use a region at an address."""
         plan.set_region(region, True, ptr)
         self.point_places(plan, region)
 
@@ -1386,12 +1412,16 @@ cdef class Pool:
         bins.erase(self.chunks[handle].size, self.order_of(handle, options))
 
     cdef void list_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
-        """Puts a free chunk into its bin, and into its range's bitmap."""
+        """Puts a free chunk into its bin, and into its range's bitmap. What is idle in a plan is in neither."""
+        if owner.is_plan:
+            return
         self.insert_free_chunk_into_bin(owner.bins, handle, True)
         if owner.bitmap != NULL:
             owner.bitmap.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
 
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        if owner.is_plan:
+            return
         self.remove_free_chunk_from_bin(owner.bins, handle, True)
         if owner.bitmap != NULL:
             owner.bitmap.remove(self.chunks[handle].ptr, self.chunks[handle].size)

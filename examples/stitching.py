@@ -10,7 +10,7 @@ GPU.
     run                    GiB  default                expandable             stitched
     gpt2m_adam           28.23  1.181 1.075 refused    1.058 1.005 completes  1.000 1.005 completes
     gpt2s_varlen         32.01  1.734 1.185 refused    1.062 1.005 completes  1.001 1.005 completes
-    gpu_decomfl           1.66  1.064 1.050 refused    1.015 1.015 completes  1.005 1.010 completes
+    gpu_decomfl           1.66  1.064 1.050 refused    1.015 1.015 completes  1.004 1.005 completes
     gpu_lm_small          3.03  1.164 1.165 refused    1.169 1.025 refused    1.002 1.005 completes
     llama7b_zero3_lro    10.75  1.411 1.175 refused    1.164 1.020 completes  1.040 1.010 completes
     llm_decode_kv         5.42  1.100 1.075 refused    1.055 1.030 refused    1.010 1.015 completes

@@ -11,8 +11,8 @@ _recorder.pyx       what a history writes down, and what PyTorch's policy counts
 _fences.pyx         marks in the queues of streams, and what waits behind them; captures of graphs
 _frees.pyx          frees: at once, from finalisers, after fences
 _tags.pyx           which tag an allocation belongs to, and which tags sleep
-_plans.pyx          plans in use: steps, and the regions of plans: a part that an allocator may have
 mapping/            memory that is mapped to addresses: a part that an allocator may have
+_plans.pyx          plans in use: steps, and the regions of plans: a part that an allocator may have
 graph_pool.py       the memory of captured graphs
 _allocator.pyx      the allocator: hits, misses, frees, regions, and what a user can see
 _without_gil.pyx    for callers that must not take the GIL

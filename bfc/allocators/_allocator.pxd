@@ -15,9 +15,9 @@ from bfc.allocators._recorder cimport Recorder
 from bfc.allocators._fences cimport Captures, Fences
 from bfc.allocators._frees cimport Frees
 from bfc.allocators._tags cimport Tags
-from bfc.allocators._plans cimport Planned
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators.mapping._stitching cimport Stitching
+from bfc.allocators._plans cimport Planned
 
 cdef extern from "py_int.hpp" namespace "bfc":
     cdef cppclass RecentInts:
@@ -155,6 +155,7 @@ cdef class Allocator(BufferOwner):
     cdef int note_captured_streams(self) except -1
     cdef int end_scope(self, pool, str said) except -1
 
+    cdef cbool asks_plan(self, Request* request) noexcept nogil
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
     cdef Planned planned_part(self)

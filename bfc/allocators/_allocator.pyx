@@ -50,9 +50,9 @@ from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Captures, Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
-from bfc.allocators._plans cimport Planned, new_step
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
+from bfc.allocators._plans cimport Planned, new_step
 
 from bfc.allocators import _plans
 from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED
@@ -740,16 +740,16 @@ cdef class Allocator(BufferOwner):
         self.require_set_up()
         if self.planned is None:
             planned = Planned()
-            planned.attach(&self.lock, self.pool, self.source, self.fences, &self.limit, &self.is_closed,
-                           self.home_stream)
+            planned.attach(&self.lock, self.pool, self.source, self.fences, self.stitching, &self.limit,
+                           &self.is_closed, self.home_stream)
             self.planned = planned
         return self.planned
 
     def use_plan(self, plan, *, bint strict=False, gate=0.95):
         """Serve a plan from now on, or none.
 
-        The plan's regions are taken at once. Requests that come as planned have their places there; the policy serves
-        all others.
+        The plan's regions are taken at once, or, where memory is mapped page by page, as their places are first
+        touched. Requests that come as planned have their places there; the policy serves all others.
 
         Parameters
         ----------
@@ -761,18 +761,19 @@ cdef class Allocator(BufferOwner):
             requests.
         gate : float or None, optional
             The plan is served only if the policy reserved less than this part of what it needed without the
-            plan, when it replayed the recording. None serves any plan.
+            plan, when it replayed the recording. None serves any plan. An allocator that maps memory page by
+            page serves any plan: it lends the pages that a plan leaves idle.
 
         Raises
         ------
         PlanError
-            If the plan is for the other policy, or for a device whose addresses are less aligned, and
-            with `strict` if it would not have paid, or needs more than the limit or the device leaves.
+            If the plan is for the other policy, or for a device whose addresses are less aligned; in pages, if
+            its streams share memory; and with `strict` if it would not have paid, or needs more than the
+            limit or the device leaves.
         TypeError
             If it is not a plan.
         ValueError
-            If the allocator is `strict`, maps memory page by page, or has a timing counter, or if `gate` is
-            not above 0.
+            If the allocator is `strict`, or has a timing counter, or if `gate` is not above 0.
         RuntimeError
             If a step is open, or a stream is being captured: the driver gives no memory meanwhile.
         SubAllocatorError
@@ -812,7 +813,7 @@ cdef class Allocator(BufferOwner):
         if self.strict:
             raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
         if self.stitches:
-            raise ValueError("a plan lies in ordinary memory, and this allocator maps memory page by page")
+            gate = None     # a plan in pages never needs more than stitching does
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         declined = None if gate is None else plan._declined(gate)
@@ -821,7 +822,7 @@ cdef class Allocator(BufferOwner):
 
     cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
         """Serves a plan from now on."""
-        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
+        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment, self.stitches)
         try:
             self.planned.use(plan, served, watch, declined, strict, resumed)
         finally:
@@ -973,6 +974,12 @@ cdef class Allocator(BufferOwner):
         return watcher
 
     @cython.final
+    cdef cbool asks_plan(self, Request* request) noexcept nogil:
+        """Whether a request may get pages of a plan."""
+        return not (request.tag or request.contiguous or request.in_capture or request.asking.without_gil
+                    or request.asked_plan or self.private_pools.open_scopes.get() or self.is_in_capture(request))
+
+    @cython.final
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil:
         """The place that the plan in use has for a request, or a guest's room. Asks once for each request: a plan
         counts what it is asked."""
@@ -1000,7 +1007,7 @@ cdef class Allocator(BufferOwner):
                 if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
                     self.pool.plan.counts.side -= 1
                     self.pool.plan.counts.side_bytes -= request.rounded
-        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK:
+        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK and not self.stitches:
             find_among_whole(self, request, placed, oversize)
         self.lock.release()
         if placed.handle == NO_CHUNK and self.planned.give_back_idle():
@@ -1312,6 +1319,9 @@ cdef class Allocator(BufferOwner):
             self.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
         if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
             self.planned.meet_length(request.stream, request.nbytes)
+        if self.pool.plan != NULL and self.stitches and self.asks_plan(request):
+            self.planned.fill_place(request.stream if self.by_stream else self.home_stream, request.rounded,
+                                    request.nbytes)
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)

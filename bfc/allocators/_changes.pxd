@@ -20,6 +20,8 @@ cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil
 cdef cbool has_records(Pool pool, int count) noexcept nogil
 cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept nogil
+cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
+cdef void merge_unmapped(Pool pool, ChunkHandle handle) noexcept nogil
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
 cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil

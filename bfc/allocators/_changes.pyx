@@ -16,8 +16,8 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport (
-    DELETED, FREE, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK,
-    NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, Pool, Region,
+    DELETED, DIVIDED, FREE, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE,
+    NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, PlanServer, Pool, Region,
 )
 
 cdef extern from "bins.hpp":
@@ -31,6 +31,8 @@ cdef extern from "page_bitmap.hpp":
 cdef extern from "usage.hpp":
     pass
 cdef extern from "pool_usage.hpp":
+    pass
+cdef extern from "plan_server.hpp":
     pass
 
 
@@ -181,13 +183,15 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
     cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
     cdef Chunk* chunk
     owner.regions -= 1
+    if owner.is_plan:
+        pool.forget_blocks(&pool.regions[ptr + size])
     while handle != NO_CHUNK:
         chunk = &pool.chunks[handle]
         following = chunk.next
         if chunk.state not in (UNMAPPED, MAPPED_ELSEWHERE):
             if chunk.state == FREE:
                 pool.unlist_free_chunk(owner, handle)
-            elif chunk.state != LEAVING:
+            elif chunk.state not in (LEAVING, DIVIDED):
                 pool.owned.take_back(chunk)
                 pool.unindex_chunk(handle)
                 if pool.usage != NULL:
@@ -287,9 +291,41 @@ cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil:
 
 cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
     """Makes a chunk free. The bins' reserve() must have been called before."""
+    if owner.is_plan:
+        come_back(pool, owner, handle)
+        return
     pool.chunks[handle].state = FREE
     pool.chunks[handle].freed_at_count = pool.clock
     pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True, True))
+
+
+cdef void come_back(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    """Lets a plan use pages of its region again."""
+    cdef int region = 0
+    cdef PlanServer* plan = pool.plan_in(pool.chunks[handle].bin_set, &region)
+    cdef ChunkHandle right = pool.chunks[handle].next, left = pool.chunks[handle].prev
+    plan.bring_back(region, <uint32_t>owner.bitmap.slot_at(pool.chunks[handle].ptr),
+                    <uint32_t>(pool.chunks[handle].size // owner.bitmap.page_size()))
+    pool.chunks[handle].state = DIVIDED
+    pool.chunks[handle].freed_at_count = 0
+    if right != NO_CHUNK and pool.chunks[right].state == DIVIDED:
+        pool.join(handle, right)
+    if left != NO_CHUNK and pool.chunks[left].state == DIVIDED:
+        pool.join(left, handle)
+        handle = left
+    owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[handle].ptr), handle)
+
+
+cdef void go_away(Pool pool, BinSet* owner, ChunkHandle part) noexcept nogil:
+    """Keeps a plan from using pages that were cut out of its region."""
+    cdef int region = 0
+    cdef PlanServer* plan = pool.plan_in(pool.chunks[part].bin_set, &region)
+    cdef ChunkHandle rest = pool.chunks[part].next
+    plan.send_away(region, <uint32_t>owner.bitmap.slot_at(pool.chunks[part].ptr),
+                   <uint32_t>(pool.chunks[part].size // owner.bitmap.page_size()))
+    owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[part].ptr), part)
+    if rest != NO_CHUNK:
+        owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[rest].ptr), rest)
 
 
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:
@@ -327,6 +363,8 @@ cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t e
         pool.list_free_chunk(owner, handle)
     pool.chunks[part].requested_size = requested    # stale, as PyTorch's snapshots show it
     pool.chunks[part].state = state
+    if owner.is_plan:
+        go_away(pool, owner, part)
     return part
 
 

@@ -76,6 +76,12 @@ cdef class Pages(PoolPages):
     cdef void close_bitmap(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
+    cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil
+    cdef uint64_t count_idle(self) noexcept nogil
+    cdef uint32_t stream_in_plan(self, uint32_t bin_set) noexcept nogil
+    cdef uint64_t hold_from_plan(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, cbool for_long,
+                                 vector[Run]& runs) noexcept nogil
+    cdef cbool is_idle(self, Run* run) noexcept nogil
 
     cdef uint32_t enter_page(self, uint32_t bin_set, uint32_t slot) noexcept nogil
     cdef void forget_page(self, uint32_t page) noexcept nogil

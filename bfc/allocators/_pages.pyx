@@ -17,8 +17,8 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
-    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, OPTIONS, PAGED, SMALL, STATE, WAITING, BinSet, Chunk,
-    ChunkHandle, FreeChunk, Pool, PoolPages, Region, PageBitmap,
+    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, NO_STREAM, OPTIONS, PAGED, SMALL, STATE, WAITING,
+    BinSet, Chunk, ChunkHandle, FreeChunk, Lane, PageBitmap, PlanPages, PlanServer, Pool, PoolPages, Region,
 )
 from bfc.allocators._changes cimport carve, has_records, make_free
 
@@ -31,6 +31,8 @@ cdef extern from "starts.hpp":
 cdef extern from "usage.hpp":
     pass
 cdef extern from "page_bitmap.hpp":
+    pass
+cdef extern from "plan_server.hpp":
     pass
 
 cdef extern from * nogil:
@@ -126,16 +128,23 @@ cdef class Pages(PoolPages):
         self.all_known_below = min(self.all_known_below, page)
 
     cdef cbool move_back(self, ChunkHandle handle) noexcept nogil:
-        """Moves a page that has become free in a range of small chunks back to its primary slot. What is free where
-        then depends only on what is live, so that a program that repeats itself finds its earlier views usable. Returns
-        whether there was such a page."""
+        """Moves the pages that lie whole in a free chunk of a range of small chunks back to their primary slots. What
+        is free where then depends only on what is live, so that a program that repeats itself finds its earlier views
+        usable. Returns whether there was such a page."""
         cdef uint32_t small = self.pool.chunks[handle].bin_set, page
         cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
-        cdef size_t slot = bitmap.slot_at(self.pool.chunks[handle].ptr + self.page_size - 1)
+        cdef uint64_t ptr = self.pool.chunks[handle].ptr
+        cdef size_t slot = bitmap.slot_at(ptr + self.page_size - 1)
+        cdef size_t end = bitmap.slot_at(ptr + self.pool.chunks[handle].size)
         cdef PageRecord* record
-        page = bitmap.page_at(slot)
-        record = &self.records[page]
-        return record.slots[record.primary].set != small and self.move(page, record.primary)
+        cdef cbool some = False
+        while slot < end:
+            page = bitmap.page_at(slot)
+            record = &self.records[page]
+            if record.slots[record.primary].set != small:
+                some = self.move(page, record.primary) or some
+            slot += 1
+        return some
 
     cdef cbool move_again(self, uint32_t small) noexcept nogil:
         """Gives the range of small chunks a free page that it has had before. Returns whether there was one."""
@@ -257,6 +266,86 @@ cdef class Pages(PoolPages):
     cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil:
         return self.records[page].views == 0 and (in_ranges_too or self.records[page].slots.size() == 1)
 
+    # -- pages of a plan ----------------------------------------------------------------------------------------------
+
+    # A plan's region is a range like others, but what is idle in it is in no bin and in no bitmap: the plan knows it.
+
+    cdef uint32_t stream_in_plan(self, uint32_t bin_set) noexcept nogil:
+        """Which of the plan's streams may lend pages to a lane. NO_STREAM: none may."""
+        cdef Lane* lane = &self.pool.bin_sets[bin_set].lane
+        if self.pool.plan == NULL or not self.pool.plan.has_pages() or self.pool.plan_rests:
+            return NO_STREAM
+        if lane.thread or lane.pool[0] or lane.pool[1]:
+            return NO_STREAM
+        return self.pool.plan.stream_of(lane.stream)
+
+    cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil:
+        """How many pages a plan can lend to a lane."""
+        cdef uint32_t stream = self.stream_in_plan(bin_set)
+        return self.pool.plan.count_lendable(stream) if stream != NO_STREAM else 0
+
+    cdef uint64_t count_idle(self) noexcept nogil:
+        """How many pages of plans no block has a byte of. 0 where the host has no memory to count them."""
+        cdef uint64_t idle = 0
+        cdef vector[uint32_t] blocks
+        cdef vector[uint32_t] used
+        cdef PlanServer* plan
+        cdef Chunk* chunk
+        cdef uint32_t block, page
+        cdef int region
+        for plan in self.pool.plans:
+            for region in range(2):
+                blocks.clear()
+                used.clear()
+                if plan.pages(region) == 0 or not plan.present[region]:
+                    continue
+                if not self.pool.list_places(plan, region, blocks):
+                    return 0
+                for page in range(plan.pages(region)):
+                    if not try_push_back(used, <uint32_t>plan.is_away(region, page)):
+                        return 0
+                for block in blocks:
+                    chunk = &self.pool.chunks[block]
+                    for page in range(<uint32_t>((chunk.ptr - plan.address[region]) // self.page_size),
+                                      <uint32_t>((chunk.ptr + chunk.size - 1 - plan.address[region])
+                                                 // self.page_size) + 1):
+                        used[page] = 1
+                for page in used:
+                    idle += page == 0
+        return idle
+
+    cdef uint64_t hold_from_plan(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, cbool for_long,
+                                 vector[Run]& runs) noexcept nogil:
+        """As `hold`, but takes pages of the plan in use: those that it needs last."""
+        cdef uint32_t stream = self.stream_in_plan(bin_set)
+        cdef vector[PlanPages] rows
+        cdef PlanPages row
+        cdef Run run
+        cdef uint64_t held = 0
+        if stream == NO_STREAM or self.pool.plan.choose(stream, wanted, for_long, rows) == 0:
+            return 0
+        for row in rows:
+            while row.count:
+                run = Run(self.pool.set_of_region(self.pool.plan, row.region), row.first, min(row.count, longest))
+                if not try_push_back(runs, run):
+                    return held
+                if not self.take_run(&run, LEAVING):
+                    runs.pop_back()
+                    return held
+                held += run.count
+                row.first += run.count
+                row.count -= run.count
+        return held
+
+    cdef cbool is_idle(self, Run* run) noexcept nogil:
+        """Whether nothing lives in these slots, and their pages are used through them."""
+        cdef int region = 0
+        cdef PlanServer* plan
+        if not self.pool.bin_sets[run.set].is_plan:
+            return self.pool.bin_sets[run.set].bitmap.are_free(run.first, run.count)
+        plan = self.pool.plan_in(run.set, &region)
+        return plan.are_idle(region, run.first, run.count)
+
     cdef void let_go(self, vector[Run]& runs) noexcept nogil:
         """Makes what was held free again. What the host has no memory for stays held."""
         while runs.size() and self.free_run(&runs.back()):
@@ -268,8 +357,15 @@ cdef class Pages(PoolPages):
     cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil:
         """Carves free slots out of their chunk. False: the host is out of memory, and nothing has changed."""
         cdef PageBitmap* bitmap = self.pool.bin_sets[run.set].bitmap
-        cdef ChunkHandle handle = carve(self.pool, bitmap.chunk_around(run.first), bitmap.address_of(run.first),
-                                        bitmap.address_of(run.first + run.count), state)
+        cdef int region = 0
+        cdef ChunkHandle handle
+        cdef PlanServer* plan
+        if self.pool.bin_sets[run.set].is_plan:
+            plan = self.pool.plan_in(run.set, &region)
+            handle = bitmap.chunk_at(plan.row_begin(region, run.first))
+        else:
+            handle = bitmap.chunk_around(run.first)
+        handle = carve(self.pool, handle, bitmap.address_of(run.first), bitmap.address_of(run.first + run.count), state)
         if handle == NO_HOST_MEMORY:
             return False
         bitmap.note_chunk(run.first, handle)
@@ -327,7 +423,7 @@ cdef class Pages(PoolPages):
     cdef cbool is_usable(self, StitchedView* view) noexcept nogil:
         cdef Run run
         for run in view.runs:
-            if not self.pool.bin_sets[run.set].bitmap.are_free(run.first, run.count):
+            if not self.is_idle(&run):
                 return False
         return True
 

@@ -8,6 +8,7 @@ from bfc._core cimport PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
+from bfc.allocators.mapping._stitching cimport Stitching
 
 
 cdef enum:
@@ -27,6 +28,7 @@ cdef class Planned:
     cdef Pool pool
     cdef Source source
     cdef Fences fences
+    cdef Stitching stitching    # pages to make the regions of; None: they are ordinary memory
     cdef uint64_t* limit        # the allocator's
     cdef bint* is_closed        # whether it is
     cdef uint64_t home
@@ -53,8 +55,8 @@ cdef class Planned:
     cdef uint64_t steps, departed
     cdef bint has_departed      # the step that is open, or the last one
 
-    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
-                    uint64_t home) except -1
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
+                    bint* is_closed, uint64_t home) except -1
     cdef object changes(self)
     cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1
     cdef int change(self, object plan, object served, object watch, object declined, bint strict,
@@ -76,6 +78,11 @@ cdef class Planned:
     cdef int take_regions(self, bint with_base) except -1
     cdef uint64_t bytes_taken(self) noexcept
     cdef bint take_region(self, int which) except -1
+    cdef bint take_range(self, int which) except -1
+    cdef bint enter_mapping(self) except -1
+    cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1
+    cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
+    cdef uint64_t bytes_of_plan(self) noexcept
     cdef int retire(self) except -1
     cdef int give_back_empty(self) except -1
     cdef void list_region(self, uint64_t ptr, vector[Region]& regions) noexcept nogil

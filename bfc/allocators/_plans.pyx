@@ -2,11 +2,12 @@
 
 The pool knows which places are taken (`PlanServer`). Here a plan comes into use, its regions are asked for and given
 back, and steps begin and end. The source is called without the lock. A plan that is not in use any more keeps its
-regions until nothing lives in them.
+regions until nothing lives in them. Where memory is mapped page by page they are ranges (mapping/_stitching.pyx).
 """
 
 import os
 import threading
+import time
 import warnings
 
 cimport cython
@@ -20,6 +21,8 @@ from bfc._core cimport NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, Pl
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
 from bfc.allocators._fences cimport Fences
+from bfc.allocators.mapping._address_ranges cimport AddressRange, Faults, raise_faults
+from bfc.allocators.mapping._stitching cimport Stitching
 
 from bfc.errors import ClosedError, PlanError, SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes
@@ -33,6 +36,8 @@ cdef enum:
     BASE = 0                    # the region of what is never freed
     BODY = 1                    # and that of all else
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
+
+_POLL_SECONDS = 0.001
 
 
 _make_recording = None
@@ -107,9 +112,10 @@ cdef object longest_of(plan, str kind):
 cdef class Planned:
     """The plan of an allocator: a part of `Allocator`."""
 
-    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, uint64_t* limit, bint* is_closed,
-                    uint64_t home) except -1:
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
+                    bint* is_closed, uint64_t home) except -1:
         self.lock = lock
+        self.stitching = stitching
         self.pool = pool
         self.source = source
         self.fences = fences
@@ -200,8 +206,15 @@ cdef class Planned:
         cdef const uint64_t[::1] offsets = served.offset
         cdef const uint64_t[::1] sizes = served.size
         cdef size_t count = <size_t>offsets.shape[0]
-        return new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count, served.base,
-                              served.span, streams, self.home)
+        cdef PlanServer* server = new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count,
+                                                 served.base, served.span, streams, self.home)
+        try:
+            if self.stitching is not None:
+                server.set_pages(self.stitching.page_shift())
+        except BaseException:
+            del server
+            raise
+        return server
 
     cdef int install(self, object plan, object served, bint resumed) except -1:
         cdef bint from_start
@@ -321,14 +334,18 @@ cdef class Planned:
         cdef bint is_there = False
         try:
             plan = self.plan.stretched(kind, nbytes)
-            served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment)
+            served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
+                                  self.stitching is not None)
         except PlanError:
             self.refused[kind] = nbytes, 1 << 62
             return 0
         other = self.new_server(served)
         try:
             self.fill_server(<uint64_t>other, served)
+            if self.stitching is not None and not self.give_up_ranges(self.server, BODY):
+                return 0
             if not self.exchange(<uint64_t>other, regions):
+                self.take_region(BODY)
                 return 0
             before, self.plan = self.plan, plan
             self.source.give_back(regions, False)
@@ -399,7 +416,7 @@ cdef class Planned:
         cdef uint64_t needed = base + self.server.region_size(BODY), taken
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
             self.give_back_side()       # the policy may hold the memory, and nothing lives in it
-        taken = self.bytes_taken()
+        taken = self.bytes_taken() if self.stitching is None else <uint64_t>0   # pages are made as they are needed
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
@@ -424,6 +441,8 @@ cdef class Planned:
         cdef cbool fits, closed, late, is_there
         if nbytes == 0 or self.server.present[which]:
             return True
+        if self.stitching is not None:
+            return self.take_range(which)
         acquire_lock(self.lock[0])
         fits = nbytes <= self.limit[0] and self.source.taken() <= self.limit[0] - nbytes
         if fits:
@@ -452,6 +471,87 @@ cdef class Planned:
             return is_there
         raise ClosedError("this allocator was closed while it asked for memory") if closed else out_of_host_memory()
 
+    cdef bint take_range(self, int which) except -1:
+        """As `take_region`, of addresses whose pages are made when they are first touched."""
+        cdef bint late
+        if not self.enter_mapping():
+            return False
+        try:
+            if self.is_closed[0]:
+                raise ClosedError("this allocator was closed while it asked for memory")
+            # a finaliser that ran meanwhile may have taken the region, or ended the plan
+            late = self.server == NULL or self.server.present[which] or self.server.region_size(which) == 0
+            if not late:
+                self.stitching.open_region(self.server, which, self.home)
+            return self.server != NULL and (self.server.present[which] or self.server.region_size(which) == 0)
+        finally:
+            self.stitching.leave()
+
+    cdef bint enter_mapping(self) except -1:
+        """Enters what maps memory, once no other thread does. False: this thread does, in a call further up."""
+        while not self.stitching.enter(0):
+            if self.source.is_called_here():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1:
+        """Gives back a region of a plan, or (NULL) those of all plans that are not in use, where nothing lives in it.
+        Returns whether all of them went."""
+        cdef AddressRange addresses
+        cdef Faults faults = Faults()
+        cdef list found = []
+        cdef bint all_went = True
+        for addresses in self.stitching.ranges[:]:
+            if addresses.plan != NULL and addresses.is_known and (
+                    addresses.plan != self.server if plan == NULL else
+                    addresses.plan == plan and addresses.region == which):
+                found.append(addresses)
+        if not found:
+            return True
+        if not self.enter_mapping():
+            return False
+        try:
+            for addresses in found:
+                if addresses.is_known:
+                    all_went = self.stitching.give_region_up(addresses, faults) and all_went
+        finally:
+            self.stitching.leave()
+        raise_faults(self.source.sub_allocator, faults)
+        return all_went
+
+    cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
+        """Brings memory to the place that a request is to have, if it is the first to touch it."""
+        cdef uint32_t index = NO_STREAM
+        cdef cbool is_away = False
+        acquire_lock(self.lock[0])
+        if self.server != NULL and not self.pool.plan_rests:
+            index = self.server.stream_of(stream)
+            if index == NO_STREAM:
+                index = self.pool.bind_stream(stream)
+            if index != NO_STREAM:
+                self.pool.read_length(index, requested)
+                is_away = self.server.away_for(index, rounded).count > 0
+        self.lock.release()
+        if not is_away or not self.stitching.enter(0):      # where another thread maps, it is served as if lent
+            return 0
+        try:
+            self.stitching.fill_place(index, stream, rounded)
+        finally:
+            self.stitching.leave()
+        return 0
+
+    cdef uint64_t bytes_of_plan(self) noexcept:
+        """What the regions of the plan in use have taken. Needs the lock."""
+        cdef uint64_t total = 0
+        cdef int which
+        for which in range(2):
+            if self.server.has_pages():
+                total += self.pool.bin_sets[self.pool.set_of_region(self.server, which)].mapped_bytes
+            elif self.server.present[which]:
+                total += self.server.region_size(which)
+        return total
+
     cdef int retire(self) except -1:
         """The plan in use serves nothing more."""
         acquire_lock(self.lock[0])
@@ -467,10 +567,12 @@ cdef class Planned:
         cdef vector[Region] regions
         cdef PlanServer* plan
         cdef int which
+        if self.stitching is not None:
+            self.give_up_ranges(NULL, -1)
         acquire_lock(self.lock[0])
         for plan in self.pool.plans:
             for which in range(2):
-                if plan != self.server and plan.present[which] and plan.is_empty(which):
+                if plan != self.server and plan.present[which] and plan.is_empty(which) and not plan.has_pages():
                     self.list_region(plan.address[which], regions)
         self.source.forget(regions)
         self.drop_gone()
@@ -494,6 +596,12 @@ cdef class Planned:
         """Gives back the region of the bodies where nothing lives in it and no step is open: memory has run out.
         Returns whether it went."""
         cdef vector[Region] regions
+        cdef bint went
+        if self.stitching is not None:
+            went = self.server != NULL and self.step is None and self.server.present[BODY]
+            went = went and self.give_up_ranges(self.server, BODY)
+            self.give_back_empty()
+            return went
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is None and self.server.present[BODY] and self.server.is_empty(BODY):
             self.list_region(self.server.address[BODY], regions)
@@ -643,16 +751,13 @@ cdef class Planned:
         cdef PlanCounts counts
         cdef dict counted
         cdef uint64_t side = 0
-        cdef int which
         cdef cbool serves, has_body = False
         acquire_lock(self.lock[0])
         serves = self.server != NULL
         if serves:
             counts = self.server.counts
             has_body = self.server.present[BODY] or self.server.region_size(BODY) == 0
-            side = self.pool.counters.pool_bytes
-            for which in range(2):
-                side -= self.server.region_size(which) if self.server.present[which] else 0
+            side = self.pool.counters.pool_bytes - self.bytes_of_plan()
         self.lock.release()
         if not serves:
             state = "none" if self.declined is None else "switched off" if self.was_served else "declined"

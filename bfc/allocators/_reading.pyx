@@ -112,10 +112,17 @@ cdef cbool list_blocks(Pool pool, ChunkHandle divided, vector[uint32_t]& blocks)
     """The blocks in the region of a plan, by address. False: the host is out of memory."""
     cdef PlanServer* plan
     cdef int which
+    cdef vector[uint32_t] listed
+    cdef uint64_t ptr = pool.chunks[divided].ptr, end = ptr + pool.chunks[divided].size
+    cdef uint32_t block
     for plan in pool.plans:
         for which in range(2):
-            if plan.present[which] and plan.address[which] == pool.chunks[divided].ptr:
-                if not pool.list_places(plan, which, blocks):
+            listed.clear()
+            if plan.present[which] and plan.contains(ptr) and plan.address[which] <= ptr:
+                if not pool.list_places(plan, which, listed):
+                    return False
+            for block in listed:        # of one row of pages, where there are pages
+                if ptr <= pool.chunks[block].ptr < end and not try_push_back(blocks, block):
                     return False
     sort_by_address(blocks, pool.chunks)
     return True
@@ -228,12 +235,30 @@ cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil:
                 add_use(pages, handle, used)
             handle = chunk.next
         postincrement(it)
+    if not add_plans(pages, used):
+        return False
     use.page_size = pages.page_size
     use.pages = count_awake(pages.pool) // pages.page_size
     use.in_use = use.sparse = 0
     for nbytes in used:
         use.in_use += nbytes > 0
         use.sparse += 0 < nbytes and nbytes * SPARSE < pages.page_size
+    return True
+
+
+cdef cbool add_plans(Pages pages, vector[uint64_t]& used) noexcept nogil:
+    """Adds what lives in the regions of plans. False: the host is out of memory."""
+    cdef PlanServer* plan
+    cdef vector[uint32_t] blocks
+    cdef uint32_t block
+    cdef int region
+    for plan in pages.pool.plans:
+        for region in range(2):
+            blocks.clear()
+            if plan.has_pages() and not pages.pool.list_places(plan, region, blocks):
+                return False
+            for block in blocks:
+                add_use(pages, block, used)
     return True
 
 
@@ -273,6 +298,12 @@ cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexc
 
 cdef PageBitmap* bitmap_of(Pages pages, ChunkHandle handle) noexcept nogil:
     """The slots of the range that a chunk lies in; NULL: it lies in none."""
+    cdef PlanServer* plan
+    if pages.pool.chunks[handle].state & PLANNED:
+        plan = pages.pool.plan_of(handle)
+        if plan == NULL or not plan.has_pages():
+            return NULL
+        return pages.pool.bin_sets[pages.pool.set_of_region(plan, plan.region_at(pages.pool.chunks[handle].ptr))].bitmap
     return pages.pool.bin_sets[pages.pool.chunks[handle].bin_set].bitmap
 
 
@@ -560,7 +591,9 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
     if state == DIVIDED:
-        return unless(pool.bin_sets[chunk.bin_set].is_plan and chunk.next == NO_CHUNK,
+        before = pool.chunks[prev if prev != NO_CHUNK else handle]
+        return unless(pool.bin_sets[chunk.bin_set].is_plan and (prev == NO_CHUNK or before.state != DIVIDED)
+                      and (pool.bin_sets[chunk.bin_set].is_range or chunk.next == NO_CHUNK),
                       b"I16: a plan's region has neighbours, or stands among others")
     if state in (UNMAPPED, LEAVING, MAPPED_ELSEWHERE):
         return fault_without_memory(pool, &chunk)
@@ -583,7 +616,8 @@ cdef const char* fault_without_memory(Pool pool, const Chunk* chunk) noexcept no
     if chunk.allocation_id != -1:
         return b"I12: a chunk without memory has an allocation id"
     if chunk.state == UNMAPPED and chunk.prev != NO_CHUNK and pool.chunks[chunk.prev].state == UNMAPPED:
-        return unless(pool.chunks[chunk.prev].freed_at_count == IS_GROWING, b"I12: two neighbours are unmapped")
+        return unless(pool.chunks[chunk.prev].freed_at_count == IS_GROWING or chunk.freed_at_count == IS_GROWING,
+                      b"I12: two neighbours are unmapped")
     return NULL
 
 
@@ -633,8 +667,10 @@ cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
     cdef cmap[uint64_t, Region].iterator it = pool.regions.begin()
     cdef ChunkHandle handle
     cdef PageBitmap* bitmap
+    cdef PlanServer* plan
     cdef Chunk chunk
     cdef size_t slot, first, end, free_slots
+    cdef int region = 0
     while it != pool.regions.end():
         handle = deref(it).second.first
         bitmap = pool.bin_sets[pool.chunks[handle].bin_set].bitmap
@@ -643,6 +679,10 @@ cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
             chunk = pool.chunks[handle]
             first = bitmap.slot_at(chunk.ptr + bitmap.page_size() - 1)
             end = bitmap.slot_at(chunk.ptr + chunk.size)
+            plan = pool.plan_in(chunk.bin_set, &region) if pool.bin_sets[chunk.bin_set].is_plan else <PlanServer*>NULL
+            for slot in range(first, end if plan != NULL else first):
+                if plan.is_away(region, <uint32_t>slot) != (chunk.state != DIVIDED):
+                    return b"I16: a plan uses a page that is not there, or does not know of one that is"
             for slot in range(first, end if chunk.state == FREE else first):
                 free_slots += 1
                 if not bitmap.is_free(slot) or bitmap.chunk_around(slot) != handle:

@@ -4,11 +4,15 @@
 // The borders of all places cut the span into cells, and each cell has a bit: whether a place that covers it is taken.
 // A place covers whole cells, so that one is free if its bits are 0, in whatever order blocks come and go. Guests lie
 // where nothing lives; they are few, and kept in a list by offset.
+//
+// Where memory is mapped page by page, each region is cut into pages, too, and each page has a bit: whether it is away,
+// that is, not mapped, or lent to a request that found no gap. A place on such a page is as good as taken.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "forward.hpp"
@@ -27,6 +31,10 @@ public:
     struct Guest {
         uint64_t offset, size;
         uint32_t handle;
+    };
+    struct PageRun {                    // consecutive pages of a region
+        int region;
+        uint32_t first, count;
     };
     struct Area {                       // what one stream may use of one region
         uint64_t begin, end;
@@ -47,7 +55,7 @@ public:
     uint64_t departed_at = 0;           // of the first of them: how many requests there were before it, its size, and
     uint64_t departed_size = 0;         // the place that it should have had, or kNone; and the next allocation's id
     int64_t departed_place = kNone, departed_id = 0;
-    std::vector<uint32_t> bin_sets;     // by stream
+    std::vector<uint32_t> bin_sets;     // by stream; then, where there are pages, those of the two regions
     size_t alive = 0;                   // places and guests in use
     uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
 
@@ -95,9 +103,27 @@ public:
         sequences_[sequences[0]].key = key;
     }
 
+    // Cuts the regions into pages of so many bytes, as an exponent of two. All of them are away. Once, before any region
+    // is present.
+    void set_pages(int shift) {
+        page_shift_ = shift;
+        bin_sets.resize(numbers_.size() + 2, 0);
+        for (int region = 0; region < 2; ++region) {
+            away_[region].assign(pages(region) / 64 + 1, 0);
+            lendable_[region].assign(away_[region].size(), 0);
+            set(away_[region], 0, pages(region));
+        }
+        obstacles_ = guests_.size() + pages(0) + pages(1);
+    }
+    bool has_pages() const noexcept { return page_shift_ != 0; }
+    uint32_t pages(int region) const noexcept {
+        return has_pages() ? static_cast<uint32_t>((region_size(region) + page_size() - 1) >> page_shift_) : 0;
+    }
+
     size_t places() const noexcept { return places_.size(); }
     uint64_t region_size(int region) const noexcept { return region ? span_ - base_ : base_; }
     int region_of(uint64_t offset) const noexcept { return offset >= base_; }
+    int region_at(uint64_t ptr) const noexcept { return !(present[0] && ptr - address[0] < base_); }
     uint64_t address_of(uint64_t offset) const noexcept {
         const int region = region_of(offset);
         return address[region] + (region ? offset - base_ : offset);
@@ -146,6 +172,17 @@ public:
             clear(taken_, cell_at(begin), cell_at(end));
         else
             set(taken_, cell_at(begin), cell_at(end));
+        if (!is_present && has_pages()) {
+            set(away_[region], 0, pages(region));
+            count_obstacles();
+        }
+    }
+    // The streams that stand for those of the plan. May throw std::bad_alloc.
+    std::vector<uint64_t> bound() const {
+        std::vector<uint64_t> found;
+        for (size_t i = 0; i < handles_.size(); ++i)
+            if (is_bound_[i]) found.push_back(handles_[i]);
+        return found;
     }
 
     // Whether nothing lives in a region.
@@ -237,6 +274,9 @@ public:
         std::swap(lengths_, other.lengths_);
         std::swap(growths_, other.growths_);
         std::swap(span_, other.span_);
+        std::swap(away_[1], other.away_[1]);        // all of them, in both
+        std::swap(lendable_[1], other.lendable_[1]);
+        count_obstacles();
         asking_ = nullptr;
         if (present[0]) clear(taken_, 0, cell_at(base_));
         for (uint32_t place : live) set(taken_, places_[place].first, places_[place].end);
@@ -273,7 +313,9 @@ public:
         if (!now) return kNone;
         const int64_t expected = now->matcher.expected();
         const bool asks = now->asks && now->matcher.comes_now(now->key);    // whose place is not for a smaller one
-        const int64_t found = now->matcher.match(size, !asks);
+        const bool fits = expected >= 0 && size <= now->matcher.size_of(expected)
+                          && (!has_pages() || now->matcher.size_of(expected) - size < page_size());
+        const int64_t found = now->matcher.match(size, !asks && fits);
         const int64_t asked = found >= 0 ? found : expected;
         if (found >= 0) {
             const int64_t place = now->places[found];
@@ -295,6 +337,119 @@ public:
     void release(int64_t place) noexcept {
         flip(taken_, places_[place].first, places_[place].end);
         --alive;
+    }
+
+    // -- pages --------------------------------------------------------------------------------------------------------
+
+    // Pages go away, or come back. Nothing may live there.
+    void send_away(int region, uint32_t first, uint32_t count) noexcept {
+        set(away_[region], first, first + count);
+        obstacles_ += count;
+    }
+    void bring_back(int region, uint32_t first, uint32_t count) noexcept {
+        clear(away_[region], first, first + count);
+        obstacles_ -= count;
+    }
+    bool is_away(int region, uint32_t page) const noexcept { return away_[region][page >> 6] >> (page & 63) & 1; }
+
+    // Whether pages are there, and nothing lives in them.
+    bool are_idle(int region, uint32_t first, uint32_t count) const noexcept {
+        if (any(away_[region], first, first + count)) return false;
+        const uint64_t begin = start_of(region) + (uint64_t{first} << page_shift_);
+        const uint64_t end = std::min(begin + (uint64_t{count} << page_shift_), end_of(region));
+        const size_t guest = guest_from(begin);
+        return begin >= end || (!any(taken_, cell_around(begin), cell_at(end))
+                                && (guest == guests_.size() || guests_[guest].offset >= end));
+    }
+
+    // The first page of the row of pages around this one that are there.
+    uint32_t row_begin(int region, uint32_t page) const noexcept {
+        while (page > 0) {
+            const uint32_t before = page - 1;
+            const uint64_t word = away_[region][before >> 6] & (~uint64_t{0} >> (63 - (before & 63)));
+            if (word) return (before & ~uint32_t{63}) + 64 - static_cast<uint32_t>(__builtin_clzll(word));
+            page = before & ~uint32_t{63};
+        }
+        return 0;
+    }
+
+    // Of how many of these pages, from the first on, it is the same whether they are wholly a stream's own; and whether
+    // they are.
+    uint32_t alike_from(uint32_t stream, PageRun run, bool& is_own) const noexcept {
+        is_own = is_own_page(stream, run.region, run.first);
+        uint32_t count = 1;
+        while (count < run.count && is_own_page(stream, run.region, run.first + count) == is_own) ++count;
+        return count;
+    }
+
+    // The first row of pages that are away of the place that `take` would look at for a request. `count` is 0 if there
+    // is none.
+    PageRun away_for(uint32_t stream, uint64_t size) noexcept {
+        PageRun run{0, 0, 0};
+        Sequence* now = active_[stream];
+        const int64_t found = now && has_pages() ? now->matcher.find(size) : kNone;
+        if (found < 0) return run;
+        const Place& place = places_[now->places[found]];
+        run.region = region_of(place.offset);
+        const uint32_t end = last_page(place.offset, place.size) + 1;
+        run.first = next(away_[run.region], page_of(place.offset), end, true);
+        run.count = next(away_[run.region], run.first, end, false) - run.first;
+        return run;
+    }
+
+    // How many pages a stream may use for something else: those that are wholly its own and idle.
+    size_t count_lendable(uint32_t stream) noexcept {
+        for (auto& bits : lendable_) std::fill(bits.begin(), bits.end(), 0);
+        if (!has_pages()) return 0;
+        for (const Area& area : areas_)
+            if (area.stream == stream) mark_idle(area);
+        size_t count = 0;
+        for (int region = 0; region < 2; ++region)
+            for (size_t word = 0; word < lendable_[region].size(); ++word) {
+                lendable_[region][word] &= ~away_[region][word];
+                count += static_cast<size_t>(__builtin_popcountll(lendable_[region][word]));
+            }
+        return count;
+    }
+
+    // Chooses idle pages of a stream for the request that `take_late` was asked for last: those that no request needs in
+    // its expected life, or else last, in the longest rows. `for_long`: its life is not known. Appends them to `runs`,
+    // and returns how many they are: none where the host is out of memory.
+    size_t choose(uint32_t stream, size_t wanted, bool for_long, std::vector<PageRun>& runs) noexcept {
+        size_t count = count_lendable(stream);
+        Sequence* now = active_[stream];
+        const size_t all = now ? now->places.size() : 0;
+        const size_t end = for_long || asking_ != now ? all : std::min(all, horizon_);
+        for (size_t i = now ? now->matcher.first_open() : 0; i < end && count > wanted; ++i) {
+            if (now->matcher.is_served(i) || (asking_ == now && static_cast<int64_t>(i) == except_)) continue;
+            const Place& place = places_[now->places[i]];
+            std::vector<uint64_t>& bits = lendable_[region_of(place.offset)];
+            each_word(page_of(place.offset), last_page(place.offset, place.size) + 1, [&](uint32_t word, uint64_t mask) {
+                for (uint64_t found = bits[word] & mask; found && count > wanted; found &= found - 1, --count)
+                    bits[word] &= ~(found & -found);
+            });
+        }
+        try {
+            std::vector<PageRun> rows;
+            for (int region = 0; region < 2; ++region)
+                for (uint32_t page = 0, stop; (page = next(lendable_[region], page, pages(region), true)) < pages(region);
+                     page = stop) {
+                    stop = next(lendable_[region], page, pages(region), false);
+                    rows.push_back({region, page, stop - page});
+                }
+            std::stable_sort(rows.begin(), rows.end(), [](PageRun a, PageRun b) { return a.count > b.count; });
+            size_t chosen = 0;
+            for (PageRun row : rows) {
+                if (chosen == wanted) break;
+                row.count = static_cast<uint32_t>(std::min<size_t>(row.count, wanted - chosen));
+                runs.push_back(row);
+                chosen += row.count;
+            }
+            return chosen;
+        } catch (...) {
+            runs.clear();
+            return 0;
+        }
     }
 
     // -- guests -------------------------------------------------------------------------------------------------------
@@ -326,12 +481,14 @@ public:
     void add_guest(uint64_t offset, uint64_t size, uint32_t handle) noexcept {
         guests_.insert(guests_.begin() + static_cast<ptrdiff_t>(guest_from(offset)), Guest{offset, size, handle});
         ++alive;
+        ++obstacles_;
         ++counts.guests;
         counts.guest_bytes += size;
     }
     void remove_guest(uint32_t handle) noexcept {
         guests_.erase(std::find_if(guests_.begin(), guests_.end(), [=](const Guest& g) { return g.handle == handle; }));
         --alive;
+        --obstacles_;
     }
     const std::vector<Guest>& guests() const noexcept { return guests_; }
 
@@ -351,12 +508,14 @@ public:
         for (uint32_t place : live) {
             if (any(bits, places_[place].first, places_[place].end)) return false;
             set(bits, places_[place].first, places_[place].end);
+            if (is_partly_away(places_[place].offset, places_[place].size)) return false;
         }
         uint64_t end = 0;
         for (const Guest& guest : guests_) {
             const uint64_t high = guest.offset + guest.size;
             if (guest.offset < end || high > span_ || (guest.offset < base_ && high > base_)) return false;
             if (any(bits, cell_around(guest.offset), cell_at(high))) return false;
+            if (is_partly_away(guest.offset, guest.size)) return false;
             end = high;
         }
         return bits == taken_ && alive == live.size() + guests_.size();
@@ -364,6 +523,7 @@ public:
     size_t bytes() const noexcept {
         size_t total = places_.capacity() * sizeof(Place) + (cells_.capacity() + 2 * taken_.capacity()) * 8;
         for (const Sequence& each : sequences_) total += each.places.size() * (8 + 13);
+        for (int region = 0; region < 2; ++region) total += 2 * away_[region].capacity() * 8;
         return total;
     }
 
@@ -401,6 +561,10 @@ private:
     std::vector<Growth> growths_;       // by place; empty if no kind has lengths
     std::vector<Sequence*> active_;     // by stream: the sequence that is served now, or null
     std::vector<Guest> guests_;         // by offset
+    int page_shift_ = 0;                // 0: there are no pages
+    std::vector<uint64_t> away_[2];     // by region: a bit for each page
+    std::vector<uint64_t> lendable_[2]; // the same; for `choose`
+    size_t obstacles_ = 0;              // guests, and pages that are away
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
     int64_t except_ = kNone;
@@ -456,7 +620,7 @@ private:
     bool occupy(int64_t place, uint64_t size) noexcept {
         const Place& wanted = places_[place];
         if (__builtin_expect(size > wanted.size, 0)) return false;  // of a step that is longer than there is room for
-        if (flip(taken_, wanted.first, wanted.end) || (__builtin_expect(!guests_.empty(), 0) && meets_guest(wanted))) {
+        if (flip(taken_, wanted.first, wanted.end) || (__builtin_expect(obstacles_ != 0, 0) && is_obstructed(wanted))) {
             flip(taken_, wanted.first, wanted.end);
             return false;
         }
@@ -466,9 +630,65 @@ private:
         return true;
     }
 
-    bool meets_guest(const Place& wanted) const noexcept {
+    bool is_obstructed(const Place& wanted) const noexcept {
         const size_t next = guest_from(wanted.offset);
-        return next < guests_.size() && guests_[next].offset < wanted.offset + wanted.size;
+        if (next < guests_.size() && guests_[next].offset < wanted.offset + wanted.size) return true;
+        return is_partly_away(wanted.offset, wanted.size);
+    }
+    void count_obstacles() noexcept {
+        obstacles_ = guests_.size();
+        for (const auto& bits : away_)
+            for (const uint64_t word : bits) obstacles_ += static_cast<size_t>(__builtin_popcountll(word));
+    }
+
+    uint64_t page_size() const noexcept { return uint64_t{1} << page_shift_; }
+    uint64_t start_of(int region) const noexcept { return region ? base_ : 0; }
+    uint64_t end_of(int region) const noexcept { return region ? span_ : base_; }
+    uint32_t page_of(uint64_t offset) const noexcept {
+        return static_cast<uint32_t>((offset - start_of(region_of(offset))) >> page_shift_);
+    }
+    uint32_t last_page(uint64_t offset, uint64_t size) const noexcept {
+        return static_cast<uint32_t>((offset + size - 1 - start_of(region_of(offset))) >> page_shift_);
+    }
+    bool is_partly_away(uint64_t offset, uint64_t size) const noexcept {
+        return has_pages() && any(away_[region_of(offset)], page_of(offset), last_page(offset, size) + 1);
+    }
+
+    // The pages that lie wholly in an area: [first, end). What lies behind a region on its last page is nobody's.
+    std::pair<uint32_t, uint32_t> pages_in(const Area& area) const noexcept {
+        const int region = region_of(area.begin);
+        const uint64_t start = start_of(region);
+        const bool is_last = area.end == end_of(region);
+        return {static_cast<uint32_t>((area.begin - start + page_size() - 1) >> page_shift_),
+                is_last ? pages(region) : static_cast<uint32_t>((area.end - start) >> page_shift_)};
+    }
+    bool is_own_page(uint32_t stream, int region, uint32_t page) const noexcept {
+        for (const Area& area : areas_) {
+            if (area.stream != stream || region_of(area.begin) != region) continue;
+            const auto [first, end] = pages_in(area);
+            if (page >= first && page < end) return true;
+        }
+        return false;
+    }
+
+    // Notes the pages of an area in which nothing lives.
+    void mark_idle(const Area& area) noexcept {
+        const int region = region_of(area.begin);
+        const uint64_t start = start_of(region);
+        const auto [page, end] = pages_in(area);
+        if (page >= end) return;
+        std::vector<uint64_t>& bits = lendable_[region];
+        set(bits, page, end);
+        uint32_t cell = cell_around(area.begin);
+        const uint32_t stop = cell_at(area.end);
+        while (cell < stop && (cell = next(taken_, cell, stop, true)) < stop) {
+            const uint32_t after = next(taken_, cell, stop, false);
+            clear(bits, static_cast<uint32_t>((cells_[cell] - start) >> page_shift_),
+                  static_cast<uint32_t>((cells_[after] - 1 - start) >> page_shift_) + 1);
+            cell = after;
+        }
+        for (size_t i = guest_from(area.begin); i < guests_.size() && guests_[i].offset < area.end; ++i)
+            clear(bits, page_of(guests_[i].offset), last_page(guests_[i].offset, guests_[i].size) + 1);
     }
 
     int64_t smallest_gap(const std::vector<uint64_t>& bits, uint32_t stream, uint64_t size) const noexcept {
@@ -492,12 +712,28 @@ private:
         for (size_t i = guest_from(at); at < end; ++i) {
             const bool is_last = i == guests_.size() || guests_[i].offset >= end;
             const uint64_t stop = is_last ? end : guests_[i].offset;
+            look_at_gap(at, stop, size, least, best);
+            if (is_last) return;
+            at = guests_[i].offset + guests_[i].size;
+        }
+    }
+
+    // What of a gap is not on pages that are away.
+    void look_at_gap(uint64_t at, uint64_t end, uint64_t size, uint64_t& least, int64_t& best) const noexcept {
+        while (at < end && end - at >= size) {
+            uint64_t stop = end, after = end;
+            if (has_pages()) {
+                const int region = region_of(at);
+                const uint32_t first = page_of(at), last = last_page(at, end - at) + 1;
+                const uint32_t gone = next(away_[region], first, last, true), back = next(away_[region], gone, last, false);
+                if (gone < last) stop = std::max(at, start_of(region) + (uint64_t{gone} << page_shift_));
+                if (gone < last) after = std::min(end, start_of(region) + (uint64_t{back} << page_shift_));
+            }
             if (stop > at && stop - at >= size && stop - at < least) {
                 least = stop - at;
                 best = static_cast<int64_t>(at);
             }
-            if (is_last) return;
-            at = guests_[i].offset + guests_[i].size;
+            at = after;
         }
     }
 

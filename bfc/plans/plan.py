@@ -276,8 +276,9 @@ class Plan:
             f"without one, and a plan has to stay below {gate:.0%} of that"
         )
 
-    def _served(self, policy: str, alignment: int) -> Served:
-        """What an allocator needs of it. Raises PlanError if it cannot serve the plan."""
+    def _served(self, policy: str, alignment: int, in_pages: bool = False) -> Served:
+        """What an allocator needs of it. Raises PlanError if it cannot serve the plan. In pages no
+        two streams share memory."""
         import numpy as np
 
         if policy != self.fallback:
@@ -285,7 +286,8 @@ class Plan:
                 f"the plan is for the policy {self.fallback!r}, and this allocator has {policy!r}: "
                 f"make it with fallback={policy!r}"
             )
-        found = served(self.parts, self.base, self.span, apart=self.fallback == "caching")
+        apart = in_pages or self.fallback == "caching"
+        found = served(self.parts, self.base, self.span, apart=apart)
         places = np.concatenate([found.offset, found.size, [self.base]])
         if (places.astype(np.uint64) % np.uint64(alignment)).any():
             raise PlanError(

@@ -21,8 +21,8 @@ from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart, note_hit, set_plain_request
 from bfc.policies._paged cimport (
-    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, may_be_mapped, page_size_for, place_in_pages,
-    set_up_pages, trim_for,
+    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, may_be_mapped, may_be_planned, page_size_for,
+    place_in_pages, set_up_pages, trim_for,
 )
 
 from bfc.units import format_bytes
@@ -132,7 +132,8 @@ cdef class BFCAllocator(Allocator):
         use, as a fraction of that, where it saves stitching: 0.05 for a program whose sizes do not
         repeat.
     plan : Plan, optional
-        A plan to serve: see `use_plan`. Beside a plan memory always grows, by what is needed.
+        A plan to serve: see `use_plan`. Beside a plan memory always grows, by what is needed. With
+        `virtual_memory` the plan lies in pages, and lends those that it leaves idle.
 
     Attributes
     ----------
@@ -336,7 +337,9 @@ cdef class BFCAllocator(Allocator):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
         if self.takes_pages(request):
-            return place_in_pages(self, request)
+            if may_be_planned(request):
+                handle = self.ask_plan(request)
+            return handle if handle != NO_CHUNK else place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
         if request.freed_before == 0 and not is_private(&request.lane) and not self.is_in_capture(request):

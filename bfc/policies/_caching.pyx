@@ -21,15 +21,15 @@ from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport PendingFence
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
-from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
+from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
 from bfc.policies._releasing cimport (
     Emptying, choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
 from bfc.policies._paged cimport (
-    SMALLEST_PAGE, check_mapping_wanted, map_for, may_be_mapped, place_in_pages, set_up_pages, trim_for,
+    SMALLEST_PAGE, check_mapping_wanted, map_for, may_be_mapped, may_be_planned, place_in_pages, set_up_pages, trim_for,
 )
 
 from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
@@ -204,7 +204,7 @@ cdef class CachingAllocator(Allocator):
         `mapping_granularity`. None is 2 MiB, or the granularity if that is more.
     plan : Plan, optional
         A plan to serve: see `use_plan`. Beside a plan free blocks from 32 MiB on stay whole, as with
-        `max_split_size_mb=32`.
+        `max_split_size_mb=32`. With `stitch` the plan lies in pages, and lends those that it leaves idle.
 
     Attributes
     ----------
@@ -583,9 +583,11 @@ cdef class CachingAllocator(Allocator):
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
-        if self.stitches and may_be_mapped(&request.lane):
-            return place_in_pages(self, request)
         cdef ChunkHandle handle = NO_CHUNK
+        if self.stitches and may_be_mapped(&request.lane):
+            if may_be_planned(request) and not self.is_in_capture(request):
+                handle = self.ask_plan(request)
+            return handle if handle != NO_CHUNK else place_in_pages(self, request)
         if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request):
             handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)

@@ -18,6 +18,11 @@ cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
     return lane.pool[0] == TAG_POOLS or (lane.pool[0] == 0 and lane.pool[1] == 0)
 
 
+cdef inline cbool may_be_planned(Request* request) noexcept nogil:
+    """Whether a request may lie in a plan's pages."""
+    return not (request.tag or request.contiguous or request.lane.thread)
+
+
 cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str upstream) except -1
 cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0
 

@@ -63,14 +63,16 @@ class Matcher:
         self.misses = 0
         return slot
 
-    def match(self, size: int) -> int | None:
+    def match(self, size: int, waste: int | None = None) -> int | None:
+        """`waste`: a smaller request takes a slot only if less than this is left over."""
         slot = self.by_size(size)
         self.skipped = None
         self.previous = size
         if slot is not None:
             return self.serve(slot)
         at = self.next
-        if at < len(self.sizes) and size <= self.sizes[at] <= 2 * size:
+        fits = at < len(self.sizes) and size <= self.sizes[at] <= 2 * size
+        if fits and (waste is None or self.sizes[at] - size < waste):
             return self.serve(at)
         self.misses += 1
         if at < len(self.sizes):
@@ -153,6 +155,15 @@ class SlowPlan:
         if room is not None:
             self.live[room] = room + size
         return room
+
+    def place_of(self, size: int, waste: int) -> tuple[int, int] | None:
+        """Offset and size of the place that a request is for, whatever lives there."""
+        found = None
+        if self.matcher is not None and self.requests is not None:
+            found = self.matcher.match(size, waste)
+        if found is None or self.requests is None:
+            return None
+        return self.requests.offset[found], self.requests.size[found]
 
     def _needed(self, horizon: int, spared: int | None) -> list[tuple[int, int]]:
         if self.requests is None or self.matcher is None:

@@ -7,7 +7,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.interpreter._process cimport Deferral
-from bfc._core cimport ChunkHandle, PageBitmap, Pool
+from bfc._core cimport ChunkHandle, PageBitmap, PlanServer, Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
@@ -79,6 +79,8 @@ cdef class AddressRange:
     cdef bint has_table                 # of the pages in its slots
     cdef bint some_stuck                # memory that could not be unmapped
     cdef bint is_captured               # whether its stream captured a graph when pages were last looked for
+    cdef PlanServer* plan               # whose region it is; NULL: of none
+    cdef int region
     cdef bint must_wait                 # whether to wait for its stream before what is leaving is unmapped
 
     # What one of the subclasses of AddressRanges looks up in it.
@@ -211,6 +213,7 @@ cdef class AddressRanges:
     cdef ChunkHandle leaving_from(self, AddressRange range, uint64_t ptr) noexcept
     cdef FreePart part_of(self, ChunkHandle handle) noexcept
     cdef uint64_t count_mapped(self, AddressRange range) noexcept
+    cdef set streams_of(self, AddressRange range)
     cdef bint wait_for(self, AddressRange range, Faults faults) noexcept
     cdef void empty(self, AddressRange range, Faults faults) noexcept
     cdef void unreserve(self, AddressRange range, Faults faults) noexcept

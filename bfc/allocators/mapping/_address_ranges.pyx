@@ -33,6 +33,9 @@ from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 
+cdef extern from "plan_server.hpp":
+    pass
+
 from bfc.errors import SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes
 
@@ -294,7 +297,20 @@ cdef class AddressRanges:
         cdef AddressRange range
         cdef set streams = set()
         for range in list(self.ranges):     # a copy: where another thread maps, it may change the list
-            streams.add(range.asked_of)
+            streams |= self.streams_of(range)
+        return streams
+
+    cdef set streams_of(self, AddressRange range):
+        """The streams that say when earlier work on a range is done: of a plan's region, all that the plan serves."""
+        cdef set streams = {range.asked_of}
+        cdef vector[uint64_t] handles
+        cdef uint64_t handle
+        acquire_lock(self.lock[0])
+        if range.plan != NULL:
+            handles = range.plan.bound()
+        self.lock.release()
+        for handle in handles:
+            streams.add(handle or range.asked_of)       # the home stream is 0 in a plan
         return streams
 
     cdef void close_late(self) noexcept:
@@ -400,11 +416,14 @@ cdef class AddressRanges:
         range.is_known = handle != NO_HOST_MEMORY
         if range.is_known:
             self.note_unmapped(range, handle)
+        if range.is_known and range.plan != NULL:
+            self.pool.give_to_plan(range.plan, range.region, range.ptr)
         self.lock.release()
         if overlaps:
             self.remove(range)      # and it is not ours to give back
             raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {range.ptr:#x}, which is in use")
         if not range.is_known:
+            range.plan = NULL       # which may be gone by the time that the addresses are
             self.unreserve(range, None)
             raise out_of_host_memory()
         return 0
@@ -658,9 +677,12 @@ cdef class AddressRanges:
     cdef bint wait_for(self, AddressRange range, Faults faults) noexcept:
         """Waits for the work of a range's stream. False: that failed, or the stream captures a graph."""
         try:
-            if self.fences.is_captured(range.asked_of):
-                return False
-            self.source.sub_allocator.wait(range.asked_of)
+            streams = self.streams_of(range)
+            for stream in streams:
+                if self.fences.is_captured(stream):
+                    return False
+            for stream in streams:
+                self.source.sub_allocator.wait(stream)
             return True
         except BaseException as error:
             faults.add(error)

@@ -5,7 +5,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle
+from bfc._core cimport ChunkHandle, PlanServer
 from bfc.allocators._pages cimport Pages, Run, Slot
 from bfc.allocators.mapping._address_ranges cimport AddressRange, AddressRanges, Faults, MappedRun, Place, TagTransition
 
@@ -39,10 +39,12 @@ cdef class Stitching(AddressRanges):
     cdef list retired                   # of Retired
     cdef list left                      # of MappedRun: what is mapped where tags sleep, since it could not be unmapped
     cdef vector[Run] held               # what the thread that maps has taken
+    cdef bint are_planned               # some of it are pages of a plan
     cdef bint is_unmapping              # whether what is held is being unmapped
     cdef bint without_calls             # no calls: what is unmapped and released now went when its tag fell asleep
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1
+    cdef int page_shift(self) noexcept
     cdef uint64_t count_calls(self) noexcept
     cdef void note_request(self, uint64_t calls_before) noexcept
     cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept
@@ -52,6 +54,18 @@ cdef class Stitching(AddressRanges):
     cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept
     cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1
+    cdef AddressRange region_of(self, PlanServer* plan, int region)
+    cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1
+    cdef int fill_place(self, uint32_t index, uint64_t stream, uint64_t rounded) except -1
+    cdef uint64_t fill_at(self, AddressRange addresses, uint32_t first, uint32_t count, uint32_t index,
+                          uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef ChunkHandle cut_at(self, AddressRange addresses, uint64_t ptr) noexcept
+    cdef void join_at(self, AddressRange addresses, uint64_t ptr) noexcept
+    cdef ChunkHandle chunk_around(self, AddressRange addresses, uint64_t ptr) noexcept
+    cdef uint64_t move_into_plan(self, AddressRange addresses, uint64_t stream, uint64_t wanted,
+                                 ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1
+    cdef bint hold_region(self, AddressRange addresses) noexcept
     cdef bint has_failed(self) noexcept
     cdef int try_again(self) except -1
     cdef void unreserve_again(self, Faults faults) noexcept
@@ -74,8 +88,8 @@ cdef class Stitching(AddressRanges):
                                 bint from_others) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept
     cdef int order_after(self, AddressRange addresses) except -1
-    cdef int map_held(self, AddressRange addresses) except -1
-    cdef int map_again(self, AddressRange addresses, list pages) except -1
+    cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1
+    cdef int map_again(self, AddressRange addresses, list pages, ChunkHandle at) except -1
     cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages)
     cdef int activate_held(self, AddressRange addresses, bint for_good) except -1
     cdef void let_held_go(self) noexcept

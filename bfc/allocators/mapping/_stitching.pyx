@@ -19,10 +19,12 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane, PageBitmap,
+    DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane,
+    PageBitmap, PlanPages, PlanServer,
 )
 from bfc.allocators._changes cimport (
-    begin_mapping, bytes_behind, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range,
+    IS_GROWING, begin_mapping, bytes_behind, cancel_mapping, cut, cut_absent, forget_absent, has_records, join_absent,
+    merge_unmapped, remove_range,
 )
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
@@ -36,6 +38,8 @@ from bfc.errors import SubAllocatorError, out_of_host_memory
 cdef extern from "page_bitmap.hpp":
     pass
 cdef extern from "starts.hpp":
+    pass
+cdef extern from "plan_server.hpp":
     pass
 
 cdef enum:
@@ -88,6 +92,13 @@ cdef class Stitching(AddressRanges):
         self.pages.watch(self.pool, page_size)
         return 0
 
+    cdef int page_shift(self) noexcept:
+        """The exponent of two that the page size is."""
+        cdef int shift = 0
+        while <uint64_t>1 << shift < self.page_size:
+            shift += 1
+        return shift
+
     cdef uint64_t count_calls(self) noexcept:
         """The calls made so far, without waits."""
         cdef Calls* calls = &self.calls
@@ -101,6 +112,11 @@ cdef class Stitching(AddressRanges):
     cdef cbool open_table(self, AddressRange addresses) noexcept nogil:
         cdef cbool opened = self.pages.open_bitmap(addresses.bin_set, addresses.ptr)
         addresses.bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
+        if opened and addresses.plan != NULL:       # whose places know no order: there is room for all of it at once
+            opened = addresses.bitmap.make_room(addresses.ptr + addresses.nbytes)
+            if not opened:
+                self.pages.close_bitmap(addresses.bin_set)
+                addresses.bitmap = NULL
         return opened
 
     cdef void close_table(self, AddressRange addresses) noexcept:
@@ -316,6 +332,7 @@ cdef class Stitching(AddressRanges):
         cdef uint64_t missing_at_end = self.missing_at_end(addresses, wanted.rounded)
         acquire_lock(self.lock[0])
         own = self.pages.count_free(addresses.bin_set) + self.pages.count_free(addresses.bin_set - 1)
+        own += self.pages.count_lendable(addresses.bin_set)
         self.lock.release()     # fewer may be free by the time they are held: then the request is looked at again
         missing = pages - own if own < pages else 0
         if missing_at_end <= room and (missing_at_end <= missing
@@ -533,11 +550,12 @@ cdef class Stitching(AddressRanges):
         # `let_held_go` makes it free again, page by page, whatever fails.
         acquire_lock(self.lock[0])      # the first page of a range stays there: it may be taken and freed in turn
         for_good = from_others or self.pool.bin_sets[addresses.bin_set].bitmap.slots() == 0
+        for_good = for_good and not self.are_planned        # a plan's places need theirs again
         self.lock.release()
         try:
             if from_others:
                 self.order_after(addresses)
-            self.map_held(addresses)
+            self.map_held(addresses, NO_CHUNK)
             self.activate_held(addresses, for_good)
         except BaseException:
             self.let_held_go()
@@ -550,8 +568,12 @@ cdef class Stitching(AddressRanges):
         cdef uint64_t got = 0, most
         cdef AddressRange other, best
         acquire_lock(self.lock[0])
+        self.are_planned = False
         if not from_others:
             got = self.pages.hold(addresses.bin_set | 1, wanted, 1, self.held)
+            if got == 0:
+                got = self.pages.hold_from_plan(addresses.bin_set, wanted, 1, True, self.held)
+                self.are_planned = got > 0
         while from_others and got < wanted:
             most, best = 0, None
             for other in self.ranges:
@@ -579,8 +601,9 @@ cdef class Stitching(AddressRanges):
             self.source.sub_allocator.order(stream, addresses.stream)
         return 0
 
-    cdef int map_held(self, AddressRange addresses) except -1:
-        """Maps the held pages into a range, but for those that are mapped there already. They are absent there."""
+    cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1:
+        """Maps the held pages into a range, but for those that are mapped there already. They are absent there. `at`:
+        into this unmapped chunk first, or (NO_CHUNK) wherever there is room."""
         cdef list pages = []
         cdef uint32_t page
         cdef Run run
@@ -593,12 +616,13 @@ cdef class Stitching(AddressRanges):
             if is_new:      # what needs memory of the host comes after the lock
                 pages.append(page)
         while pages:
-            self.map_again(addresses, pages)
+            self.map_again(addresses, pages, at)
+            at = NO_CHUNK
         return 0
 
-    cdef int map_again(self, AddressRange addresses, list pages) except -1:
+    cdef int map_again(self, AddressRange addresses, list pages, ChunkHandle at) except -1:
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
-        cdef ChunkHandle handle = self.begin(addresses, len(pages), NO_CHUNK)
+        cdef ChunkHandle handle = self.begin(addresses, len(pages), at)
         cdef uint64_t ptr, nbytes, count
         cdef list mapped
         cdef cbool done
@@ -689,6 +713,191 @@ cdef class Stitching(AddressRanges):
         self.pages.let_go(self.held)
         self.lock.release()
 
+    # -- the regions of plans -----------------------------------------------------------------------------------------
+
+    # A plan's region is a range. Its pages are made when a place is first touched, and lent while nothing needs them.
+
+    cdef AddressRange region_of(self, PlanServer* plan, int region):
+        cdef AddressRange addresses
+        for addresses in self.ranges:
+            if addresses.plan == plan and addresses.region == region and addresses.is_known:
+                return addresses
+        return None
+
+    cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1:
+        """Reserves the addresses of a region, and gives them to the plan."""
+        cdef AddressRange addresses = AddressRange()
+        addresses.nbytes = plan.pages(region) * self.page_size
+        addresses.slot = self.page_size
+        addresses.plan = plan
+        addresses.region = region
+        addresses.stream = addresses.asked_of = home
+        acquire_lock(self.lock[0])
+        addresses.bin_set = self.pool.set_of_region(plan, region)
+        self.lock.release()
+        return self.reserve(addresses)
+
+    cdef int fill_place(self, uint32_t index, uint64_t stream, uint64_t rounded) except -1:
+        """Brings pages to the place that a request is to have, unless they are lent, or the plan has as many as it may:
+        then the request is served by what is free elsewhere. `index` is its stream's number in the plan."""
+        cdef PlanServer* plan = self.pool.plan
+        cdef AddressRange addresses
+        cdef PlanPages row = PlanPages(0, 0, 0)
+        cdef uint64_t got = 1, calls = self.count_calls()
+        self.is_refused = False
+        self.sweep(None, False, False)
+        if self.has_failed():
+            self.try_again()
+        while got > 0:
+            acquire_lock(self.lock[0])
+            row.count = 0
+            if plan == self.pool.plan:      # else another thread has ended it
+                row = plan.away_for(index, rounded)
+            self.lock.release()
+            got = 0
+            addresses = self.region_of(plan, row.region) if row.count else None
+            if addresses is not None:
+                got = self.fill_at(addresses, row.first, row.count, index, stream)
+        self.note_request(calls)
+        return 0
+
+    cdef uint64_t fill_at(self, AddressRange addresses, uint32_t first, uint32_t count, uint32_t index,
+                          uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
+        """Brings pages to a region, up to the first that are lent: pages that lie free beside the plan, and new ones
+        while there are fewer than the plan needs. Returns how many. Only a page that no other stream shares may be one
+        that the stream has used before."""
+        cdef PlanServer* plan = addresses.plan
+        cdef uint64_t planned = plan.pages(0) + plan.pages(1), got = 0, wanted
+        cdef uint64_t ptr = addresses.ptr + first * self.page_size
+        cdef PlanPages row = PlanPages(addresses.region, first, count)
+        cdef ChunkHandle at = self.cut_at(addresses, ptr)
+        cdef cbool is_own = False
+        if at == NO_CHUNK:
+            return 0
+        wanted = min(<uint64_t>plan.alike_from(index, row, is_own), self.part_of(at).size // self.page_size)
+        try:
+            if is_own:
+                got = self.move_into_plan(addresses, stream, wanted, at)
+            if got == 0 and self.pages.count + wanted <= planned and wanted <= self.room():
+                got = self.grow(addresses, wanted, at)
+        finally:
+            if got == 0:
+                self.join_at(addresses, ptr)
+        return got
+
+    cdef ChunkHandle chunk_around(self, AddressRange addresses, uint64_t ptr) noexcept:
+        """The chunk of a range that an address lies in. Needs the lock."""
+        cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        while self.pool.chunks[handle].ptr + self.pool.chunks[handle].size <= ptr:
+            handle = self.pool.chunks[handle].next
+        return handle
+
+    cdef ChunkHandle cut_at(self, AddressRange addresses, uint64_t ptr) noexcept:
+        """The unmapped chunk that begins at an address, cut out there, for memory to be mapped into it. NO_CHUNK:
+        something is mapped there, or the host is out of memory."""
+        cdef ChunkHandle handle
+        acquire_lock(self.lock[0])
+        handle = self.chunk_around(addresses, ptr)
+        if self.pool.chunks[handle].state != UNMAPPED:
+            handle = NO_CHUNK
+        elif self.pool.chunks[handle].ptr < ptr:
+            if has_records(self.pool, 1):
+                handle = cut(self.pool, handle, ptr - self.pool.chunks[handle].ptr)
+                self.pool.chunks[handle].freed_at_count = IS_GROWING
+            else:
+                handle = NO_CHUNK
+        self.note_unmapped(addresses, NO_CHUNK)
+        self.lock.release()
+        return handle
+
+    cdef void join_at(self, AddressRange addresses, uint64_t ptr) noexcept:
+        """Undoes `cut_at`, where nothing was mapped."""
+        cdef ChunkHandle handle
+        acquire_lock(self.lock[0])
+        handle = self.chunk_around(addresses, ptr)
+        if self.pool.chunks[handle].state == UNMAPPED:
+            self.pool.chunks[handle].freed_at_count = 0
+            merge_unmapped(self.pool, handle)
+        self.note_unmapped(addresses, NO_CHUNK)
+        self.lock.release()
+
+    cdef uint64_t move_into_plan(self, AddressRange addresses, uint64_t stream, uint64_t wanted,
+                                 ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
+        """Lets a plan have pages of a stream that lie free beside it, for good. Returns how many."""
+        cdef Lane lane = Lane([0, 0], 0, 0)
+        cdef uint64_t got = 0
+        cdef uint32_t bin_set
+        lane.stream = stream
+        acquire_lock(self.lock[0])
+        bin_set = self.pool.find_lane(&lane)
+        if bin_set != NO_LANE:
+            got = self.pages.hold(bin_set | 1, wanted, 1, self.held)
+        self.lock.release()
+        if got == 0:
+            return 0
+        try:
+            self.map_held(addresses, at)
+            self.activate_held(addresses, True)
+        except BaseException:
+            self.let_held_go()
+            raise
+        self.note_change()
+        return got
+
+    cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1:
+        """Gives a region back: its pages and its addresses. False: something lives there, or its pages are lent, or the
+        device failed; then it stays, and may be given back later."""
+        cdef ChunkHandle first
+        cdef bint is_bare
+        self.retire_all()
+        self.sweep(faults, True, True)
+        if addresses.some_stuck:
+            self.unmap_again(addresses, False, faults)
+        if not self.hold_region(addresses):
+            return False
+        if not self.wait_for(addresses, faults):
+            self.let_held_go()
+            return False
+        self.unmap_held(addresses, faults)
+        acquire_lock(self.lock[0])
+        first = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        is_bare = self.pool.chunks[first].state == UNMAPPED and self.pool.chunks[first].next == NO_CHUNK
+        if is_bare:
+            remove_range(self.pool, addresses.ptr, addresses.nbytes)
+            addresses.is_known = False
+            addresses.plan = NULL
+        self.lock.release()
+        if is_bare:
+            self.unreserve(addresses, faults)
+        return is_bare
+
+    cdef bint hold_region(self, AddressRange addresses) noexcept:
+        """Holds all pages of a region. False: some are in use, and nothing is held."""
+        cdef ChunkHandle handle
+        cdef PageBitmap* bitmap = addresses.bitmap
+        cdef Run run
+        cdef uint64_t slot
+        cdef bint is_held
+        acquire_lock(self.lock[0])
+        is_held = addresses.plan.is_empty(addresses.region)
+        handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        while handle != NO_CHUNK and is_held:
+            is_held = self.pool.chunks[handle].state in (UNMAPPED, LEAVING, DIVIDED)
+            if self.pool.chunks[handle].state == DIVIDED:
+                run = Run(addresses.bin_set, <uint32_t>bitmap.slot_at(self.pool.chunks[handle].ptr),
+                          <uint32_t>(self.pool.chunks[handle].size // self.page_size))
+                for slot in range(run.first, run.first + run.count):
+                    is_held = is_held and self.pages.is_unshared(bitmap.page_at(slot), True)
+                is_held = is_held and try_push_back(self.held, run)
+                if is_held and not self.pages.take_run(&run, LEAVING):
+                    self.held.pop_back()
+                    is_held = False
+            handle = self.pool.chunks[handle].next
+        if not is_held:
+            self.pages.let_go(self.held)
+        self.lock.release()
+        return is_held
+
     # -- views --------------------------------------------------------------------------------------------------------
 
     cdef bint stitch(self, AddressRange addresses, uint64_t pages, Wanted* wanted) except -1:
@@ -725,8 +934,11 @@ cdef class Stitching(AddressRanges):
         held = self.pages.hold(addresses.bin_set, pages, ANY_LENGTH, self.held)
         if held < pages:
             held += self.pages.hold(addresses.bin_set - 1, pages - held, ANY_LENGTH, self.held)
+        if held < pages:
+            held += self.pages.hold_from_plan(addresses.bin_set, pages - held, ANY_LENGTH, False, self.held)
         is_short = held < pages and (self.pages.count_free(addresses.bin_set)
-                                     + self.pages.count_free(addresses.bin_set - 1) + held < pages)
+                                     + self.pages.count_free(addresses.bin_set - 1)
+                                     + self.pages.count_lendable(addresses.bin_set) + held < pages)
         set_of_views = self.pool.open_ranges(addresses.bin_set)
         number[0] = self.pages.views.open() if held == pages else <uint32_t>NO_VIEW
         opened = set_of_views != NO_LANE and number[0] != NO_VIEW
@@ -860,6 +1072,8 @@ cdef class Stitching(AddressRanges):
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
+        if self.pool.bin_sets[view.runs[0].set].is_plan:
+            retired.stream = self.pool.bin_sets[view.set].lane.stream
         place = Place(view.address, view.pages * self.page_size)
         last_used = view.last_used
         is_kept = view.state == KEPT
@@ -1066,6 +1280,7 @@ cdef class Stitching(AddressRanges):
         for addresses in self.ranges:
             if self.count_mapped(addresses):        # else its stream may be gone
                 self.wait_for(addresses, faults)    # even if the device fails, its memory is given back
+            addresses.plan = NULL
         self.close_views(faults)
         i = len(self.ranges)
         while i > 0:
@@ -1414,6 +1629,7 @@ cdef class Stitching(AddressRanges):
             views += self.pages.views.at(number).state in (KEPT, LIVE)
         for number in range(<uint32_t>self.pages.records.size()):
             slots += self.pages.records[number].slots.size()
+        used_pages -= self.pages.count_idle()
         self.lock.release()
         for retired in list(self.retired):
             slots += len(retired.pages)
