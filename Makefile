@@ -110,7 +110,7 @@ asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most u
 
 tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
 	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
-		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
+		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr:suppressions=$(CURDIR)/.ci/tsan.supp $(NO_ASLR) $(CURDIR)/$(BIN)/python -m pytest -q -s $(THREAD_TESTS)
 
 test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a build by the oldest Cython that serves
 	$(call PYTEST_ON,oldest) $(EVERY) $(ALLOCATING)
