@@ -31,7 +31,7 @@ cdef struct Scope:          # diverts allocations into a private pool
     uint64_t of             # the stream, or the thread's number
     uint64_t thread         # of a capture: the number of the thread that has begun it
 
-cdef extern from "orders.hpp" namespace "bfc" nogil:
+cdef extern from "pool_ids.hpp" namespace "bfc" nogil:
     cdef cppclass ByPool:
         pass
     cbool is_same_pool(PoolId one, PoolId other) noexcept

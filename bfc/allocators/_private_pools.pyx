@@ -17,7 +17,7 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.errors import out_of_host_memory
 from bfc.pytorch.words import OUR_TAGS as _OUR_TAGS
 
-cdef extern from "orders.hpp" namespace "bfc" nogil:
+cdef extern from "pool_ids.hpp" namespace "bfc" nogil:
     uint64_t thread_number() noexcept
     cbool try_add(KnownPools& pools, PoolId id, PrivatePool added) noexcept
 

@@ -36,19 +36,8 @@ cdef extern from "page_bitmap.hpp":
 cdef extern from "plan_server.hpp":
     pass
 
-cdef extern from *:
-    """
-    #include <algorithm>
-    #include <cstdint>
-    #include <vector>
-
-    template <class Chunk>
-    static inline void bfc_sort_by_address(std::vector<uint32_t>& handles, const Chunk* chunks) {
-        const auto before = [=](uint32_t a, uint32_t b) { return chunks[a].ptr < chunks[b].ptr; };
-        std::sort(handles.begin(), handles.end(), before);
-    }
-    """
-    void sort_by_address "bfc_sort_by_address"(vector[uint32_t]& handles, const Chunk* chunks) noexcept nogil
+cdef extern from "sort.hpp" namespace "bfc" nogil:
+    void sort_by_address(const Chunk* chunks, vector[uint32_t]& handles) noexcept
 
 
 cdef cbool copy_columns(Pool pool, vector[RegionRow]& regions, vector[ChunkRow]& chunks,
@@ -124,7 +113,7 @@ cdef cbool list_blocks(Pool pool, ChunkHandle divided, vector[uint32_t]& blocks)
             for block in listed:        # of one row of pages, where there are pages
                 if ptr <= pool.chunks[block].ptr < end and not try_push_back(blocks, block):
                     return False
-    sort_by_address(blocks, pool.chunks)
+    sort_by_address(pool.chunks, blocks)
     return True
 
 

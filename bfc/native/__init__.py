@@ -34,7 +34,8 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     page_bitmap.hpp     the slots of a range whose pages may have further addresses
     stitched_views.hpp  pages that have several addresses, and the views stitched from them
     ranges.hpp          where a request looks in regions and in ranges at once
-    orders.hpp          orders of chunks and of lanes; numbers of threads
+    sort.hpp            orders of chunks and of sets of bins
+    pool_ids.hpp        ids of private pools; numbers of threads
     plan_layout.hpp     places for blocks whose lives are known
     plan_search.hpp     the same exactly, for a few hundred blocks
     plan_sweep.hpp      whether two blocks of a layout overlap

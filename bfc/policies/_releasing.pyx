@@ -19,7 +19,7 @@ from bfc.allocators._source cimport Source, total_size
 from bfc.allocators.mapping._address_ranges cimport Faults, FreePart, raise_faults
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
 
-cdef extern from "orders.hpp" namespace "bfc" nogil:
+cdef extern from "sort.hpp" namespace "bfc" nogil:
     void sort_by_stream(vector[BinSet]& sets, vector[uint32_t]& numbers) noexcept
     void sort_by_falling_size(const Chunk* chunks, vector[ChunkHandle]& handles) noexcept
 
