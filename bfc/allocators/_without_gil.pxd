@@ -7,7 +7,7 @@ from bfc.allocators._allocator cimport Allocator
 
 cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, const uint64_t* pool,
                                 uint64_t* ptr) noexcept nogil
-cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil
+cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool waits) noexcept nogil
 cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil
 
 # These two need nothing but the pool, and so neither the GIL nor a driver. False: nothing has changed.

@@ -98,12 +98,13 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     return True
 
 
-cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool drain) noexcept nogil:
+cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool waits) noexcept nogil:
     """Frees on a stream, without the GIL. Returns whether a live allocation starts at the address.
 
-    `drain` waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and for those
-    of `use_without_gil`. The device is waited for only where record_stream has named others, or where that order cannot
-    be had. Where it does not become idle (a graph is being captured), the next call in Python frees the memory.
+    `waits`: waits for the whole device, as cudaFree does. Otherwise the home stream waits for this stream, and for
+    those of `use_without_gil`. The device is waited for only where record_stream has named others, or where that
+    order cannot be had. Where it does not become idle (a graph is being captured), the next call in Python frees
+    the memory.
     """
     cdef bfc_native_source* native = allocator.source.native
     cdef ChunkHandle handle
@@ -114,7 +115,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
         if not allocator.frees.without_gil.empty():
-            drain = not allocator.frees.without_gil.copy(allocator.pool.chunks[handle].allocation_id, uses) or drain
+            waits = not allocator.frees.without_gil.copy(allocator.pool.chunks[handle].allocation_id, uses) or waits
         elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
         if is_apart(allocator, &allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane):
             home = allocator.pool.chunks[handle].stream
@@ -123,13 +124,13 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
         return False
     if exiting:
         return True
-    if not drain and not elsewhere and stream != home:
-        drain = native.order(native.self, stream, home) != 0
+    if not waits and not elsewhere and stream != home:
+        waits = native.order(native.self, stream, home) != 0
     for noted in uses:
-        if not drain and not elsewhere and noted != home:
+        if not waits and not elsewhere and noted != home:
             # in a capture it may belong to the graph, or not: no stream may wait for another across that border
-            drain = allocator.fences.capture_is_marked() or native.order(native.self, noted, home) != 0
-    if drain or elsewhere:
+            waits = allocator.fences.capture_is_marked() or native.order(native.self, noted, home) != 0
+    if waits or elsewhere:
         idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)

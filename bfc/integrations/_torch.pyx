@@ -269,11 +269,11 @@ cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uin
     return True
 
 
-cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool drain) noexcept nogil:
+cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool waits) noexcept nogil:
     cdef uint64_t on = <size_t>stream
     if ptr == NULL:
         return True
-    return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, drain)
+    return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, waits)
 
 
 cdef void record_in_any(void* ptr, void* stream) noexcept nogil:

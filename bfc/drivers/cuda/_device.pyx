@@ -498,7 +498,7 @@ cdef class DeviceMemory:
         """Waits for all work on the device. Raises DriverError, even if only an earlier kernel has failed."""
         cdef CUresult result
         with nogil:
-            result = self.drain()
+            result = self.wait_for_all()
         if failed(result):
             raise failure(result, f"cuCtxSynchronize on device {self.ordinal}")
 
@@ -506,7 +506,7 @@ cdef class DeviceMemory:
         """See SubAllocator.wait. Raises DriverError."""
         cdef CUresult result
         with nogil:
-            result = self.drain_stream(stream)
+            result = self.wait_for_stream(stream)
         if failed(result) and not is_lost(result):
             raise failure(result, f"cuStreamSynchronize of stream {stream:#x} on device {self.ordinal}")
 
@@ -592,7 +592,7 @@ cdef class DeviceMemory:
         id[0] = found | <uint64_t>1 << 63
         return result
 
-    cdef CUresult drain(self) noexcept nogil:
+    cdef CUresult wait_for_all(self) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
@@ -600,7 +600,7 @@ cdef class DeviceMemory:
             self.context.leave(mode)
         return result
 
-    cdef CUresult drain_stream(self, uint64_t stream) noexcept nogil:
+    cdef CUresult wait_for_stream(self, uint64_t stream) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
@@ -662,7 +662,7 @@ cdef int native_free(DeviceMemory memory, uint64_t address, uint64_t nbytes) noe
 cdef int native_order(DeviceMemory memory, uint64_t first, uint64_t then) noexcept nogil:
     """A stream that captures must not wait for work outside of its graph: the host waits for it, in its place."""
     cdef CUresult result = memory.make_wait(first, then)
-    return memory.drain_stream(first) if result == CAPTURES_OTHERS else result
+    return memory.wait_for_stream(first) if result == CAPTURES_OTHERS else result
 
 
 cdef int native_stream_id(DeviceMemory memory, uint64_t stream, uint64_t* id) noexcept nogil:
@@ -670,7 +670,7 @@ cdef int native_stream_id(DeviceMemory memory, uint64_t stream, uint64_t* id) no
 
 
 cdef int native_synchronize(DeviceMemory memory) noexcept nogil:
-    return memory.drain()
+    return memory.wait_for_all()
 
 
 @cython.no_gc
