@@ -12,7 +12,7 @@ from bfc.browser.encoding import packed
 from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups, paint
 from bfc.errors import TraceError
-from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_CHANGES
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted
 from bfc.study.experiment import Policy
@@ -35,7 +35,6 @@ MOST_STREAMS = 64
 SHADE = 8
 #: No address and no size of a device reaches this.
 TOP = 1 << 60
-_CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     taken = sum(change[0] == SEGMENT_ALLOC for change in changes)
     start = sum(sizes[: len(sizes) - taken])
     event = np.array([change[1] for change in changes], np.int64)
-    change = [_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
+    change = [SEGMENT_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
     if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
         raise ValueError("the entries about segments are not in order")
     held = segments.of_recording(torch, subject.peak, _streams_at_start(trace, addresses))

@@ -127,8 +127,6 @@ cdef class Observers:
         return freed
 
 
-_POLL_SECONDS = 0.001
-
 cdef enum:
     MINIMUM_BLOCK = 512
     INTERVALS = 16                      # of TorchSizes

@@ -14,6 +14,8 @@ BLOCK_ACTIONS = ALLOC, FREE_REQUESTED, FREE_COMPLETED = (
 SEGMENT_ALLOC, SEGMENT_FREE = "segment_alloc", "segment_free"
 SEGMENT_MAP, SEGMENT_UNMAP = "segment_map", "segment_unmap"
 SEGMENT_ACTIONS = (SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP)
+#: Whether the bytes of such an entry come to the reserved ones, or go.
+SEGMENT_CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 SNAPSHOT, OOM, ANNOTATE = "snapshot", "oom", "annotate"
 #: The actions of bfc's histories, in the order of `native/history.hpp`.
 ACTIONS = (

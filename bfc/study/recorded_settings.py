@@ -9,7 +9,7 @@ from typing import Any
 from bfc.errors import SettingsError
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
-from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
+from bfc.pytorch.words import SEGMENT_CHANGES
 from bfc.study.candidates import CACHING, Point
 from bfc.trace import Trace
 from bfc.trace.beginning import VARIABLE, reserved_at_the_start
@@ -19,7 +19,6 @@ from bfc.units import format_bytes
 LONGEST = 200
 #: A peak above this cannot be that of a device.
 MOST = 1 << 60
-_CHANGES = {SEGMENT_ALLOC: 1, SEGMENT_MAP: 1, SEGMENT_FREE: -1, SEGMENT_UNMAP: -1}
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ def _peak(torch: dict[str, Any]) -> int | None:
     is listed is not what `Trace.from_torch` lists."""
     try:
         events = torch["segment_events"]
-        changes = [_CHANGES.get(entry[0], 0) * int(entry[3]) for entry in events]
+        changes = [SEGMENT_CHANGES.get(entry[0], 0) * int(entry[3]) for entry in events]
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
     reserved = peak = reserved_at_the_start(torch)

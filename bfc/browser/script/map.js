@@ -37,7 +37,6 @@ function addressAt(share) {
   return Math.floor(range.address + at - range.below);
 }
 
-const yOf = (address) => MAP_TOP + (1 - heightOf(address)) * mapHeight();
 const shareAtY = (y) => 1 - (y - MAP_TOP) / mapHeight();
 
 function rgb(name) {
