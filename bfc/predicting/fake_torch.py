@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch._subclasses.fake_tensor as fake_tensor
+import torch.nn.parameter as parameters
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -32,6 +33,9 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
         self._local.inside = inside
 
 
+#: Tensors on the host of so many numbers are computed, as far as those are known that they are
+#: made of: lengths of sequences, and rates of layers.
+MOST_COMPUTED = 4096
 #: The fake parameters of those that have values.
 _MADE = WeakTensorKeyDictionary()
 
@@ -87,14 +91,24 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield FakeTensorMode, "avoid_device_init", property(lambda self: True)
     yield fake_tensor, "run_fallback_kernel", _without_the_device(fake_tensor.run_fallback_kernel)
     yield fake_tensor.log, "disabled", True  # what it says is in the error that it raises
+    yield fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_COMPUTED
     yield FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data)
     yield FakeTensor, "__deepcopy__", _deepcopy
     yield FakeTensor, "__reduce_ex__", _reduced
     yield FakeTensorMode, "create_symbolic_nested_int", _nested_int
+    for lazy in (parameters.UninitializedParameter, parameters.UninitializedBuffer):
+        yield lazy, "__new__", _refuse_lazy
     dispatch = vars(FakeTensorMode)["__torch_dispatch__"]
     while hasattr(dispatch, "__wrapped__"):  # what keeps torch._dynamo out, and imports it
         dispatch = dispatch.__wrapped__
     yield FakeTensorMode, "__torch_dispatch__", dispatch
+
+
+def _refuse_lazy(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError(
+        "a prediction cannot run lazy modules, whose parameters change what they are: give the "
+        "layer its sizes, as nn.Linear instead of nn.LazyLinear does"
+    )
 
 
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:

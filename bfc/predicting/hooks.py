@@ -48,11 +48,12 @@ class Follower:
         #: By the id of a parameter: itself, and its module.
         self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._named: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: By optimizer: the number of events after each of its steps.
+        self._ends: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     @property
     def steps(self) -> int:
-        return min(self._steps.values(), default=0)
+        return min(map(len, self._ends.values()), default=0)
 
     # -- modules --------------------------------------------------------------------------------
 
@@ -147,11 +148,10 @@ class Follower:
                 _, owner = self._parameters.get(id(parameter), (None, 0))
                 for value in state.values():
                     self.mark(value, OPTIMIZER_STATE, owner)
-        before = self.steps
-        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        if self.steps > before:
-            memory = self.recorder.memory
-            memory.step_ends.append(len(memory.op))
+        memory = self.recorder.memory
+        self._ends.setdefault(optimizer, []).append(len(memory.op))
+        # of several the one that comes last: a step of the program ends with it
+        memory.step_ends = min(self._ends.values(), key=lambda ends: (len(ends), -ends[-1]))
         if self.after_step is not None:
             self.after_step()
 

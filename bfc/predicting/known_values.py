@@ -1,8 +1,8 @@
-"""Tensors that are filled with one number: what a program reads of these is known.
+"""Tensors of known numbers: those that are filled with one, rows, and the places of elements.
 
-So a loop ends that waits until all sequences of a batch are done, and a mask of ones is seen to
-mask nothing. What is known belongs to a storage; whatever else writes to that, or to a view of it,
-ends it.
+So a loop ends that waits until all sequences of a batch are done, a mask of ones is seen to mask
+nothing, and a program that goes through the experts of a layer comes to each of them. What is known
+belongs to a storage; whatever else writes to that, or to a view of it, ends it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ DECIDES: dict[str, Number] = {
 #: Where in its range a single number lies that is drawn evenly: near the end, so that what is
 #: unlikely does not happen, and below it, so that it can choose among several.
 DRAWN = 1 - 2**-11
-_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, "sum", "where", "uniform_"}
+#: Operators whose result has numbers that follow from where they lie.
+IN_ORDER = frozenset(("arange", "nonzero"))
+_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, "sum", "where", "uniform_"}
 
 
 def follows(name: str) -> str | None:
@@ -82,7 +84,8 @@ class KnownValues:
     """The numbers that storages are filled with."""
 
     def __init__(self) -> None:
-        self._values: dict[int, tuple[Number, torch.dtype]] = {}
+        #: Of each storage the number, or a function that has one for each place in it.
+        self._values: dict[int, tuple[Number | Callable[[int], Number], torch.dtype]] = {}
         self._watches: dict[int, object] = {}
 
     def __bool__(self) -> bool:
@@ -95,7 +98,16 @@ class KnownValues:
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
-        return value if dtype == tensor.dtype else None  # else its bits are read as another number
+        if dtype != tensor.dtype:  # its bits are read as another number
+            return None
+        if callable(value):
+            return value(tensor.storage_offset()) if tensor.numel() == 1 else None
+        return value
+
+    def numbers(self, tensor: Any) -> list[Number] | None:
+        """The numbers of a tensor of one dimension, or None."""
+        values = [self.get(one) for one in tensor.unbind()] if tensor.dim() == 1 else [None]
+        return None if None in values else values  # type: ignore[return-value]
 
     def forget(self, value: Any) -> None:
         """Notes that a tensor, or each tensor of a list, was written to."""
@@ -113,6 +125,9 @@ class KnownValues:
             first = result[0]
             self.forget(result[1:])  # places of a maximum, which are written with `out`
         if not isinstance(first, FakeTensor) or first.layout is not torch.strided:
+            return
+        if name in IN_ORDER:
+            self._put_in_order(name, args, first)
             return
         try:
             value = _as_element(self._value(name, args, kwargs, first), first.dtype)
@@ -176,7 +191,17 @@ class KnownValues:
             return one if condition else other
         return one if one == other else None
 
-    def _keep(self, storage: Any, value: Number, dtype: torch.dtype) -> None:
+    def _put_in_order(self, name: str, args: Any, result: Any) -> None:
+        count, given = len(result), [one for one in args if isinstance(one, (bool, int, float))]
+        if name == "nonzero":  # of as many as there are: all
+            shape = tuple(args[0].shape)
+            self._keep(result.untyped_storage(), lambda at: _place(at, shape, count), result.dtype)
+        elif len(given) == len(args) and not result.dtype.is_floating_point:
+            begin = given[0] if len(given) > 1 else 0
+            step = given[2] if len(given) > 2 else 1
+            self._keep(result.untyped_storage(), lambda at: begin + at * step, result.dtype)
+
+    def _keep(self, storage: Any, value: Any, dtype: torch.dtype) -> None:
         key = storage._cdata
         if key not in self._watches:
             self._watches[key] = weakref.ref(storage, lambda _: self._drop(key))
@@ -185,6 +210,12 @@ class KnownValues:
     def _drop(self, key: int) -> None:
         self._values.pop(key, None)
         self._watches.pop(key, None)
+
+
+def _place(at: int, shape: tuple[int, ...], count: int) -> int:
+    """A number of the result of `nonzero`, whose dimensions lie one behind the other."""
+    dimension, element = divmod(at, count)
+    return element // math.prod(shape[dimension + 1 :]) % shape[dimension]
 
 
 def _as_element(value: Number | None, dtype: torch.dtype) -> Number | None:

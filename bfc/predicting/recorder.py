@@ -274,6 +274,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _run(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
         self.operators += 1
+        if kwargs.get("pin_memory"):  # how host memory is held makes no difference
+            kwargs = {**kwargs, "pin_memory": False}
         if not self.operators & 1023 and self.progress is not None:
             self.progress()
         overwritten = None

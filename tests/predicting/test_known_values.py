@@ -147,3 +147,37 @@ def test_a_loop_ends_once_nothing_is_left() -> None:
         while not done[at:].all():
             at += 1
         assert at == 4
+
+
+def test_what_the_host_draws_is_as_it_would_be_there() -> None:
+    """Lengths of items, the order of an epoch, and batches of both. Each was 1 once, so that all
+    batches were of the shortest sequences."""
+
+    def drawn() -> list[Any]:
+        torch.manual_seed(3)
+        lengths = [int(torch.randint(20, 64, (1,))) for _ in range(8)]
+        batches = torch.utils.data.DataLoader(lengths, 2, shuffle=True)
+        found = [batch.tolist() for batch in batches]
+        longest = [int(batch.max()) for batch in batches]
+        rows = torch.randint(0, 9, (5,), generator=torch.Generator().manual_seed(7))
+        rows[0] = 3
+        return [lengths, found, longest, torch.randperm(6)[2:4].tolist(), rows.add_(1).tolist()]
+
+    real = drawn()
+    with bfc.predict("a100") as run:
+        assert drawn() == real
+    assert guesses(run) == []
+
+
+def test_each_place_is_another() -> None:
+    """As a mixture of experts goes through those that have something to do. It once came to the
+    second alone, and the others had no gradients."""
+    with bfc.predict("a100") as run:
+        assert [int(one) for one in (torch.rand(4, device="cuda") > 0).nonzero()] == [0, 1, 2, 3]
+        places = (torch.rand(2, 3, device="cuda") > 0).nonzero()
+        assert [(int(a), int(b)) for a, b in places] == [(i, j) for i in (0, 1) for j in (0, 1, 2)]
+        assert places[:, 1].tolist() == [0, 1, 2, 0, 1, 2]
+        assert [one.item() for one in torch.arange(3, 9, 2, device="cuda")] == [3, 5, 7]
+        places += 1
+        assert places[:, 1].tolist() == [1] * 6  # not known any more
+    assert "a mask, or nonzero: all elements" in guesses(run)

@@ -689,3 +689,27 @@ def test_one_of_four_shards_holds_a_fourth(group: Callable[[], None]) -> None:
         assert torch.cuda.memory_allocated() == (4 + 2 * 4) * MIB + 2 * 8519680
         # beside these a gradient of each, whole layers and a whole gradient: never all at once
         assert peaks[0] <= peaks[1] == peaks[2] < (4 + 2 * 4 + 4 + 6 * 4) * MIB + 2 * 8519680
+
+
+def test_host_memory_may_be_pinned_as_it_is_made() -> None:
+    with bfc.predict("a100"):
+        for make in (torch.randn, torch.empty, torch.zeros, torch.ones):
+            assert make(4, pin_memory=True).cuda(non_blocking=True).is_cuda
+
+
+def test_lazy_modules_are_refused_in_words() -> None:
+    with bfc.predict("a100"), pytest.raises(NotImplementedError, match="give the layer its sizes"):
+        nn.LazyLinear(3)
+
+
+def test_a_step_of_several_optimizers_ends_with_the_last() -> None:
+    """Else the last step has what is made once, and a hundred steps make it a hundred times."""
+    with bfc.predict("a100") as run:
+        one, other = (nn.Linear(1024, 1024, device="cuda") for _ in range(2))
+        optimizers = [torch.optim.Adam(layer.parameters()) for layer in (one, other)]
+        for _ in range(2):
+            for layer, optimizer in zip((one, other), optimizers, strict=True):
+                optimizer.zero_grad()
+                layer(torch.randn(8, 1024, device="cuda")).sum().backward()
+                optimizer.step()
+    assert run.reserved_after() == run.peak_reserved

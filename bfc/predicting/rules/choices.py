@@ -376,6 +376,11 @@ def values(recorder: Any) -> Iterator[None]:
     def tolist(self: Any) -> Any:
         if not self.shape:
             return self.item()
+        if self.constant is not None:
+            return self.constant.tolist()
+        numbers = recorder.known.numbers(self)
+        if numbers is not None:
+            return numbers
         import numpy as np
 
         kind, value = (float, 1.0) if self.dtype.is_floating_point else (int, 1)

@@ -8,6 +8,9 @@ from typing import Any
 from bfc.predicting.rules.interface import Call, answer, composition, kernel
 from bfc.predicting.rules.tensors import argument, on_host, operator, type_name
 
+#: The bytes of an index.
+INDEX = 8
+
 
 @answer("aten::_local_scalar_dense")
 def item(call: Call, run: Callable[[], Any]) -> Any:
@@ -26,23 +29,47 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
     return value
 
 
-#: So many numbers on the host are computed.
-MOST_COMPUTED = 4096
+#: So many numbers of an order are computed, as an epoch of a data set has it.
+MOST_OF_AN_ORDER = 1 << 24
 
 
-@kernel("aten::linspace", "aten::arange")
+@kernel("aten::linspace", "aten::arange", "aten::randint", "aten::randperm")
 def numbers(call: Call) -> Any:
-    """A row of numbers, which is known on the host: rates of layers are made of it."""
+    """Numbers that are known on the host: rates of layers are made of rows, and what a data set
+    draws there says how long its items are, and in which order they come."""
+    import torch._subclasses.fake_tensor as fake_tensor
+
+    made = call.func(*call.args, **call.kwargs)
+    most = MOST_OF_AN_ORDER if operator(call) == "randperm" else fake_tensor.CONSTANT_NUMEL_LIMIT
+    if on_host(made) and made.numel() <= most:
+        _compute(call, made)
+    return made
+
+
+@kernel("aten::random_")
+def drawn(call: Call) -> Any:
+    """A number that is drawn on the host, as the seed of an order."""
+    tensor = call.func(*call.args, **call.kwargs)
+    if on_host(tensor) and tensor.numel() == 1 and tensor.untyped_storage().nbytes() <= INDEX:
+        _compute(call, tensor)
+    return tensor
+
+
+def _compute(call: Call, made: Any) -> None:
+    """What was made has the numbers that the operator makes of real tensors, if it is given none
+    that is fake."""
+    import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import _disable_current_modes
 
-    made = call.func(*call.args, **call.kwargs)
-    given = any(isinstance(one, FakeTensor) for one in call.args)
-    if not given and made.device.type == "cpu" and made.numel() <= MOST_COMPUTED:
-        with _disable_current_modes():
-            made.constant = call.func(*call.args, **call.kwargs)
-        made.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
-    return made
+    given, into = call.args, made if call.func._schema.is_mutable else None
+    if any(isinstance(one, FakeTensor) and one is not into for one in given):
+        return
+    with _disable_current_modes():
+        if into is not None:
+            given = (torch.empty(tuple(made.shape), dtype=made.dtype), *given[1:])
+        made.constant = call.func(*given, **call.kwargs)
+    made.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
 
 
 @answer("aten::equal", "aten::allclose")
