@@ -148,11 +148,18 @@ def _planned(
     file, _, settings = text.removeprefix(PLAN).partition(",")
     plan = bfc.Plan.load(file)
     if kind == "bfc":
-        if settings:
-            raise ValueError(f"--policy {name}: after the file of a plan for bfc comes nothing")
-        return functools.partial(_serving, bfc.BFCAllocator, plan, allow_growth=True, **common)
-    options = common | {"settings": _settings(settings or plan.settings, False, torch)}
-    return functools.partial(_serving, bfc.CachingAllocator, plan, torch=torch, **options)
+        if settings and settings.split(",")[0] != VIRTUAL_MEMORY:
+            raise ValueError(
+                f"--policy {name}: after the file of a plan for bfc comes nothing, or "
+                "virtual_memory"
+            )
+        own = _of_virtual_memory(name, settings) if settings else {"allow_growth": True}
+        return functools.partial(_serving, bfc.BFCAllocator, plan, **common, **own)
+    if settings.split(",")[0] == STITCH:
+        own = _of_stitching(name, settings, torch)
+    else:
+        own = {"settings": _settings(settings or plan.settings, False, torch)}
+    return functools.partial(_serving, bfc.CachingAllocator, plan, torch=torch, **common, **own)
 
 
 def _serving(
@@ -230,13 +237,18 @@ def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
     """What follows `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
     if not _stitches(name):
         return {"settings": _settings(text, common["strict"], common["torch"])}
+    return _of_stitching(name, text, common["torch"])
+
+
+def _of_stitching(name: str, text: str, torch: str) -> dict[str, Any]:
+    """`stitch`, and what follows it, as arguments of a CachingAllocator. Raises ValueError."""
     options: dict[str, Any] = {"stitch": True}
     # A setting may contain commas, so only the first words are looked at.
     rest = text.partition(",")[2]
     if rest.startswith("page_size="):
         first, _, rest = rest.partition(",")
         options |= _options(name, [first])
-    return options | {"settings": _settings(rest, False, common["torch"])}
+    return options | {"settings": _settings(rest, False, torch)}
 
 
 def _of_virtual_memory(name: str, text: str) -> dict[str, Any]:

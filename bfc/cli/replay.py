@@ -63,8 +63,9 @@ caching is PyTorch's, with SETTINGS as in PYTORCH_CUDA_ALLOC_CONF:
 caching:max_split_size_mb:128,roundup_power2_divisions:4 or caching:expandable_segments:True.
 caching:stitch is the same policy, which stitches where it would take more memory or refuse;
 page_size and SETTINGS may follow: caching:stitch,page_size=4MiB,max_split_size_mb:128.
-caching:plan=FILE and bfc:plan=FILE serve a plan that `bfc plan` wrote, SETTINGS may follow after a
-comma: its steps begin where the trace has marks, or as `bfc plan` finds them. No gate declines it.
+caching:plan=FILE and bfc:plan=FILE serve a plan that `bfc plan` wrote; SETTINGS, stitch or
+virtual_memory may follow after a comma. Its steps begin where the trace has marks, or as `bfc plan`
+finds them. No gate declines it.
 MODULE:CLASS is a policy of your own, a bfc.study.PythonPolicy, in a module of this folder or one
 that Python finds. Each --policy has a row for each trace.
 

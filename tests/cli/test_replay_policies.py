@@ -588,6 +588,17 @@ def test_a_policy_may_have_a_plan(capsys, planned):
         assert row["regions_taken"] == 1
 
 
+def test_a_plan_may_lie_in_pages(capsys, planned):
+    run, of_caching, of_bfc = planned
+    words = ["--policy", f"caching:plan={of_caching},stitch"]
+    words += ["--policy", f"bfc:plan={of_bfc},virtual_memory,page_size=4MiB"]
+    found = rows(capsys, run, *words, "--device", "4 GiB", "--no-picture")
+    for row, file, page in zip(found, (of_caching, of_bfc), (2 << 20, 4 << 20), strict=True):
+        span = bfc.Plan.load(file).span
+        assert row["peak_bytes_reserved"] in (span, -(-span // page) * page)
+        assert row["regions_taken"] == 0
+
+
 @pytest.mark.parametrize(
     ("policy", "fault"),
     [
