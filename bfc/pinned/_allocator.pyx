@@ -320,6 +320,14 @@ cdef class Events(FenceQueues):
                 fences.append((ONE_QUEUE, source.fence(stream) or _OVER))
         return fences
 
+    cdef int try_stuck_again(self) except -1:
+        """Puts them ahead of what has come since: they are the oldest of the queue."""
+        cdef Py_ssize_t count = len(self.stuck)
+        FenceQueues.try_stuck_again(self)
+        if count:
+            self.queues[ONE_QUEUE].rotate(count)
+        return 0
+
     cdef bint is_asking(self) except -1:
         """Whether this thread is inside of one of the queue's fences."""
         self.forget_dead_askers()

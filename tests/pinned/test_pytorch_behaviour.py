@@ -437,6 +437,29 @@ def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: l
     assert source.live == {}
 
 
+def test_a_fence_that_failed_is_asked_again_ahead_of_those_that_came_later(
+    reports: list[str],
+) -> None:
+    source = Faulty()
+    source.hold(9)
+    allocator = bfc.PinnedAllocator(source)
+    first, second, third = (allocator.allocate_raw(64 << place) for place in range(3))
+    for ptr, stream in ((first, 7), (second, 7), (third, 9)):
+        allocator.record_stream(ptr, stream)
+    allocator.deallocate_raw(first)
+    allocator.deallocate_raw(second)
+    source.finish(7)
+    source.fails = {"done"}
+    allocator.allocate_raw(4096)
+    assert reports == ["done fails", "done fails"]
+    source.fails = set()
+    allocator.deallocate_raw(third)
+    allocator.empty_cache()
+    assert [ptr in source.live for ptr in (first, second, third)] == [False, False, True]
+    source.finish(9)
+    allocator.close()
+
+
 def test_closing_waits_for_streams_of_others_though_one_of_its_own_fails() -> None:
     source, other = Faulty(), Faulty()
     allocator = bfc.PinnedAllocator(source)
