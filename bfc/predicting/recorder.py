@@ -227,8 +227,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
         #: What keeps the program's files apart; None: it works on the user's.
         self.files: Any = None
-        #: Whether the function that runs adds in place, where autograd would not for subclasses.
-        self.adds_in_place = False
+        #: What the function that runs adds in place, where it would not for subclasses: tensors
+        #: of so many dimensions.
+        self.adds_in_place: tuple[int, ...] = ()
         self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
@@ -487,8 +488,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
         if not known.is_add and not known.fills_zeros and known.changes_in is None:
             return None
+        if known.is_add and self.adds_in_place:
+            return self._added_to(args)
         if _graph_task() == -1:
-            return self._added_to(args) if known.is_add else None
+            return None
         if torch.is_grad_enabled() or not args or not isinstance(args[0], FakeTensor):
             return None
         old = args[0]
@@ -518,8 +521,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return None
 
     def _added_to(self, args: Any) -> int | None:
-        """The key of what `linear` adds its bias to (ATen/native/Linear.cpp)."""
-        if isinstance(args[0], FakeTensor) and len(args[1].shape) == 1:
+        """The key of what `linear` adds its bias to (ATen/native/Linear.cpp), and attention its
+        mask (ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math)."""
+        if isinstance(args[0], FakeTensor) and len(args[1].shape) in self.adds_in_place:
             return int(args[0].untyped_storage()._cdata)
         return None
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 import bfc
 
@@ -478,6 +479,17 @@ def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyP
         assert masks.find_packed_sequence_indices(7) is None
     assert masks.find_packed_sequence_indices(7) == 7
     assert [one["value"] for one in run.assumptions] == ["none"]
+
+
+def test_transformers_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would make a mask where a batch has no padding, for which attention has other kernels."""
+    imports = types.ModuleType("transformers.utils.import_utils")
+    imports.is_fake_tensor = lambda tensor: isinstance(tensor, FakeTensor)
+    monkeypatch.setitem(sys.modules, imports.__name__, imports)
+    with bfc.predict("a100"):
+        tensor = torch.empty(1, device="cuda")
+        assert not imports.is_fake_tensor(tensor)
+    assert imports.is_fake_tensor(tensor)
 
 
 def test_boxes_that_do_not_overlap_are_at_most_all() -> None:

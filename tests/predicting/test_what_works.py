@@ -58,10 +58,9 @@ def test_attention_takes_the_gpu_s_kernel(device: str, dtype: torch.dtype, name:
     assert max(sizes(run)) < 2 * 8 * 1024 * 1024  # no scores
 
 
-@pytest.mark.parametrize("device", ["a100", "h100"])
-def test_attention_lets_its_sums_go_before_the_state_of_random_numbers(device: str) -> None:
+def test_attention_lets_its_sums_go_before_the_state_of_random_numbers() -> None:
     """As a tuple of C++ does: what is not kept goes in the order of the results."""
-    with bfc.predict(device) as run, torch.no_grad():
+    with bfc.predict("a100") as run, torch.no_grad():
         query = heads()
         functional.scaled_dot_product_attention(query, query, query)
     trace = run.trace
@@ -69,6 +68,23 @@ def test_attention_lets_its_sums_go_before_the_state_of_random_numbers(device: s
     births = {int(one): int(size) for op, one, size in events if not op}
     freed = [births[int(one)] for op, one, _ in events if op == 1]
     assert freed.index(2 * 8 * 128 * 4) < freed.index(8)
+
+
+@pytest.mark.skipif(TORCH < (2, 11), reason="takes another kernel")
+def test_cudnn_sums_rows_only_for_a_gradient() -> None:
+    with bfc.predict("h100") as run, torch.no_grad():
+        query = heads()
+        functional.scaled_dot_product_attention(query, query, query)
+    assert 2 * 8 * 128 * 4 not in sizes(run)
+
+
+def test_attention_adds_its_mask_in_place() -> None:
+    """Where all scores are held, there are two of them: before and after the softmax."""
+    with bfc.predict("a100") as run, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        query = heads(torch.float32)
+        mask = torch.empty(2, 8, 128, 128, device="cuda")
+        functional.scaled_dot_product_attention(query, query, query, mask)
+    assert sizes(run).count(2 * 8 * 128 * 128 * 4) == 3  # with the mask itself
 
 
 @pytest.mark.parametrize("name", ["silu", "mish"])

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.predicting.devices import GPU
-from bfc.predicting.rules.interface import Call, Release, Workspace, amend, before, order, rule
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    amend,
+    before,
+    kernel,
+    order,
+    rule,
+)
 from bfc.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
 
 FLOAT = 4
@@ -130,14 +139,26 @@ def efficient_results(results: Any) -> Any:
 
 # the state of the random numbers first; from attention.cu and ATen/native/cudnn/MHA.cpp
 order({"aten::_scaled_dot_product_cudnn_attention": (6, 7, 0, 1)})
+
+
+@kernel("aten::_scaled_dot_product_cudnn_attention")
+def cudnn_results(call: Call) -> Any:
+    """The sums of rows are there only for a gradient (attention.cu, compute_logsumexp)."""
+    output, sums, *others = call.func(*call.args, **call.kwargs)
+    if not argument(call, "compute_log_sumexp"):
+        sums = sums.new_empty(0)
+    return output, sums, *others
+
+
 #: What cuDNN 9.19 asked for in each pass on an H200, in the backward pass beside its sums.
 CUDNN_AT_LEAST = 256
 
 
 @rule("aten::_scaled_dot_product_cudnn_attention")
 def cudnn_forward(call: Call) -> Iterator[Workspace | Release]:
-    """A workspace of cuDNN's."""
-    yield Workspace(CUDNN_AT_LEAST, what="cuDNN's workspace")
+    """A workspace of cuDNN's; the one query of a text that is generated needs none."""
+    if call.args[0].shape[2] > 1:
+        yield Workspace(CUDNN_AT_LEAST, what="cuDNN's workspace")
 
 
 @rule("aten::_scaled_dot_product_cudnn_attention_backward")

@@ -97,6 +97,10 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
         yield
 
 
+#: The dimensions of a bias.
+BIAS = (1,)
+
+
 @around
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
@@ -107,7 +111,7 @@ def biases(recorder: Any) -> Iterator[None]:
     build = functional.linear
 
     def linear(*args: Any, **kwargs: Any) -> Any:
-        before, recorder.adds_in_place = recorder.adds_in_place, True
+        before, recorder.adds_in_place = recorder.adds_in_place, BIAS
         try:
             return build(*args, **kwargs)
         finally:
@@ -123,10 +127,12 @@ def biases(recorder: Any) -> Iterator[None]:
 
 @around
 @contextmanager
-def rows_of_one_sequence(recorder: Any) -> Iterator[None]:
-    """transformers looks at the positions of a batch for rows of several sequences, which need a
-    mask, and takes fake ones for several: as on a GPU, no row has more than one."""
-    name = "find_packed_sequence_indices"
+def masks_of_transformers(recorder: Any) -> Iterator[None]:
+    """transformers takes a program on fake tensors for one that is traced, and makes masks that a
+    GPU would not be given: those of ones are left out there, for other kernels of attention. It
+    looks at the positions of a batch for rows of several sequences, too: no row has more than one.
+    """
+    name, asks = "find_packed_sequence_indices", "is_fake_tensor"
 
     def replace(module: Any) -> None:
         build: Any = getattr(module, name, None)
@@ -137,9 +143,12 @@ def rows_of_one_sequence(recorder: Any) -> Iterator[None]:
 
         if build is not None:
             stack.enter_context(patch.object(module, name, find))
+        if hasattr(module, asks):
+            stack.enter_context(patch.object(module, asks, lambda tensor: False))
 
+    modules = ["transformers.masking_utils", "transformers.utils.import_utils"]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(Arrivals(["transformers.masking_utils"], replace))
+        stack.enter_context(Arrivals(modules, replace))
         yield
 
 

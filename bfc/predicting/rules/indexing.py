@@ -147,7 +147,8 @@ def _sorts(call: Call) -> bool:
 
 @before("aten::embedding_dense_backward")
 def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
-    """Indices in a row; many are sorted before their rows are summed."""
+    """Gradient and indices in a row; many are sorted before their rows are summed."""
+    yield from contiguous_copy(call.args[0], "gradient in a row")
     yield from contiguous_copy(call.args[1], "indices in a row")
     if not _sorts(call):
         return
@@ -211,9 +212,9 @@ def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Works
     rows = 8 if type_name(gradient) == "float64" else 4
     segments = min(count, weights)
     parts = count // ROWS_OF_A_THREAD + segments
-    yield Workspace(segments * size, what="segments")
+    yield Workspace(count * size, what="segments")
     yield Workspace(8, what="number of segments")
-    keys = Workspace(segments * size, what="index of each segment")
+    keys = Workspace(count * size, what="index of each segment")
     yield keys
     unique = cub.unique_by_key(count, size, version, call.gpu.cc)
     yield from cub.for_a_moment(unique, "first of each segment")

@@ -19,6 +19,8 @@ from bfc.predicting.rules.sdpa_choice import Attention, Backend, choose
 
 #: The efficient kernel reads masks in steps of so many elements.
 MASK_STEP = 8
+#: The dimensions of masks.
+MASKS = (2, 3, 4)
 
 
 @around
@@ -144,11 +146,17 @@ def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any
                 query, key, value, mask, call.gradient, call.dropout, causal, scale=scale
             )
         )
-    return _first(
-        aten._scaled_dot_product_attention_math(
-            query, key, value, mask, call.dropout, causal, None, scale=scale, enable_gqa=call.gqa
+    before, recorder.adds_in_place = recorder.adds_in_place, MASKS
+    try:
+        return _first(
+            aten._scaled_dot_product_attention_math(
+                *(query, key, value, mask, call.dropout, causal, None),
+                scale=scale,
+                enable_gqa=call.gqa,
+            )
         )
-    )
+    finally:
+        recorder.adds_in_place = before
 
 
 def _first(results: Any) -> Any:
