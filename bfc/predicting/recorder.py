@@ -54,6 +54,7 @@ from bfc.predicting.rules.interface import (
     KERNELS,
     ORDERS,
     RULES,
+    SPARSE,
     WHOLE,
     Call,
     Release,
@@ -61,6 +62,7 @@ from bfc.predicting.rules.interface import (
     Rule,
     Workspace,
 )
+from bfc.predicting.rules.sparse import PASSED
 from bfc.predicting.rules.unknowable import unknowable
 from bfc.pytorch.owners import is_the_users
 
@@ -116,6 +118,10 @@ def _write(path: Any, data: bytes) -> str:
     with replacing(path) as file:
         file.write(data)
     return str(path)
+
+
+def _are_sparse(args: Any) -> bool:
+    return any(isinstance(one, FakeTensor) and one.layout is torch.sparse_coo for one in args)
 
 
 class Operator:
@@ -230,6 +236,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         #: What the function that runs adds in place, where it would not for subclasses: tensors
         #: of so many dimensions.
         self.adds_in_place: tuple[int, ...] = ()
+        #: Whether there has been a sparse tensor.
+        self._sparse = False
         self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
@@ -259,6 +267,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = Operator(func)
+        if self._sparse and known.name not in PASSED and _are_sparse(args):
+            return self._with_sparse(known, func, args, kwargs)
         if known.unknowable is not None and self._on_cuda(args):
             self.unknown.setdefault(known.name, known.unknowable)
         if known.answer is not None:
@@ -298,6 +308,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.known.forget(args)
             self.known.forget(tuple(kwargs.values()))
         return result
+
+    def _with_sparse(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        function = SPARSE.get(known.name)
+        with self:
+            made = NotImplemented if function is None else function(self._call(func, args, kwargs))
+        if made is NotImplemented:
+            raise NotImplementedError(
+                f"bfc does not know what {known.name} takes for sparse tensors. Give the program "
+                "dense ones for the prediction: sparse=False for embeddings, or to_dense()"
+            )
+        return made
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator that takes functions: as its compiled kernel, where a rule knows that."""
@@ -416,6 +437,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _track(self, value: Any, name: str) -> None:
         if isinstance(value, FakeTensor):
             device = value.fake_device
+            if value.layout is torch.sparse_coo:
+                self._sparse = True
+                self._track((_aten._indices(value), _aten._values(value)), name)
+                return
             if device.type == "cuda":
                 if device.index:
                     raise no_such_device(device.index)

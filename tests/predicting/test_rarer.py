@@ -508,3 +508,48 @@ def test_boxes_that_do_not_overlap_are_at_most_all() -> None:
     assert births.count(1000 * 16 * 8) == 1
     assert "torchvision" not in str(run.not_counted)
     del library
+
+
+# -- sparse tensors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_sparse_gradient_takes_the_rows_that_were_read(kind: Any) -> None:
+    """It once took nothing: fake tensors lose what a sparse one holds as they are copied."""
+    with bfc.predict("a100"):
+        table = kind(10_000, 256, sparse=True, device="cuda")
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        words = torch.randint(0, 10_000, (8, 128), device="cuda")
+        before = allocated()
+        (table(words) ** 2).sum().backward()
+        if kind is nn.Embedding:
+            assert allocated() - before == MIB  # a row for each word, and its indices are the words
+        assert allocated() - before >= MIB
+        assert table.weight.grad._nnz() == 1024
+        table(words).sum().backward()
+        assert table.weight.grad._nnz() == 2048
+        optimizer.step()
+        optimizer.zero_grad()
+        assert allocated() - before < MIB
+
+
+def test_adam_for_sparse_gradients_keeps_dense_states() -> None:
+    with bfc.predict("a100") as run:
+        table = nn.Embedding(10_000, 256, sparse=True, device="cuda")
+        optimizer = torch.optim.SparseAdam(table.parameters())
+        for _ in range(2):
+            table(torch.randint(0, 10_000, (8, 128), device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert allocated() >= 3 * 10_000 * 1024
+    assert assumed(run)["a sparse tensor: indices that differ"] == 1024
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_other_work_on_sparse_tensors_is_refused_in_words() -> None:
+    with bfc.predict("a100"):
+        places, values = torch.randint(0, 100, (2, 500)), torch.randn(500)
+        matrix = torch.sparse_coo_tensor(places, values, (100, 100)).cuda()
+        assert matrix._values().is_cuda
+        with pytest.raises(NotImplementedError, match="Give the program dense ones"):
+            torch.sparse.mm(matrix, torch.randn(100, 8, device="cuda"))

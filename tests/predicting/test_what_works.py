@@ -538,15 +538,6 @@ def test_a_checkpoint_s_memory_is_that_of_its_modules() -> None:
         assert of_weights == {"first", "second"}
 
 
-def test_gradients_that_are_sparse_are_named() -> None:
-    with bfc.predict("a100") as run:
-        table = nn.Embedding(1000, 16, sparse=True).cuda()
-        optimizer = torch.optim.SparseAdam(table.parameters())
-        table(torch.zeros(8, dtype=torch.int64, device="cuda")).sum().backward()
-        optimizer.step()
-    assert any("sparse" in why for why in run.unknown.values())
-
-
 def test_weights_that_are_shared_stay_so() -> None:
     made_before = nn.Linear(8, 8)
     tied = nn.Sequential(made_before, nn.Linear(8, 8))

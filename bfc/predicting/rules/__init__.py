@@ -22,6 +22,7 @@ recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is
 files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
+sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
 unknowable.py         operators whose kernels take memory that only a GPU knows
 """
@@ -44,6 +45,7 @@ from bfc.predicting.rules import (
     sdpa,
     shapes,
     sorting,
+    sparse,
     values,
 )
 from bfc.predicting.rules.interface import Call, Release, Workspace, answer, around, before, rule
@@ -73,5 +75,6 @@ __all__ = [
     "sdpa",
     "shapes",
     "sorting",
+    "sparse",
     "values",
 ]

@@ -9,6 +9,8 @@
   result.
 - `kernel`: the function stands in for the operator's kernel: it is called with the `Call`, and
   returns the result. Rules of the operator count.
+- `sparse`: the function returns what the operator does if it is given a sparse tensor. The
+  operators that it calls count.
 - `amend`: the function is called with what the operator returned for fake tensors, and returns what
   it returns on a GPU, before any of it counts as allocated.
 - `order`: the places of an operator's results in the order in which its kernel allocates them.
@@ -123,6 +125,7 @@ BEFORE: dict[str, list[Rule]] = {}
 BETWEEN: dict[str, Steps] = {}
 ANSWERS: dict[str, Answer] = {}
 KERNELS: dict[str, Callable[[Call], Any]] = {}
+SPARSE: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 ORDERS: dict[str, tuple[int, ...]] = {}
 COMPOSED: set[str] = set()
@@ -178,6 +181,16 @@ def kernel(*operators: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         KERNELS.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def sparse(*operators: str) -> Callable[[F], F]:
+    """Registers what operators do with sparse tensors; NotImplemented: bfc does not know."""
+
+    def register(function: F) -> F:
+        SPARSE.update(dict.fromkeys(operators, function))
         return function
 
     return register

@@ -1,0 +1,126 @@
+"""Sparse gradients: tensors of indices and values (`torch.sparse_coo`), whose memory is theirs.
+
+From PyTorch's torch/csrc/autograd/functions/accumulate_grad.h (a sparse gradient is taken as it
+is), ATen/native/sparse/SparseTensor.cpp (clone), cuda/SparseCUDATensor.cu (_coalesce_sparse_cuda)
+and SparseTensorMath.cpp (sparse_mask). An operator that is not here is refused: PyTorch's fake
+tensors take its result for empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bfc.predicting.rules.interface import Call, sparse
+from bfc.predicting.rules.tensors import argument, operator
+
+#: Operators that allocate nothing, or are computed by others.
+PASSED = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_indices", "indices", "_values", "values", "_nnz", "sparse_dim", "dense_dim", "detach"),
+        *("is_coalesced", "_coalesced_", "coalesce", "_sparse_coo_tensor_with_dims_and_tensors"),
+        *("alias", "_dimI", "_dimV", "_has_compatible_shallow_copy_type"),
+    )
+)
+
+
+def _parts(tensor: Any) -> tuple[Any, Any]:
+    return tensor._indices(), tensor._values()
+
+
+def _is_sparse(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.sparse_coo"
+
+
+def _like(tensor: Any, indices: Any, values: Any, coalesced: bool) -> Any:
+    """A sparse tensor of these, as large as another."""
+    import torch
+
+    dims = tensor.sparse_dim(), tensor.dense_dim()
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        *dims,
+        list(tensor.shape),
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=values.device,
+        is_coalesced=coalesced,
+    )
+
+
+@sparse("aten::clone")
+def clone(call: Call) -> Any:
+    """Copies of both; a gradient in order is kept, where autograd copies that of a subclass."""
+    import torch
+
+    tensor = call.args[0]
+    node, parts = torch._C._current_autograd_node(), _parts(tensor)
+    kept = node is not None and node.name().endswith("AccumulateGrad")
+    kept = kept and all(one.is_contiguous() for one in parts)
+    indices, values = (one if kept else one.clone() for one in parts)
+    return _like(tensor, indices, values, tensor.is_coalesced())
+
+
+@sparse("aten::_to_copy")
+def to_copy(call: Call) -> Any:
+    """On another device, or in another type."""
+    import torch
+
+    tensor = call.args[0]
+    indices, values = _parts(tensor)
+    device = argument(call, "device", None) or tensor.device
+    dtype = argument(call, "dtype", None) or values.dtype
+    indices = torch.ops.aten._to_copy(indices, device=device)
+    values = torch.ops.aten._to_copy(values, device=device, dtype=dtype)
+    return _like(tensor, indices, values, tensor.is_coalesced())
+
+
+@sparse("aten::add", "aten::add_")
+def added(call: Call) -> Any:
+    """To a dense tensor, in its place; of two sparse ones the one behind the other
+    (cuda/SparseCUDATensorMath.cu, add_out_dense_sparse_cuda and add_out_sparse_cuda)."""
+    import torch
+
+    into, other = call.args[:2]
+    in_place = operator(call) == "add_"
+    if not (_is_sparse(into) and _is_sparse(other)):
+        known = in_place and not _is_sparse(into) and other.sparse_dim() == 1
+        return into if known else NotImplemented
+    parts = zip(_parts(into), _parts(other), (1, 0), strict=True)
+    indices, values = (torch.cat([first, second], dim) for first, second, dim in parts)
+    made = _like(into, indices, values, False)
+    if not in_place:
+        return made
+    torch.Tensor.data.__set__(into, made)
+    return into
+
+
+@sparse("aten::_coalesce")
+def coalesced(call: Call) -> Any:
+    """The indices are sorted, and the values of equal ones summed up: at most all stay."""
+    import torch
+
+    tensor = call.args[0]
+    indices, values = _parts(tensor)
+    count = int(values.shape[0])
+    if tensor.sparse_dim() != 1:
+        return NotImplemented
+    call.assume("a sparse tensor: indices that differ", count)
+    sorted_ones = indices.reshape(-1).clone()
+    held = [torch.empty_like(sorted_ones) for _ in range(2)]
+    keys = torch.empty(2 * count, dtype=indices.dtype, device=indices.device)  # of Thrust's sort
+    del keys
+    summed = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    del held
+    return _like(tensor, sorted_ones.view(1, -1), summed, True)
+
+
+@sparse("aten::sparse_mask")
+def sparse_mask(call: Call) -> Any:
+    """The rows of a dense tensor that another has, at the same places."""
+    tensor, mask = call.args[:2]
+    if mask.sparse_dim() != 1 or _is_sparse(tensor):
+        return NotImplemented
+    indices = mask._indices()
+    return _like(mask, indices.clone(), tensor.index_select(0, indices[0]), mask.is_coalesced())
