@@ -8,7 +8,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -516,6 +516,146 @@ def test_a_forked_child_has_a_plan_of_its_own() -> None:
             assert pool.check() is None
             del first, second, lent
         del weights
+
+
+class Halting(bfc.SimulatedSubAllocator):
+    """Stops before its call of this number, until it may go on."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__("64 MiB")
+        self.left = at
+        self.inside, self.may_go_on = threading.Event(), threading.Event()
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.inside.set()
+            self.may_go_on.wait(60)
+
+    def reserve(self, nbytes: int) -> int | None:
+        self.count()
+        return super().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self.count()
+        super().unreserve(address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        self.count()
+        return super().create(nbytes)
+
+    def release(self, page: int) -> None:
+        self.count()
+        super().release(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.count()
+        super().map(address, pages)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.count()
+        super().unmap(address, nbytes)
+
+
+def all_of_it(pool: Any, plan: bfc.Plan) -> None:
+    """What `disturbed_steps` does, without an account."""
+    pool.use_plan(plan)
+    weights = pool.allocate(4 * MIB)
+    one_step(pool)
+    with pool.step("train"):
+        held = [pool.allocate(size) for size in (5 * MIB, 300 << 10, 8 * MIB, 7 * MIB)]
+        del held[::2]
+        held.append(pool.allocate(3 * MIB))
+        held.clear()
+    one_step(pool)
+    del weights
+    pool.use_plan(None)
+    pool.release_free_regions()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_child_forked_in_any_call_of_another_thread_has_all_of_it(policy: str) -> None:
+    plan = simple(policy)
+    counted = Halting(-1)
+    with made(policy, counted) as pool:
+        all_of_it(pool, plan)
+        calls = -1 - counted.left
+    for at in range(1, calls + 1):
+        device = Halting(at)
+        with made(policy, device) as pool:
+            thread = threading.Thread(target=all_of_it, args=(pool, plan))
+            thread.start()
+            assert device.inside.wait(60)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    assert pool.check() is None
+                    for size in (9, 3, 7):
+                        pool.allocate(size * MIB).free()
+                    pool.release_free_regions()
+                    assert pool.check() is None
+                    pool.close()
+                    code = int(device.live_bytes != 0)
+                finally:
+                    os._exit(code)
+            status = os.waitpid(child, 0)[1]
+            device.may_go_on.set()
+            thread.join()
+            assert status == 0, f"call {at} of {calls}"
+            assert pool.check() is None
+        assert not device.live_bytes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_threads_keep_their_contents_while_plans_change_and_memory_runs_out(policy: str) -> None:
+    with made(policy, bfc.HostSubAllocator(), memory_limit="64 MiB") as pool:
+        plans = [simple(policy), simple(policy, steps=4)]
+        pool.use_plan(plans[0])
+        failures: list[BaseException] = []
+
+        def work(seed: int) -> None:
+            dice = random.Random(seed)
+            held: list[tuple[int, int, int]] = []
+            try:
+                for value in range(6000):
+                    size = dice.choice(
+                        (8 * MIB, 2 * MIB, 3 * MIB, dice.randrange(1, 9 * MIB), 5000)
+                    )
+                    try:
+                        ptr = pool.allocate_raw(size)
+                    except bfc.OutOfMemoryError:
+                        size = 0
+                    if size:
+                        for at in (ptr, ptr + size // 2, ptr + size - 1):
+                            ctypes.c_ubyte.from_address(at).value = value % 251
+                        held.append((ptr, size, value % 251))
+                    while held and (not size or len(held) > 3):
+                        ptr, its, expected = held.pop(dice.randrange(len(held)))
+                        for at in (ptr, ptr + its // 2, ptr + its - 1):
+                            assert ctypes.c_ubyte.from_address(at).value == expected
+                        pool.deallocate_raw(ptr)
+                for ptr, _, _ in held:
+                    pool.deallocate_raw(ptr)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+        for thread in threads:
+            thread.start()
+        turn = 0
+        while any(thread.is_alive() for thread in threads):
+            turn += 1
+            with pool.step("train" if turn % 3 else "eval"):
+                assert pool.check() is None
+            if turn % 8 == 0:
+                pool.use_plan(plans[turn // 8 % 2])
+                pool.release_free_regions()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert pool.check() is None
+        assert pool.stats().bytes_in_use == 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
