@@ -273,6 +273,12 @@ class FileCalls:
         else:
             _named(path, self._folder(path), self.overlay.chdir)
 
+    def fchdir(self, fd: Any) -> None:
+        if isinstance(fd, int):
+            self.chdir(fd)
+        else:
+            self.originals["fchdir"](fd)
+
     # -- functions that change ------------------------------------------------------------------
 
     def _changing(self, real: Callable[..., Any], follow: bool = True) -> Callable[..., Any]:
@@ -328,8 +334,9 @@ class FileCalls:
             if self.is_real(src):
                 real(src, dst, **_given(src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd))
                 return
-            new = self.overlay.resolve(dst, False, dst_dir_fd)
-            _named(src, self.overlay.resolve(src, False, src_dir_fd), self.overlay.rename, new)
+            old = self.overlay.resolve(src, False, src_dir_fd)
+            _named(src, old, self.overlay.check_folder_of)  # as the system does, before the other
+            _named(src, old, self.overlay.rename, self.overlay.resolve(dst, False, dst_dir_fd))
 
         return call
 
@@ -502,7 +509,9 @@ class FileCalls:
             return given
         name = self.overlay.resolve(given)
         if not writes:
-            return self.overlay.at(name)
+            actual = self.overlay.at(name)
+            missing = not os.path.lexists(actual) and not os.path.lexists(name)
+            return name if missing else actual  # the error names what the program has asked for
         if self.overlay.is_folder(name):
             return self.overlay.to_change(name)
         return self.overlay.to_write(name, create=True, empty=False)
@@ -537,7 +546,7 @@ REMOVING = ("remove", "unlink", "rmdir")
 RENAMING = ("rename", "replace")
 #: Those that have a method of their own.
 OWN = (
-    *("access", "listdir", "scandir", "getcwd", "getcwdb", "chdir"),
+    *("access", "listdir", "scandir", "getcwd", "getcwdb", "chdir", "fchdir"),
     *("mkdir", "link", "symlink", "open"),
 )
 OF_OS = (

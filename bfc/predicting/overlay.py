@@ -342,6 +342,10 @@ class Overlay:
         self.changed = True
         self._resolved.clear()
 
+    def check_folder_of(self, path: str) -> None:
+        """Raises OSError unless a path is in a folder that is there."""
+        self._check(not self.is_folder(os.path.dirname(path)), self._missing(path), path)
+
     def rename(self, old: str, new: str) -> None:
         """As `os.rename`."""
         if old in self._covered:
@@ -350,7 +354,7 @@ class Overlay:
             self._rename_across(old, new)
             return
         found, there = self.mode(old), self.mode(new)
-        self._check(not self.is_folder(os.path.dirname(old)), self._missing(old), old)
+        self.check_folder_of(old)
         self._check(not self.is_folder(os.path.dirname(new)), self._missing(new), old)
         if found is None:
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), old)

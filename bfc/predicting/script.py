@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import signal
 import sys
 import threading
 import traceback
@@ -80,7 +81,7 @@ def run(
     tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)
     with predict(after_step=after_step, progress=tell, **device) as found:
         ran = Ran(found)
-        with _as_main(script, arguments, folder), _threads_count(ran):
+        with _as_main(script, arguments, folder), _threads_count(ran), _ended_in_order():
             try:
                 if module:
                     runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -133,6 +134,24 @@ def _threads_count(ran: Ran) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = tell
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the program as `sys.exit` does, so that no temporary files stay behind."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -317,3 +317,31 @@ def test_files_stay_as_they_are_until_the_process_has_ended(script, tmp_path: Pa
     assert (tmp_path / "log.txt").read_text() == "the user's"
     names = {path.name for path in tmp_path.rglob("*")}
     assert names == {"cache", "log.txt", "run.npz", "scratch", "train.py"}
+
+
+STOPPED = """
+import os, signal, sys, torch
+open("log.txt", "w").write("x")
+x = torch.ones(1 << 20, device="cuda")
+try:
+    torch.jit.load("nothing/there.pt")
+except ValueError as error:
+    assert str(error).endswith("nothing/there.pt does not exist"), error
+    assert "bfc-predict" not in str(error)
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_program_that_is_told_to_end_leaves_nothing(script, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "bfc", "predict", "--no-advice", script(STOPPED)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "scratch")},
+    )
+    assert done.stdout.startswith("Until it failed: It fits on"), done.stderr
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert not (tmp_path / "log.txt").exists()

@@ -100,6 +100,12 @@ ONE: dict[str, Callable[[str], Any]] = {
     "readlink": lambda path: os.readlink(path),
     "access": lambda path: os.access(path, os.R_OK),
     "glob": lambda path: sorted(glob.glob(f"{path}/**", recursive=True)),
+    "fchdir": lambda path: (
+        os.fchdir(one := os.open(path, os.O_RDONLY)),
+        os.close(one),
+        append("in-fchdir"),
+        os.chdir(".."),
+    ),
     "chdir": lambda path: (
         os.chdir(path),
         os.path.basename(os.getcwd()),
