@@ -454,8 +454,7 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     COUNTS = 1                      # keeps PyTorch's counts, and chunks of different lanes apart
     OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     PAGED = 4                       # pages may have several addresses
-    PLAIN = 8                       # of a call: a chunk in use has the state IN_USE, with no other bits and no owner,
-                                    # and no free is written down
+    PLAIN = 8                       # of a call: chunks in use have the state IN_USE alone, and frees are not written down
 
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
@@ -579,6 +578,7 @@ cdef class Pool:
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
                           uint32_t features) noexcept nogil
+    cdef uint64_t play_free(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
     cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
     cdef uint64_t used_now(self) noexcept nogil

@@ -1048,8 +1048,7 @@ cdef class Pool:
         cdef uint64_t* addresses = events.addresses
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
-        # what else may change the counters while the loop runs belongs to PAGED, or to what is not PLAIN
-        cdef Counters own = self.counters
+        cdef Counters own = self.counters   # a PLAIN loop that is not PAGED is all that changes them meanwhile
         cdef Counters* counters = &own if features & PLAIN and not features & PAGED else &self.counters
         cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
         cdef size_t i = start
@@ -1086,22 +1085,26 @@ cdef class Pool:
                 addresses[i] = self.chunks[handle].ptr
                 live += size
                 peak = max(peak, live)
-            else:
-                handle = handles[number[i]]
-                if handle != NO_CHUNK:
-                    if self.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
-                        break
-                    size = self.chunks[handle].requested_size
-                    if not self.free_and_merge(counters, handle, features):
-                        break
-                    live -= size
-                    handles[number[i]] = NO_CHUNK
+            elif handles[number[i]] != NO_CHUNK:
+                size = self.play_free(counters, handles[number[i]], features)
+                if size == 0:
+                    break
+                live -= size
+                handles[number[i]] = NO_CHUNK
             i += 1
         if features & PLAIN and not features & PAGED:
             self.counters = own
         tally.live = live
         tally.peak_live = peak
         return i
+
+    cdef inline uint64_t play_free(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil:
+        """Frees an allocation of a replay. Returns the bytes that were asked for. 0: its chunk is not simply in use, or
+        the host is out of memory."""
+        if self.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
+            return 0
+        cdef uint64_t size = self.chunks[handle].requested_size
+        return size if self.free_and_merge(counters, handle, features) else 0
 
     cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
         """Like play_loop, where there is a plan: serves what comes as planned."""
