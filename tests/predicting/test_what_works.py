@@ -388,11 +388,14 @@ def test_packed_sequences_are_as_long_as_the_longest() -> None:
     with bfc.predict("a100") as run:
         layer = nn.LSTM(32, 64).cuda()
         lengths = torch.tensor([16, 12, 8, 4])
-        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(16, 4, 32, device="cuda"), lengths)
-        found, _ = layer(packed)
-        padded, _ = nn.utils.rnn.pad_packed_sequence(found)
-        assert padded.shape == (16, 4, 64)
-        padded.sum().backward()
+        data = torch.randn(16, 4, 32, device="cuda", requires_grad=True)
+        for first, given in ((False, data), (True, data.transpose(0, 1))):
+            layer.batch_first = first
+            packed = nn.utils.rnn.pack_padded_sequence(given, lengths, batch_first=first)
+            padded, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=first)
+            assert padded.shape == ((4, 16, 64) if first else (16, 4, 64))
+            padded.sum().backward()
+        assert data.grad.shape == data.shape  # what leads to it once failed
     assert any("packed" in what for what in assumed(run))
 
 

@@ -150,6 +150,7 @@ def replaced(recorder: Any) -> Iterator[None]:
     acceptable = torch.backends.cudnn.is_acceptable
     functions = {kind: _function(kind, getattr(torch._VF, kind)) for kind in KINDS}
     functions["_pad_packed_sequence"] = _padded
+    functions["_pack_padded_sequence"] = _packing(recorder)
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             patch.object(
@@ -204,23 +205,30 @@ def _padded(data: Any, batch_sizes: Any, batch_first: bool, value: float, length
     return (found.transpose(0, 1) if batch_first else found), lengths
 
 
-@answer("aten::_pack_padded_sequence")
-def packed(call: Call, run: Callable[..., Any]) -> Any:
-    """How long the sequences are is not known: as long as the longest."""
+def _packing(recorder: Any) -> Callable[..., Any]:
+    """`_pack_padded_sequence`, whose gradient reads in C++ how long the sequences are. That is not
+    known: as long as the longest."""
     import torch
 
-    data = call.args[0]
-    if argument(call, "batch_first", False):
-        data = data.transpose(0, 1)
-    call.assume("the lengths of packed sequences: all as long as the longest", int(data.shape[0]))
-    shape = (data.shape[0] * data.shape[1], *data.shape[2:])
-    return data.new_empty(shape), torch.full((data.shape[0],), data.shape[1])
+    class Packed(torch.autograd.Function):  # type: ignore[misc]
+        """All steps of all sequences, one after the other; the gradient is in zeros."""
 
+        @staticmethod
+        def forward(context: Any, data: Any) -> Any:
+            context.shape = tuple(data.shape)
+            return data.new_empty((data.shape[0] * data.shape[1], *data.shape[2:]))
 
-@answer("aten::_pack_padded_sequence_backward")
-def unpacked(call: Call, run: Callable[..., Any]) -> Any:
-    """The gradient of all steps of all sequences."""
-    return call.args[0].new_zeros(tuple(int(size) for size in call.args[1]))
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            return gradient.new_zeros(context.shape)
+
+    def pack(data: Any, lengths: Any, batch_first: bool) -> tuple[Any, Any]:
+        data = data.transpose(0, 1) if batch_first else data
+        steps, batch = map(int, data.shape[:2])
+        recorder.assume("the lengths of packed sequences: all as long as the longest", steps)
+        return Packed.apply(data), torch.full((steps,), batch)
+
+    return pack
 
 
 def _workspace(call: Call) -> Workspace:
