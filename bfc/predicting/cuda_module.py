@@ -284,7 +284,7 @@ class CudaModule:
 
     def get_rng_state(self, device: Any = None) -> Any:
         with torch.utils._python_dispatch._disable_current_modes():
-            return torch.zeros(16, dtype=torch.uint8)
+            return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
     # -- all of it ------------------------------------------------------------------------------
 

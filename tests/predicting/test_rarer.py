@@ -418,13 +418,14 @@ def test_batch_norm_over_processes(group: Any) -> None:
         assert images.grad is not None
 
 
-def test_parameters_that_may_be_unused(group: Any) -> None:
+@pytest.mark.parametrize("asks", ["find_unused_parameters", "static_graph"])
+def test_parameters_that_may_be_unused(group: Any, asks: str) -> None:
     """DDP asks the device which ones are; the next step once failed."""
     with bfc.predict("a100"):
         group()
         layers = nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)}).cuda()
         layers.forward = lambda x: layers["used"](x)  # type: ignore[method-assign]
-        model = nn.parallel.DistributedDataParallel(layers, find_unused_parameters=True)
+        model = nn.parallel.DistributedDataParallel(layers, **{asks: True})
         for _ in range(3):
             model(torch.randn(2, 8, device="cuda")).sum().backward()
 

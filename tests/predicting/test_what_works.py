@@ -723,3 +723,14 @@ def test_a_step_of_several_optimizers_ends_with_the_last() -> None:
                 layer(torch.randn(8, 1024, device="cuda")).sum().backward()
                 optimizer.step()
     assert run.reserved_after() == run.peak_reserved
+
+
+def test_the_default_device_may_be_the_gpu(request: pytest.FixtureRequest) -> None:
+    """What bfc makes on the host once went there, too."""
+    request.addfinalizer(lambda: torch.set_default_device(None))
+    with bfc.predict("a100"):
+        torch.set_default_device("cuda")
+        assert torch.distributions.Normal(torch.zeros(3), torch.ones(3)).rsample().is_cuda
+        assert torch.cuda.get_rng_state().device.type == "cpu"
+        assert torch.randperm(4, device="cpu").random_().sum().item() >= 0
+        assert isinstance(torch.empty((), dtype=torch.int64, device="cpu").random_().item(), int)

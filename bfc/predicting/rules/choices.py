@@ -82,7 +82,7 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
             found = build(tensor)
             if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
                 with torch.utils._python_dispatch._disable_current_modes():
-                    found.constant = torch.ones(tuple(found.shape), dtype=torch.bool)
+                    found.constant = torch.ones(tuple(found.shape), dtype=torch.bool, device="cpu")
                 found.fake_mode.fake_tensor_converter.add_constant_storage_mapping(found)
             return found
 

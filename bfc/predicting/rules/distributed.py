@@ -45,6 +45,7 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         wrapper = parallel.DistributedDataParallel
         replace(wrapper, "__init__", _with_hook(wrapper.__init__, wrapper.register_comm_hook))
         replace(wrapper, "register_comm_hook", lambda self, state, hook: None)
+        replace(wrapper, "_set_static_graph", lambda self: None)  # which asks for what is used
         replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
         # its clock is events of the device, where the build knows them
         replace(distributed.Reducer, "prepare_for_forward", lambda self: None)
@@ -140,7 +141,7 @@ def _ranks(value: Any) -> Any:
 
     if not isinstance(value, FakeTensor):
         return value
-    return torch.arange(value.numel(), dtype=value.dtype).view(tuple(value.shape))
+    return torch.arange(value.numel(), dtype=value.dtype, device="cpu").view(tuple(value.shape))
 
 
 def _with_hook(build: Callable[..., Any], register: Callable[..., Any]) -> Callable[..., Any]:

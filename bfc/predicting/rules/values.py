@@ -67,7 +67,7 @@ def _compute(call: Call, made: Any) -> None:
         return
     with _disable_current_modes():
         if into is not None:
-            given = (torch.empty(tuple(made.shape), dtype=made.dtype), *given[1:])
+            given = (torch.empty(tuple(made.shape), dtype=made.dtype, device="cpu"), *given[1:])
         made.constant = call.func(*given, **call.kwargs)
     made.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
 
