@@ -138,6 +138,8 @@ API cuStreamQuery(CUstream handle)
     CUresult result = stream_resolve(&call, handle, &stream);
     if (!result)
         result = capture_forbids_stream(stream);
+    if (!result)
+        result = capture_forbids(thread_now());
     if (!result && work_pending(stream, machine.order))
         result = CUDA_ERROR_NOT_READY;
     return emulator_end(&call, result);
@@ -151,6 +153,8 @@ API cuStreamSynchronize(CUstream handle)
     CUresult result = stream_resolve(&call, handle, &stream);
     if (!result)
         result = capture_forbids_stream(stream);
+    if (!result)
+        result = capture_forbids(thread_now());
     return emulator_end(&call, result ? result : wait_stream(&call, stream));
 }
 
@@ -228,6 +232,8 @@ API cuStreamGetId(CUstream handle, unsigned long long *out)
     struct stream *stream = NULL;
     BEGIN(call, STARTED);
     CUresult result = stream_resolve(&call, handle, &stream);
+    if (!result && stream->capture)
+        result = capture_forbids_stream(stream); /* as driver 580 does, in every mode */
     if (!result && out)
         *out = stream->id;
     return emulator_end(&call, result);

@@ -579,7 +579,8 @@ cdef class DeviceMemory:
         return result
 
     cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil:
-        """A stream's id. The default streams, which have fixed handles, always exist: their handles serve as ids."""
+        """A stream's id. The default streams, which have fixed handles, always exist: their handles serve as ids. A
+        capture is spoilt by the question, in any mode, so a stream that captures is not asked."""
         cdef int mode
         cdef unsigned long long found = 0
         id[0] = stream
@@ -587,7 +588,9 @@ cdef class DeviceMemory:
             return SUCCESS
         cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
-            result = cu.stream_id(<void*><size_t>stream, &found)
+            result = unless_capturing(stream_handle(stream), CAPTURES_OTHERS)
+            if result == SUCCESS:
+                result = cu.stream_id(stream_handle(stream), &found)
             self.context.leave(mode)
         id[0] = found | <uint64_t>1 << 63
         return result
