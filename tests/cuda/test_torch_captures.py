@@ -463,7 +463,7 @@ def test_pytorchs_errors_name_what_is_wrong(run: Run) -> None:
     bfc.integrations.torch.replace(pool)
     torch.cuda.init()
     pool.close()
-    graph = torch.cuda.CUDAGraph()  # kept: 2.11 aborts when it destroys one whose capture did not begin
+    graph = torch.cuda.CUDAGraph()  # kept: 2.11 aborts when it destroys one that never began
     try:
         with torch.cuda.graph(graph):
             pass
