@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
 from bfc.predicting import recorder as recorders
-from bfc.predicting.rules import recurrent
+from bfc.predicting.rules import recurrent, tensors
 
 MIB = 1 << 20
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -138,6 +139,64 @@ def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:
     assert sizes(run)[before:middle] == [state, state, row, state, state, work, reserve]
     found = sizes(run)[middle + 1 :]
     assert found == [state, state, row, state, state, work, weights, work]
+
+
+def test_a_network_of_sequences_first_turns_them_for_cudnn() -> None:
+    """As on an H100: the first dropout makes a seed and a state, cuDNN gets the steps first, and
+    gives them back first, so that the next layer copies them."""
+    with bfc.predict("h100") as run:
+        network = nn.GRU(64, 64, 2, batch_first=True, dropout=0.1, device="cuda")
+        head = nn.Linear(64, 64, device="cuda")
+        data = torch.empty(8, 10, 64, device="cuda", requires_grad=True)
+        before = len(sizes(run))
+        output, _state = network(data)
+        assert output.transpose(0, 1).is_contiguous()
+        middle = len(sizes(run))
+        output.backward(torch.empty(8, 10, 64, device="cuda"))
+        end = len(sizes(run))
+        network(data)
+        again = sizes(run)[end:]
+        head(output)
+    state, row = 2 * 8 * 64 * 4, 10 * 8 * 64 * 4
+    weights = 2 * 3 * 64 * (64 + 64 + 2) * 4
+    work = recurrent.WORKSPACE_EACH * 64 + weights
+    reserve = recurrent.reserve_bytes("gru", 80, 64, 2, 1, 4, True)
+    forward = [row, row, state, work, reserve]
+    assert sizes(run)[before:middle] == [state, 8, 132 * 48 * 1024, *forward]
+    backward = [state, row, row, row, state, work, row, weights, work]
+    assert sizes(run)[middle + 1 : end] == backward
+    assert again == [state, *forward]
+    assert sizes(run)[end + len(again)] == row
+
+
+def test_weights_of_one_pixel_tell_their_layout_to_a_convolution() -> None:
+    """As on an H100: both layouts lie alike, but the strides are those of channels last."""
+    with bfc.predict("h100") as run:
+        layer = nn.Conv2d(64, 128, 1, bias=False, device="cuda", dtype=torch.bfloat16)
+        images = torch.empty(4, 64, 8, 8, device="cuda", dtype=torch.bfloat16)
+        assert layer(images).is_contiguous()
+        layer = layer.to(memory_format=torch.channels_last)
+        before = len(sizes(run))
+        made = layer(images)
+        assert made.is_contiguous(memory_format=torch.channels_last)
+    assert sizes(run)[before:][:2] == [4 * 64 * 64 * 2, 4 * 128 * 64 * 2]
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_strides_suggest_the_layout_that_pytorch_takes_them_for(dims: int) -> None:
+    """A conversion of what has gaps keeps the layout that PyTorch sees: for all orders."""
+    layout = torch.channels_last if dims == 2 else torch.channels_last_3d
+    pixels = list(itertools.product((1, 2), repeat=dims))
+    shapes = [(*begin, *end) for begin in ((3, 2), (1, 2), (3, 1)) for end in pixels]
+    for shape, order in itertools.product(shapes, itertools.permutations(range(dims + 2))):
+        strides, step = [0] * len(shape), 2
+        for dim in order:
+            strides[dim], step = step, step * shape[dim]
+        made = torch.empty_strided(shape, strides)
+        last = torch.empty(shape, memory_format=layout).stride()
+        if last != torch.empty(shape).stride():
+            kept = made.to(torch.float64).stride() == last
+            assert tensors.suggests_channels_last(made) == kept, (shape, strides)
 
 
 def test_the_gradient_of_what_was_concatenated_is_copied() -> None:

@@ -30,6 +30,7 @@ from bfc.predicting.rules.tensors import (
     channels_last,
     is_contiguous,
     nbytes,
+    suggests_channels_last,
     type_name,
 )
 
@@ -38,7 +39,7 @@ def by_channels(tensor: Any, weight: Any) -> bool:
     """Whether cuDNN is called for images whose channels lie side by side."""
     if "float64" in (type_name(tensor), type_name(weight)):
         return False
-    return channels_last(tensor) or channels_last(weight)
+    return suggests_channels_last(tensor) or suggests_channels_last(weight)
 
 
 @around

@@ -29,12 +29,14 @@ from bfc.predicting.rules.interface import (
     kernel,
     on_cuda,
 )
-from bfc.predicting.rules.tensors import argument, nbytes, numel
+from bfc.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel
 
 #: cuDNN's number of a network, and how many numbers its reserve keeps of each step and unit.
 KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 5), "gru": (3, 6)}
 #: What the reserve has beside them, and the workspace for each unit beside the weights.
 RESERVE_MORE, WORKSPACE_EACH = 256, 98304
+#: The state of cuDNN's random numbers, for each multiprocessor: 6,488,064 bytes on an H100.
+DROPOUT_STATE_EACH = 48 << 10
 
 
 def reserve_bytes(
@@ -148,7 +150,8 @@ def replaced(recorder: Any) -> Iterator[None]:
     import torch
 
     acceptable = torch.backends.cudnn.is_acceptable
-    functions = {kind: _function(kind, getattr(torch._VF, kind)) for kind in KINDS}
+    ready = _dropout_state(recorder.gpu.sms)
+    functions = {kind: _function(kind, getattr(torch._VF, kind), ready) for kind in KINDS}
     functions["_pad_packed_sequence"] = _padded
     functions["_pack_padded_sequence"] = _packing(recorder)
     with contextlib.ExitStack() as stack:
@@ -168,11 +171,35 @@ def replaced(recorder: Any) -> Iterator[None]:
         yield
 
 
-def _function(kind: str, build: Callable[..., Any]) -> Callable[..., Any]:
+def _function(
+    kind: str, build: Callable[..., Any], ready: Callable[[Network], None]
+) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        return Network.of(kind, args).run() if on_cuda(args[0]) else build(*args)
+        if not on_cuda(args[0]):
+            return build(*args)
+        network = Network.of(kind, args)
+        ready(network)
+        return network.run()
 
     return run
+
+
+def _dropout_state(sms: int) -> Callable[[Network], None]:
+    """The first dropout of a process draws a seed on the device, and makes a state that stays
+    (get_dropout_state in ATen/native/cudnn/RNN.cpp)."""
+    import torch
+
+    held: list[Any] = []
+
+    def ready(network: Network) -> None:
+        if held or not (network.train and network.dropout > 0):
+            return
+        place = network.data.device
+        seed = torch.empty((), dtype=torch.int64, device=place)
+        del seed
+        held.append(torch.empty(DROPOUT_STATE_EACH * sms, dtype=torch.uint8, device=place))
+
+    return ready
 
 
 def _side_by_side(build: Callable[..., None]) -> Callable[..., None]:
@@ -239,9 +266,41 @@ def _workspace(call: Call) -> Workspace:
     return Workspace(size, what="cuDNN's workspace")
 
 
+@dataclass(frozen=True)
+class _StepsFirst:
+    """A tensor of sequences, with the dimension of their steps first."""
+
+    tensor: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sequences, steps, *rest = self.tensor.shape
+        return (steps, sequences, *rest)
+
+    def stride(self) -> tuple[int, ...]:
+        sequences, steps, *rest = self.tensor.stride()
+        return (steps, sequences, *rest)
+
+    def element_size(self) -> int:
+        return int(self.tensor.element_size())
+
+
+def _turned(call: Call) -> bool:
+    """Whether the dimension of sequences comes first: cuDNN wants that of steps there."""
+    return bool(argument(call, "batch_first")) and not argument(call, "batch_sizes")
+
+
+def _in_order(call: Call, tensor: Any, what: str) -> list[Workspace]:
+    """The copy for cuDNN."""
+    if tensor is None:
+        return []
+    return contiguous_copy(_StepsFirst(tensor) if _turned(call) else tensor, what)
+
+
 @between("aten::_cudnn_rnn")
 def workspace(call: Call) -> Iterator[Workspace | Release | Result]:
     """cuDNN's workspace lies between the results and the reserve."""
+    yield from _in_order(call, call.args[0], "input in order")
     yield from map(Result, range(3))
     yield _workspace(call)
 
@@ -257,15 +316,28 @@ def gradients_of_nothing(call: Call) -> Iterator[Workspace | Release]:
 
 @between("aten::_cudnn_rnn_backward")
 def workspaces(call: Call) -> Iterator[Workspace | Release | Result]:
-    """One for the gradient of the input, and one for that of the weights."""
+    """One for the gradient of the input, and one for that of the weights: each is a call with
+    copies of its own."""
+    data, gradient = call.args[0], argument(call, "grad_output")
+    copies = [
+        *_in_order(call, data, "input in order"),
+        *_in_order(call, gradient, "gradient in order"),
+    ]
+    yield from copies
     yield from map(Result, range(3))
-    for place in (3, None):
-        one = _workspace(call)
-        yield one
-        yield Release(one)
-        if place is None or not argument(call, "output_mask")[3]:
-            return
-        yield Result(place)
+    yield from _for_a_moment(copies, _workspace(call))
+    if not argument(call, "output_mask")[3]:
+        return
+    copies = _in_order(call, data, "input in order")
+    yield from copies
+    yield Result(3)
+    yield from _for_a_moment(copies, _workspace(call))
+
+
+def _for_a_moment(copies: list[Workspace], one: Workspace) -> Iterator[Workspace | Release]:
+    yield one
+    for each in (one, *reversed(copies)):
+        yield Release(each)
 
 
 @kernel("aten::_cudnn_rnn")
@@ -275,6 +347,8 @@ def forward(call: Call) -> Any:
 
     output, hidden, cell, *_ = call.func(*call.args, **call.kwargs)
     data = call.args[0]
+    if _turned(call):
+        output = output.new_empty(_StepsFirst(output).shape).transpose(0, 1)
     reserve = 0
     if argument(call, "train") and torch.is_grad_enabled():
         kind = next(name for name, (number, _) in KINDS.items() if number == argument(call, "mode"))
@@ -300,6 +374,8 @@ def backward(call: Call) -> Any:
     hidden, cell = argument(call, "hx"), argument(call, "cx")
     mask = argument(call, "output_mask")
     inputs = data.new_empty(data.shape)
+    if _turned(call):
+        inputs = data.new_empty(_StepsFirst(data).shape).transpose(0, 1)
     states = [None if one is None else one.new_empty(one.shape) for one in (hidden, cell)]
     if not mask[3]:
         return inputs, *states, []

@@ -74,6 +74,26 @@ def channels_last(tensor: Any) -> bool:
     return not is_contiguous(tensor)
 
 
+def suggests_channels_last(tensor: Any) -> bool:
+    """Whether PyTorch takes the strides of a tensor to mean that channels lie side by side.
+
+    From c10/core/MemoryFormat.h (is_channels_last_strides_2d_s4, is_channels_last_strides_3d_s5):
+    the strides count where sizes are 1, too. So weights of one pixel, which lie alike in both
+    layouts, say which layout they were converted to.
+    """
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for index in (1, *range(len(shape) - 1, 1, -1), 0):
+        if shape[index] == 0 or strides[index] < least:
+            return False
+        if index == 0 and least == strides[1]:  # nothing tells the layouts apart
+            return False
+        least = strides[index] * max(shape[index], 1)
+    return True
+
+
 def on_host(tensor: Any) -> bool:
     """Whether a tensor lies in host memory."""
     return str(tensor.device.type) == "cpu"
