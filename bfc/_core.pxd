@@ -454,7 +454,7 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     COUNTS = 1                      # keeps PyTorch's counts, and chunks of different lanes apart
     OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     PAGED = 4                       # pages may have several addresses
-    PLAIN = 8                       # of a call: chunks in use have the state IN_USE alone, and frees are not written down
+    PLAIN = 8                       # of a call: chunks in use are IN_USE and no more, and frees are not written down
 
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
