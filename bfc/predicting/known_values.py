@@ -69,7 +69,12 @@ DECIDES: dict[str, Number] = {
 DRAWN = 1 - 2**-11
 #: Operators whose result has numbers that follow from where they lie.
 IN_ORDER = frozenset(("arange", "nonzero"))
-_NAMES = {*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, "sum", "where", "uniform_"}
+_NAMES = {
+    *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER),
+    *("sum", "where", "uniform_", "index_put_"),
+}
+#: Operators whose result has as many elements that are not zero as all arguments together.
+ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
 
 
 def follows(name: str) -> str | None:
@@ -86,10 +91,21 @@ class KnownValues:
     def __init__(self) -> None:
         #: Of each storage the number, or a function that has one for each place in it.
         self._values: dict[int, tuple[Number | Callable[[int], Number], torch.dtype]] = {}
+        #: How many elements of each storage are not zero at most, where it was zeros.
+        self._most: dict[int, int] = {}
         self._watches: dict[int, object] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._values)
+        return bool(self._values or self._most)
+
+    def most(self, tensor: Any) -> int:
+        """How many elements of a tensor are not zero, at most."""
+        count = int(tensor.numel())
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return count
+        if self.get(tensor) == 0:
+            return 0
+        return min(count, self._most.get(tensor.untyped_storage()._cdata, count))
 
     def get(self, tensor: Any) -> Number | None:
         """The number that a tensor is filled with, or that is given itself; None if unknown."""
@@ -120,6 +136,33 @@ class KnownValues:
 
     def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Notes what the result of an operator is filled with, if that is known."""
+        most = self._most_set(name, args)
+        self._learn_number(name, args, kwargs, result)
+        if most is not None and most < result.numel():
+            storage = result.untyped_storage()
+            self._watch(storage)
+            self._most[storage._cdata] = most
+
+    def _most_set(self, name: str, args: Any) -> int | None:
+        """How many elements of the result are not zero at most; None if that may be all."""
+        if name == "index_put_":  # places of zeros are set
+            tensor, indices = args[:2]
+            if None in indices or any(one.dtype == torch.bool for one in indices):
+                return None
+            places = math.prod(torch.broadcast_shapes(*(one.shape for one in indices)))
+            before = self.most(tensor)
+            every = before == tensor.numel()
+            return None if every else before + places * math.prod(tensor.shape[len(indices) :])
+        if name not in ADDED_UP or not self._most:
+            return None
+        given = args[0] if type(args[0]) in (list, tuple) else args
+        tensors = [one for one in given if isinstance(one, FakeTensor)]
+        shapes = {one.shape for one in tensors}
+        if name != "cat" and (len(shapes) > 1 or len(tensors) < len(given)):
+            return None
+        return sum(map(self.most, tensors))
+
+    def _learn_number(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         first = result
         if type(result) in (list, tuple) and result:
             first = result[0]
@@ -164,7 +207,7 @@ class KnownValues:
         if name == "sum":
             total = value * (args[0].numel() // max(int(result.numel()), 1))
             return total if _as_element(total, result.dtype) == total else None  # it is rounded
-        return ALONE[name](value)  # type: ignore[no-any-return]
+        return ALONE[name](value) if name in ALONE else None
 
     def _together(self, name: str, args: Any, kwargs: Any, dtype: torch.dtype) -> Number | None:
         if len(args) != 2 or kwargs:  # alpha, or how a quotient is rounded
@@ -202,13 +245,18 @@ class KnownValues:
             self._keep(result.untyped_storage(), lambda at: begin + at * step, result.dtype)
 
     def _keep(self, storage: Any, value: Any, dtype: torch.dtype) -> None:
+        self._watch(storage)
+        self._values[storage._cdata] = value, dtype
+        self._most.pop(storage._cdata, None)
+
+    def _watch(self, storage: Any) -> None:
         key = storage._cdata
         if key not in self._watches:
             self._watches[key] = weakref.ref(storage, lambda _: self._drop(key))
-        self._values[key] = value, dtype
 
     def _drop(self, key: int) -> None:
         self._values.pop(key, None)
+        self._most.pop(key, None)
         self._watches.pop(key, None)
 
 

@@ -362,8 +362,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
         stream = self.places.stream()
         thread = threading.get_ident()
-        about = (self.gpu, self.version, thread, stream, self.assume, self.known.get, self)
-        return Call(func, args, kwargs, None, *about)
+        knows = (self.assume, self.known.get, self.known.most)
+        return Call(func, args, kwargs, None, self.gpu, self.version, thread, stream, *knows, self)
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

@@ -181,3 +181,28 @@ def test_each_place_is_another() -> None:
         places += 1
         assert places[:, 1].tolist() == [1] * 6  # not known any more
     assert "a mask, or nonzero: all elements" in guesses(run)
+
+
+def test_a_mask_has_as_many_places_as_were_set() -> None:
+    """As torchvision's detectors choose a sample of all boxes."""
+    with bfc.predict("a100") as run:
+        places = torch.randperm(1000, device="cuda")
+        one, other = (torch.zeros(1000, dtype=torch.uint8, device="cuda") for _ in range(2))
+        one[places[:20]] = 1
+        other[places[:30]] = 1
+        one[places[:4]] = 1
+        assert len(torch.where(one)[0]) == 24
+        assert len(torch.where(one | other)[0]) == 54
+        assert len(torch.where(torch.cat([one, other]))[0]) == 54
+        assert len(places[one.bool()]) == 24
+        assert len(torch.where(one[:10])[0]) == 10
+        rows = torch.zeros(100, 8, dtype=torch.bool, device="cuda")
+        rows[places[:3]] = True
+        assert len(rows.nonzero()) == 24
+        for written in (other, one):  # whatever else is written ends it
+            written.random_()
+            assert len(torch.where(written)[0]) == 1000
+        one.zero_()
+        one[rows[:, 0].nonzero().expand(-1, 2)] = 1
+        assert len(torch.where(one)[0]) == 48
+    assert "a mask, or nonzero: all that were set" in guesses(run)

@@ -92,6 +92,8 @@ class Call:
         Called with (what, value), it notes an assumption with the line of the program.
     value_of : callable
         Called with a tensor, it returns the number that fills it, or None.
+    most_of : callable
+        Called with a tensor, it returns how many elements are not zero, at most.
     recording : context manager
         Operators that an answer calls inside of it count, as those of the program.
     """
@@ -106,6 +108,7 @@ class Call:
     stream: int
     assume: Callable[[str, object], None]
     value_of: Callable[[Any], object] = lambda tensor: None
+    most_of: Callable[[Any], int] = lambda tensor: int(tensor.numel())
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     def named(self) -> dict[str, Any]:

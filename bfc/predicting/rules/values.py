@@ -107,12 +107,14 @@ def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
 
 @kernel("aten::nonzero")
 def nonzero(call: Call) -> Any:
-    """The places of what is not zero: at most all."""
+    """The places of what is not zero: at most all, or as many as were set in zeros."""
     import torch
 
     tensor = call.args[0]
-    call.assume("a mask, or nonzero: all elements", tensor.numel())
-    shape = (tensor.dim(), tensor.numel())
+    most = call.most_of(tensor) or tensor.numel()  # of no place at all little could be predicted
+    chosen = "all elements" if most == tensor.numel() else "all that were set"
+    call.assume(f"a mask, or nonzero: {chosen}", most)
+    shape = (tensor.dim(), most)
     return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
 
 

@@ -49,6 +49,25 @@ def test_the_workspaces_of_a_convolution(shape, measured) -> None:
     assert found == pytest.approx(measured, abs=1024)
 
 
+#: Images, channels, kernel, stride: what the gradient of the weight took on an H100, or an H200.
+SUMMED: list[tuple[Any, int]] = [
+    (((32, 1024, 14, 14), 2048, 1, 2), 38535184),  # one part is no sum
+    (((2, 1024, 50, 50), 2048, 1, 2), 30720016),
+    (((2, 256, 100, 100), 3, 1), 6144),  # of each image, though rows are no 16 bytes
+    (((2, 512, 25, 25), 2048, 1), 8388608),
+    (((32, 2048, 7, 7), 512, 1), 16056336),
+    (((2, 256, 200, 200), 12, 1), 86423696),  # of the batch: few weights, many pixels
+    (((2, 64, 200, 200), 64, 1), 42221712),
+    (((32, 3, 128, 128), 64, 7, 2), 45806736),  # padded to four channels
+    (((2, 3, 800, 800), 64, 7, 2), 104256656),
+]
+
+
+@pytest.mark.parametrize(("shape", "measured"), SUMMED)
+def test_the_parts_of_a_gradient_of_the_weight(shape, measured) -> None:
+    assert convolution(*shape).gradient_of_weight() == pytest.approx(measured, rel=0.03)
+
+
 def test_channels_that_lie_side_by_side_need_only_sums_of_weights() -> None:
     made = convolution((32, 128, 56, 56), 128, 3, 2, last=True)
     assert (made.forward(), made.gradient_of_images()) == (0, 0)
