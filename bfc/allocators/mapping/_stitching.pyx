@@ -19,7 +19,7 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, UNMAPPED, ChunkHandle, Lane,
+    DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane,
     PageBitmap, PlanPages, PlanServer,
 )
 from bfc.allocators._changes cimport (
@@ -81,7 +81,8 @@ cdef class Stitching(AddressRanges):
         self.left = []
 
     def __dealloc__(self):
-        if self.pages is not None:
+        # NULL where the host had no memory for what AddressRanges holds: then nothing of this class was made
+        if <void*>self.pages != NULL and self.pages is not None:
             self.pages.leave()
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
@@ -737,9 +738,10 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return self.reserve(addresses)
 
-    cdef int fill_place(self, uint32_t index, uint64_t stream, uint64_t rounded) except -1:
+    cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1:
         """Brings pages to the place that a request is to have, unless they are lent, or the plan has as many as it may:
-        then the request is served by what is free elsewhere. `index` is its stream's number in the plan."""
+        then the request is served by what is free elsewhere."""
+        cdef uint32_t index = NO_STREAM     # the stream's number in the plan
         cdef PlanServer* plan = self.pool.plan
         cdef AddressRange addresses
         cdef PlanPages row = PlanPages(0, 0, 0)
@@ -751,8 +753,10 @@ cdef class Stitching(AddressRanges):
         while got > 0:
             acquire_lock(self.lock[0])
             row.count = 0
-            if plan == self.pool.plan:      # else another thread has ended it
-                row = plan.away_for(index, rounded)
+            if plan != NULL and plan == self.pool.plan:     # else another thread has ended it
+                index = plan.stream_of(stream)
+                if index != NO_STREAM:
+                    row = plan.away_for(index, rounded)
             self.lock.release()
             got = 0
             addresses = self.region_of(plan, row.region) if row.count else None
