@@ -1514,6 +1514,10 @@ cdef size_t play_bfc(Pool pool, Events* events, size_t start, size_t end, Tally*
     return pool.play_loop(events, start, end, tally, PLAIN)
 
 
+cdef size_t play_bfc_options(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | OPTIONS)
+
+
 cdef size_t play_bfc_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
     return pool.play_loop(events, start, end, tally, PLAIN | PAGED)
 
@@ -1533,6 +1537,7 @@ cdef size_t play_caching_paged(Pool pool, Events* events, size_t start, size_t e
 cdef Loop[8] loops      # by the pool's features
 loops[0] = play_bfc
 loops[COUNTS] = play_caching
-loops[OPTIONS] = loops[COUNTS | OPTIONS] = play_caching_options
+loops[OPTIONS] = play_bfc_options
+loops[COUNTS | OPTIONS] = play_caching_options
 loops[PAGED] = loops[PAGED | OPTIONS] = play_bfc_paged
 loops[PAGED | COUNTS] = loops[PAGED | COUNTS | OPTIONS] = play_caching_paged

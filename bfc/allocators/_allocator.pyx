@@ -762,7 +762,7 @@ cdef class Allocator(BufferOwner):
         gate : float or None, optional
             The plan is served only if the policy reserved less than this part of what it needed without the
             plan, when it replayed the recording. None serves any plan. An allocator that maps memory page by
-            page serves any plan: it lends the pages that a plan leaves idle.
+            page serves any plan: it lends the pages that a plan leaves idle, each to its own stream.
 
         Raises
         ------
@@ -805,15 +805,17 @@ cdef class Allocator(BufferOwner):
             raise ValueError(f"gate is a part of what is reserved without a plan, such as 0.95, or None, not {gate!r}")
         if plan is None:
             self.stop_watch()
-            planned.use(None, None, None, None, strict, False)
-            self.plan_changed()
+            try:
+                planned.use(None, None, None, None, strict, False)
+            finally:
+                self.plan_changed()     # the plan has ended, even if the device takes nothing back
             return
         if not hasattr(plan, "_served"):
             raise TypeError(f"a plan is a bfc.Plan or None, not {type(plan).__name__}")
         if self.strict:
             raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
         if self.stitches:
-            gate = None     # a plan in pages never needs more than stitching does
+            gate = None     # a plan in pages needs no more than stitching does, on one stream
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         declined = None if gate is None else plan._declined(gate)
@@ -842,8 +844,10 @@ cdef class Allocator(BufferOwner):
 
     def _end_plan(self, str why):
         """Ends the plan in use, since it has not paid."""
-        self.planned_part().end_plan(why)
-        self.plan_changed()
+        try:
+            self.planned_part().end_plan(why)
+        finally:
+            self.plan_changed()
 
     def _body_is_idle(self):
         """Whether nothing lives in the region of the plan's bodies."""

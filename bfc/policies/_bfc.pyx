@@ -519,7 +519,7 @@ cdef class BFCAllocator(Allocator):
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
         cdef cbool planned = self.pool.plan != NULL
         if self.stitches:
-            return 0            # which serves no plan, and has no such set of bins
+            return 0            # pages need no chunk as a whole
         self.acquire()
         if self.pool.features & OPTIONS and not planned:
             self.next_size = self.first_region      # each region beside the plan has doubled the next

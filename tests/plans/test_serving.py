@@ -356,6 +356,22 @@ def test_plans_in_turn_take_the_same_records(policy: str):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_has_ended_even_if_the_device_takes_nothing_back(policy: str):
+    """Large chunks stayed whole afterwards, so that this request was refused, and a replay under
+    BFC ran the loop of PyTorch's policy."""
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with made(policy, source, plan=simple(policy)) as pool:
+        one_step(pool)
+        source.fail_at((1,), "free", error=bfc.SubAllocatorError("as ordered"))
+        with pytest.raises(bfc.SubAllocatorError, match="as ordered"):
+            pool.use_plan(None)
+        assert pool.plan_stats()["state"] == "none"
+        pool.allocate(3 * MIB).free()
+        bfc.Trace([0, 1], [0, 0], [3 * MIB, 0]).replay(pool)
+        assert pool.check() is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_only_a_step_that_has_begun_ends(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
         with pool.step("train"):
