@@ -315,7 +315,9 @@ cdef class Planned:
     cdef int stretch(self, str kind, uint64_t nbytes) except -1:
         """Makes room for longer steps of a kind, where nothing lives in the region of the bodies. Where that cannot be
         had, all is as before, and is tried again after some steps. A finaliser may allocate while the device is asked:
-        that is not the time to grow once more."""
+        that is not the time to grow once more, nor to wait for a thread that waits for this one to have mapped."""
+        if self.source.is_called_here():
+            return 0
         with self.changes():
             tried, again = self.refused.get(kind, (1 << 62, 0))
             if (self.is_stretching or self.fences.capture_is_marked() or (nbytes >= tried and self.steps < again)
@@ -536,7 +538,7 @@ cdef class Planned:
         if not is_away or not self.stitching.enter(0):      # where another thread maps, it is served as if lent
             return 0
         try:
-            self.stitching.fill_place(index, stream, rounded)
+            self.stitching.fill_place(stream, rounded)
         finally:
             self.stitching.leave()
         return 0

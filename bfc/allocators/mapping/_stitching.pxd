@@ -56,7 +56,7 @@ cdef class Stitching(AddressRanges):
     cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1
     cdef AddressRange region_of(self, PlanServer* plan, int region)
     cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1
-    cdef int fill_place(self, uint32_t index, uint64_t stream, uint64_t rounded) except -1
+    cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1
     cdef uint64_t fill_at(self, AddressRange addresses, uint32_t first, uint32_t count, uint32_t index,
                           uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
     cdef ChunkHandle cut_at(self, AddressRange addresses, uint64_t ptr) noexcept
