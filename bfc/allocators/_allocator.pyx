@@ -844,8 +844,9 @@ cdef class Allocator(BufferOwner):
 
     def _end_plan(self, str why):
         """Ends the plan in use, since it has not paid."""
+        planned = self.planned_part()
         try:
-            self.planned_part().end_plan(why)
+            planned.end_plan(why)
         finally:
             self.plan_changed()
 
