@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from bfc.predicting.kinds import WORKSPACES
 from bfc.predicting.rules.interface import (
     Call,
     Release,
@@ -152,7 +153,7 @@ def replaced(recorder: Any) -> Iterator[None]:
     import torch
 
     acceptable = torch.backends.cudnn.is_acceptable
-    ready = _dropout_state(recorder.gpu.sms)
+    ready = _dropout_state(recorder)
     functions = {kind: _function(kind, getattr(torch._VF, kind), ready) for kind in KINDS}
     functions["_pad_packed_sequence"] = _padded
     functions["_pack_padded_sequence"] = _packing(recorder)
@@ -186,20 +187,20 @@ def _function(
     return run
 
 
-def _dropout_state(sms: int) -> Callable[[Network], None]:
+def _dropout_state(recorder: Any) -> Callable[[Network], None]:
     """The first dropout of a process draws a seed on the device, and makes a state that stays
     (get_dropout_state in ATen/native/cudnn/RNN.cpp)."""
     import torch
 
-    held: list[Any] = []
+    memory, state = recorder.memory, "the state of cuDNN's dropout"
 
     def ready(network: Network) -> None:
-        if held or not (network.train and network.dropout > 0):
+        if state in memory.kept or not (network.train and network.dropout > 0):
             return
-        place = network.data.device
-        seed = torch.empty((), dtype=torch.int64, device=place)
+        seed = torch.empty((), dtype=torch.int64, device=network.data.device)
         del seed
-        held.append(torch.empty(DROPOUT_STATE_EACH * sms, dtype=torch.uint8, device=place))
+        nbytes = DROPOUT_STATE_EACH * recorder.gpu.sms
+        memory.kept[state] = memory.allocate(nbytes, state, WORKSPACES)
 
     return ready
 
