@@ -7,8 +7,8 @@ The program runs on tensors that are only shapes. What its operators would alloc
     guard.py              it is compiled when first used
     devices.py            the usual GPUs
     arrivals.py           modules that are changed once they are imported
-    rules/                what CUDA's operators allocate beside their results
     kinds.py              what an allocation is for
+    rules/                what CUDA's operators allocate beside their results
     places.py             where in the program: module, line, phase
     memory.py             the device's memory, and what happened to it
     overlay.py            files that lie over the user's
