@@ -100,6 +100,7 @@ cdef class Pages(PoolPages):
     cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil
     cdef void let_go(self, vector[Run]& runs) noexcept nogil
     cdef cbool free_run(self, Run* run) noexcept nogil
+    cdef cbool hold_run(self, Run* run, vector[Run]& runs) noexcept nogil
     cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil
     cdef ChunkHandle chunk_of(self, Run* run) noexcept nogil
 

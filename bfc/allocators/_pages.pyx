@@ -224,10 +224,7 @@ cdef class Pages(PoolPages):
         cdef Run run
         while slot < last and held < wanted:
             run = Run(bin_set, <uint32_t>slot, <uint32_t>min(min(last - slot, wanted - held), <uint64_t>longest))
-            if not try_push_back(runs, run):
-                break
-            if not self.take_run(&run, LEAVING):
-                runs.pop_back()
+            if not self.hold_run(&run, runs):
                 break
             held += run.count
             slot += run.count
@@ -255,13 +252,20 @@ cdef class Pages(PoolPages):
                 slot += 1
                 if run.count == 0:
                     continue
-                if not try_push_back(runs, run):
-                    return held
-                if not self.take_run(&run, LEAVING):
-                    runs.pop_back()
+                if not self.hold_run(&run, runs):
                     return held
                 held += run.count
         return held
+
+    cdef cbool hold_run(self, Run* run, vector[Run]& runs) noexcept nogil:
+        """Makes the pages of a run LEAVING, and appends it. False: the host is out of memory, and nothing has changed.
+        """
+        if not try_push_back(runs, run[0]):
+            return False
+        if self.take_run(run, LEAVING):
+            return True
+        runs.pop_back()
+        return False
 
     cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil:
         return self.records[page].views == 0 and (in_ranges_too or self.records[page].slots.size() == 1)
@@ -327,10 +331,7 @@ cdef class Pages(PoolPages):
         for row in rows:
             while row.count:
                 run = Run(self.pool.set_of_region(self.pool.plan, row.region), row.first, min(row.count, longest))
-                if not try_push_back(runs, run):
-                    return held
-                if not self.take_run(&run, LEAVING):
-                    runs.pop_back()
+                if not self.hold_run(&run, runs):
                     return held
                 held += run.count
                 row.first += run.count

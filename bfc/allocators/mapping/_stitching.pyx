@@ -553,16 +553,21 @@ cdef class Stitching(AddressRanges):
         for_good = from_others or self.pool.bin_sets[addresses.bin_set].bitmap.slots() == 0
         for_good = for_good and not self.are_planned        # a plan's places need theirs again
         self.lock.release()
+        self.give_held_to(addresses, NO_CHUNK, from_others, for_good)
+        return got
+
+    cdef int give_held_to(self, AddressRange addresses, ChunkHandle at, bint from_others, bint for_good) except -1:
+        """Lets a range use what is held, at a chunk of it or (NO_CHUNK) wherever there is room."""
         try:
             if from_others:
                 self.order_after(addresses)
-            self.map_held(addresses, NO_CHUNK)
+            self.map_held(addresses, at)
             self.activate_held(addresses, for_good)
         except BaseException:
             self.let_held_go()
             raise
         self.note_change()
-        return got
+        return 0
 
     cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept:
         """Holds free pages one by one, those of the stream that has most of them first."""
@@ -839,13 +844,7 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         if got == 0:
             return 0
-        try:
-            self.map_held(addresses, at)
-            self.activate_held(addresses, True)
-        except BaseException:
-            self.let_held_go()
-            raise
-        self.note_change()
+        self.give_held_to(addresses, at, False, True)
         return got
 
     cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1:
