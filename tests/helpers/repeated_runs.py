@@ -1,13 +1,16 @@
-"""Runs that repeat, made up: a head with weights, then iterations of several kinds."""
+"""Runs that repeat, made up: a head with weights, then iterations of several kinds. And
+programs that do not quite repeat them."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 import bfc
 
 KIB = 1024
+Event = tuple[int, int, int]  # op, key, size
 
 
 @dataclass
@@ -77,3 +80,50 @@ def some_run(dice: random.Random, *, streams: int = 1, iterations: int = 5) -> R
         if block.dies is not None and block.dies > len(blocks):
             block.dies = None
     return trace_of(blocks, borders)
+
+
+def events_of(trace: bfc.Trace) -> list[Event]:
+    """For `DisturbedProgram.play`: an allocation's id is its key."""
+    return list(zip(trace.op.tolist(), trace.id.tolist(), trace.size.tolist(), strict=True))
+
+
+@dataclass(kw_only=True)
+class DisturbedProgram(ABC):
+    """What plays iterations on an allocator, with requests left out, put in, changed or swapped,
+    and late frees."""
+
+    pool: bfc.Allocator
+    dice: random.Random
+    wrong: float  # the share of events that come otherwise
+    most: int  # bytes of a request that is put in
+    late: list[tuple[int, int]] = field(default_factory=list)
+    number: int = 0  # of requests so far
+
+    @abstractmethod
+    def allocate(self, key: int, size: int) -> None: ...
+
+    @abstractmethod
+    def free(self, key: int) -> None: ...
+
+    def play(self, events: list[Event]) -> None:
+        dice, wrong = self.dice, self.wrong
+        for i in range(len(events) - 1):
+            if dice.random() < wrong and events[i][0] == events[i + 1][0] == 0:
+                events[i], events[i + 1] = events[i + 1], events[i]
+        for op, key, size in events:
+            self.late = [(at - 1, other) for at, other in self.late]
+            for _, other in [entry for entry in self.late if entry[0] <= 0]:
+                self.free(other)
+            self.late = [entry for entry in self.late if entry[0] > 0]
+            if op == 1:
+                if dice.random() < wrong:
+                    self.late.append((dice.randrange(1, 20), key))
+                else:
+                    self.free(key)
+            elif dice.random() >= wrong:
+                changed = int(size * dice.uniform(0.5, 1.5)) if dice.random() < wrong else size
+                self.allocate(key, max(1, changed))
+            if dice.random() < wrong:
+                self.allocate(-self.number - 1, dice.randrange(1, self.most))
+                self.late.append((dice.randrange(1, 12), -self.number))
+            assert self.pool.check() is None

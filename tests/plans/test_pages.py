@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from mapping_faults import NotesStuck, fail_every_call
 from page_ledger import LedgerDevice, PageLedger
 from plan_model import SlowPlan
-from repeated_runs import Run, some_run
+from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
 
@@ -180,19 +181,17 @@ def test_a_place_whose_pages_are_lent_is_a_view_and_then_a_place_again(policy: s
     world.end()
 
 
-class Program:
+@dataclass(kw_only=True)
+class Program(DisturbedProgram):
     """A run, disturbed, with an account of what it has."""
 
-    def __init__(self, pool: Any, model: SlowPlan, dice: random.Random, unit: int, wrong: float):
-        self.pool, self.model, self.dice, self.unit, self.wrong = pool, model, dice, unit, wrong
-        self.held: dict[int, tuple[int, int, int]] = {}
-        self.late: list[tuple[int, int]] = []
-        self.number = 0
-        self.ledger: PageLedger | None = None
-        self.begins: dict[int, int] = {}
-        self.reach: dict[
-            int, int
-        ] = {}  # what a block takes of a plan: a smaller one the whole place
+    model: SlowPlan
+    unit: int
+    ledger: PageLedger | None = None
+    held: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    begins: dict[int, int] = field(default_factory=dict)
+    #: What a block takes of a plan: a smaller one the whole place.
+    reach: dict[int, int] = field(default_factory=dict)
 
     def allocate(self, key: int, size: int) -> None:
         rounded = max(self.unit, -(-size // self.unit) * self.unit)
@@ -244,35 +243,8 @@ class Program:
             self.ledger.give_back(ptr)
         self.pool.deallocate_raw(ptr)
 
-    def play(self, events: list[tuple[int, int, int]]) -> None:
-        """One iteration, with requests left out, put in, changed or swapped, and late frees."""
-        dice, wrong = self.dice, self.wrong
-        for i in range(len(events) - 1):
-            if dice.random() < wrong and events[i][0] == events[i + 1][0] == 0:
-                events[i], events[i + 1] = events[i + 1], events[i]
-        for op, key, size in events:
-            self.late = [(at - 1, other) for at, other in self.late]
-            for _, other in [entry for entry in self.late if entry[0] <= 0]:
-                self.free(other)
-            self.late = [entry for entry in self.late if entry[0] > 0]
-            if op == 1:
-                if dice.random() < wrong:
-                    self.late.append((dice.randrange(1, 20), key))
-                else:
-                    self.free(key)
-            elif dice.random() >= wrong:
-                changed = int(size * dice.uniform(0.5, 1.5)) if dice.random() < wrong else size
-                self.allocate(key, max(1, changed))
-            if dice.random() < wrong:
-                self.allocate(-self.number - 1, dice.randrange(1, 8 * MIB))
-                self.late.append((dice.randrange(1, 12), -self.number))
-            assert self.pool.check() is None
-
     def run(self, run: Run) -> None:
-        rows = zip(
-            run.trace.op.tolist(), run.trace.id.tolist(), run.trace.size.tolist(), strict=True
-        )
-        events = list(rows)
+        events = events_of(run.trace)
         self.play(events[: run.marks[0][0]])
         ends = [event for event, _ in run.marks[1:]] + [len(events)]
         for (event, kind), end in zip(run.marks, ends, strict=True):
@@ -300,7 +272,10 @@ def some_program(policy: str, seed: int, pool: Any) -> tuple[Program, Run]:
     plan = bfc.Plan.from_trace(run.trace, marks=run.marks, fallback=policy)
     pool.use_plan(plan)
     unit = 512 if policy == "caching" else 256
-    return Program(pool, SlowPlan(plan), dice, unit, (0, 0.02, 0.1, 0.3)[seed % 4]), run
+    wrong = (0, 0.02, 0.1, 0.3)[seed % 4]
+    model = SlowPlan(plan)
+    program = Program(pool=pool, dice=dice, wrong=wrong, most=8 * MIB, model=model, unit=unit)
+    return program, run
 
 
 @pytest.mark.parametrize("seed", range(16))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plan_model import SlowPlan
-from repeated_runs import Run, some_run
+from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
 
@@ -395,19 +395,14 @@ def test_only_a_step_that_has_begun_ends(policy: str):
         checked(pool)
 
 
-@dataclass
-class Program:
+@dataclass(kw_only=True)
+class Program(DisturbedProgram):
     """A run on host memory, disturbed, whose blocks are written and read back."""
 
-    pool: bfc.Allocator
     model: SlowPlan
-    dice: random.Random
     unit: int
-    wrong: float
     bases: dict[int, int] = field(default_factory=dict)  # address: offset, of the regions
     held: dict[int, tuple[bfc.Buffer, int, int | None]] = field(default_factory=dict)
-    late: list[tuple[int, int]] = field(default_factory=list)
-    number: int = 0
 
     def find_regions(self) -> None:
         base, body = self.model.plan.base, self.model.plan.body
@@ -446,36 +441,6 @@ class Program:
         if offset is not None:
             self.model.free(offset)
 
-    def play(self, events: list[tuple[int, int, int]], shift: int) -> None:
-        """One iteration, with requests left out, put in, changed or swapped, and late frees."""
-        dice, wrong = self.dice, self.wrong
-        for i in range(len(events) - 1):
-            if dice.random() < wrong and events[i][0] == events[i + 1][0] == 0:
-                events[i], events[i + 1] = events[i + 1], events[i]
-        for op, number, size in events:
-            key = number + shift
-            self.late = [(at - 1, other) for at, other in self.late]
-            for _, other in [entry for entry in self.late if entry[0] <= 0]:
-                self.free(other)
-            self.late = [entry for entry in self.late if entry[0] > 0]
-            if op == 1:
-                if dice.random() < wrong:
-                    self.late.append((dice.randrange(1, 20), key))
-                else:
-                    self.free(key)
-            elif dice.random() >= wrong:
-                changed = int(size * dice.uniform(0.5, 1.5)) if dice.random() < wrong else size
-                self.allocate(key, max(1, changed))
-            if dice.random() < wrong:
-                self.allocate(-self.number - 1, dice.randrange(1, 4 * MIB))
-                self.late.append((dice.randrange(1, 12), -self.number))
-            assert self.pool.check() is None
-
-
-def events_of(trace: bfc.Trace, begin: int, end: int) -> list[tuple[int, int, int]]:
-    rows = zip(trace.op.tolist(), trace.id.tolist(), trace.size.tolist(), strict=True)
-    return list(rows)[begin:end]
-
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
@@ -490,16 +455,18 @@ def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
     unit = 512 if policy == "caching" else 256
     with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
         pool.use_plan(plan, gate=None)  # some of them would not pay
-        program = Program(pool, SlowPlan(plan), dice, unit, (0, 0.02, 0.1)[seed % 3])
+        wrong, model = (0, 0.02, 0.1)[seed % 3], SlowPlan(plan)
+        program = Program(pool=pool, dice=dice, wrong=wrong, most=4 * MIB, model=model, unit=unit)
         program.find_regions()
-        program.play(events_of(run.trace, 0, run.marks[0][0]), 0)
-        ends = [event for event, _ in run.marks[1:]] + [len(run.trace)]
+        events = events_of(run.trace)
+        program.play(events[: run.marks[0][0]])
+        ends = [event for event, _ in run.marks[1:]] + [len(events)]
         for (event, kind), end in zip(run.marks, ends, strict=True):
             program.model.step(kind)
             with pool.step(kind):
-                program.play(events_of(run.trace, event, end), 0)
+                program.play(events[event:end])
             program.model.step(None)
-            program.play([], 0)
+            program.play([])
             if dice.random() < 0.3:  # something between the steps
                 program.allocate(-program.number - 1, dice.randrange(1, 6 * MIB))
                 program.late.append((5, -program.number))
@@ -634,7 +601,7 @@ def test_a_replay_takes_steps_from_the_marks_of_its_trace(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
         marks = dict(run.marks)
         held, step = {}, None
-        for event, (op, number, size) in enumerate(events_of(marked, 0, len(marked))):
+        for event, (op, number, size) in enumerate(events_of(marked)):
             if event in marks:
                 if step is not None:
                     step.__exit__()
