@@ -27,21 +27,11 @@ APART = 1 << 32
 
 
 class ReplayedPools:
-    """What a replay does with the private pools of an allocator.
+    """What a replay on `allocator` does with private pools. Row 0 of `ids` is that of the default
+    pool; `actions` are (event, action, pool, stream) by event, as `Run.set_pools` takes them.
 
-    Parameters
-    ----------
-    allocator : Allocator
-        On which the trace is replayed.
-    ids : array of uint64, shape (pools, 2)
-        The recorded ids; row 0 is that of the default pool.
-    actions : iterable of (int, int, int, int)
-        Event, action, pool and stream, by event: see `Run.set_pools`.
-
-    Attributes
-    ----------
-    ids : numpy.ndarray of uint64, shape (pools, 2)
-        Those in the allocator: as recorded, but for pools that it has already, and holds.
+    The attribute `ids` has the ids in the allocator: as recorded, but for pools that it has
+    already, and holds.
     """
 
     def __init__(

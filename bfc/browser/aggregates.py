@@ -29,28 +29,8 @@ def view_of(
     chosen: NDArray[np.int64],
     age: NDArray[np.int64],
 ) -> dict[str, Any]:
-    """The sums over a choice of allocations.
-
-    Parameters
-    ----------
-    trace : Trace
-        Whose they are.
-    tables : Tables
-        What numbers the frames.
-    lives : Lives
-        The trace's allocations.
-    groups : Groups
-        What they belong to.
-    chosen : numpy.ndarray of int64
-        The indices of those that are summed.
-    age : numpy.ndarray of int64
-        The age of each of these, in events.
-
-    Returns
-    -------
-    dict
-        A view (`bfc.browser.data`).
-    """
+    """The sums over the allocations `chosen`, whose ages in events are `age`: a view, as
+    `bfc.browser.data` describes it."""
     size = lives.size[chosen].astype("int64")
     owners, others = _by_key(lives.owner[chosen], size)
     lines, other_lines = _by_key(groups.line[chosen], size)

@@ -21,27 +21,8 @@ MOST_ROWS = 200
 
 
 def data_of_diff(found: Diff, a: Trace, b: Trace) -> dict[str, Any]:
-    """What a page shows of two runs.
-
-    Parameters
-    ----------
-    found : Diff
-        What grew from one to the other.
-    a : Trace
-        The first run.
-    b : Trace
-        The second run, whose blocks are shown.
-
-    Returns
-    -------
-    dict
-        As `data_of` returns it, with "diff". The second run stands before the first in "runs".
-
-    Raises
-    ------
-    TraceError
-        If the sizes of a run add up to 2**63 bytes or more.
-    """
+    """What a page shows of two runs: as `data_of` returns it, with "diff". The blocks are those of
+    the second run, which stands before the first in "runs"."""
     shown = found.as_dict(MOST_ROWS)
     for moment in (shown["peak"], shown["end"]):
         for kind in KINDS:

@@ -168,38 +168,17 @@ def data_of(
     *,
     title: str = "",
 ) -> dict[str, Any]:
-    """What a page shows of some traces.
+    """What a page shows of some traces, by name: see above. The blocks are those of the first
+    trace.
 
-    Parameters
-    ----------
-    traces : sequence of (str, Trace)
-        Names and traces. Each is shown as it was recorded, if a snapshot of PyTorch says how, and
-        under each policy. Of the first trace the blocks are shown.
-    policies : sequence of Policy, optional
-        The default is PyTorch's policy for a trace that is no recording, and none for others.
-    make_source : callable, optional
-        Returns a new device. The default has 80 GiB, or four times the peak if that is more.
-    title : str, optional
-        The page's.
+    Each is shown as it was recorded, if a snapshot of PyTorch says how, and under each policy.
+    Without policies, a trace that is no recording is shown under PyTorch's. `make_source` returns a
+    new device; the default has 80 GiB, or four times the peak if that is more. Raises ValueError
+    without a trace, or for more than 16 runs; TraceError if the sizes of a trace add up to 2**63
+    bytes or more.
 
-    Returns
-    -------
-    dict
-        As above.
-
-    Raises
-    ------
-    ValueError
-        If there is no trace, or there would be more than 16 runs.
-    TraceError
-        If the sizes of a trace add up to 2**63 bytes or more.
-
-    Notes
-    -----
     Cost: two replays for each trace and policy, and sorts of a trace's ids.
 
-    Examples
-    --------
     >>> import bfc
     >>> trace = bfc.Trace([0, 0, 1], [0, 1, 0], [3 << 20, 1 << 20, 0])
     >>> found = data_of([("small", trace)])
@@ -296,24 +275,9 @@ def _state(
 
 
 def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> dict[str, Any]:
-    """What a page shows of an allocator at one moment.
+    """What a page shows of an allocator at one moment: as above, of kind "state". `remark` is what
+    a reader must know.
 
-    Parameters
-    ----------
-    snapshot : Snapshot
-        The moment.
-    title : str, optional
-        The page's.
-    remark : str, optional
-        What a reader must know.
-
-    Returns
-    -------
-    dict
-        As above, of kind "state".
-
-    Examples
-    --------
     >>> import bfc
     >>> allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
     >>> buffer = allocator.allocate("3 MiB")

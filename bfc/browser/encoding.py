@@ -20,27 +20,13 @@ TYPES = {
 
 
 def packed(array: NDArray[Any]) -> dict[str, Any]:
-    """An array as a dict that JSON can hold.
+    """An array of uint8, uint16, uint32, int32 or uint64 as a dict that JSON can hold, row by row.
 
-    Parameters
-    ----------
-    array : numpy.ndarray of uint8, uint16, uint32, int32 or uint64
-        The numbers, in any shape: they are taken row by row.
+    "type" is "u8", "u16", "u32", "i32" or "u64"; "count", how many numbers there are; "data",
+    base64 of a zlib stream, which a page unpacks with `new DecompressionStream("deflate")`. In it
+    the lowest bytes of all numbers stand first, then all second bytes, and so on: numbers of one
+    size share their high bytes, which then take next to no room.
 
-    Returns
-    -------
-    dict
-        "type": "u8", "u16", "u32", "i32" or "u64"; "count", how many numbers there are; "data":
-        base64 of a zlib stream of the numbers' bytes, lowest first, where the lowest bytes of all
-        numbers stand first, then all second bytes, and so on. Numbers of one size share their high
-        bytes, which then take next to no room.
-
-    Notes
-    -----
-    A page unpacks the stream with `new DecompressionStream("deflate")`.
-
-    Examples
-    --------
     >>> import base64, zlib, numpy as np
     >>> made = packed(np.array([1, 258], np.uint16))
     >>> made["type"], made["count"], zlib.decompress(base64.b64decode(made["data"])).hex()

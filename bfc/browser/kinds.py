@@ -63,28 +63,12 @@ _KEEPS = len(KINDS)
 
 
 def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """What each allocation is for.
+    """What each allocation is for, as an index in `KINDS`, and whether its owner says so.
 
-    Parameters
-    ----------
-    trace : Trace
-        Whose they are.
-    lives : Lives
-        Its allocations.
-
-    Returns
-    -------
-    tuple of numpy.ndarray of uint8 and of bool
-        The index of its kind in `KINDS`, and whether its owner says so.
-
-    Notes
-    -----
     What the optimizer allocates is its state if it is still there when something else allocates,
     and temporary otherwise. What is freed before ten others are made is temporary, wherever it is
     made. Cost: a search in each frame's names.
 
-    Examples
-    --------
     >>> from bfc.browser.lifetimes import lives_of
     >>> rows = [("train.py", 7, "main"), ("model.py", 3, "forward")]
     >>> trace = Trace([0], [0], [8], stack=[2], frames=rows, stacks=[(0, 0), (0, 0), (1, 1)])

@@ -15,33 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Lives:
-    """The allocations of a trace as columns, in the order of their events.
+    """The allocations of a trace as columns, in the order of their events."""
 
-    Attributes
-    ----------
-    born : numpy.ndarray of int64
-        The event that makes each.
-    died : numpy.ndarray of int64
-        The event that frees it; -1 if none does.
-    between : numpy.ndarray of int64
-        How many allocations were made after it and before its free, or the end.
-    size : numpy.ndarray of uint64
-        The bytes that were asked for.
-    stream : numpy.ndarray of uint16
-        The stream that owns it.
-    owner : numpy.ndarray of int64
-        A number of the trace's owners; -1 if the trace has none.
-    stack : numpy.ndarray of int64
-        A number of the trace's stacks; 0 where it is not known.
-    """
-
-    born: NDArray[np.int64]
-    died: NDArray[np.int64]
+    born: NDArray[np.int64]  # the event that makes each
+    died: NDArray[np.int64]  # the event that frees it; -1 if none does
+    #: how many allocations were made after it and before its free, or the end
     between: NDArray[np.int64]
-    size: NDArray[np.uint64]
-    stream: NDArray[np.uint16]
-    owner: NDArray[np.int64]
-    stack: NDArray[np.int64]
+    size: NDArray[np.uint64]  # the bytes that were asked for
+    stream: NDArray[np.uint16]  # the stream that owns it
+    owner: NDArray[np.int64]  # a number of the trace's owners; -1 if the trace has none
+    stack: NDArray[np.int64]  # a number of the trace's stacks; 0 where it is not known
 
     def __len__(self) -> int:
         return len(self.born)
@@ -59,22 +42,8 @@ class Lives:
 
 
 def lives_of(trace: Trace) -> Lives:
-    """The allocations of a trace. The gaps that rebuild the beginning of a recording are none.
-
-    Parameters
-    ----------
-    trace : Trace
-        Any.
-
-    Returns
-    -------
-    Lives
-        Those of size 0 too.
-
-    Notes
-    -----
-    Cost: a sort of the ids.
-    """
+    """The allocations of a trace, those of size 0 too. The gaps that rebuild the beginning of a
+    recording are none. Cost: a sort of the ids."""
     import numpy as np
 
     born = np.flatnonzero((trace.op == ALLOCATE) & ~trace._gaps())

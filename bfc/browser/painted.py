@@ -26,27 +26,16 @@ AT_ONCE = 100_000
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """What each allocation of a trace belongs to.
+    """What each allocation of a trace belongs to."""
 
-    Attributes
-    ----------
-    line : numpy.ndarray of int64
-        The line of the program that it counts for, as a number of the trace's frames; -1: none.
-    kind : numpy.ndarray of uint8
-        What it is for (`bfc.browser.kinds`).
-    said : numpy.ndarray of bool
-        Whether its owner says what it is for.
-    painted : dict
-        By "owner", "line" and "kind", where there are such: the groups with a colour, the first
-        with the first one.
-    opens : str
-        By what the page is coloured at first: "owner", "line" or "lane", for streams and pools.
-    """
-
+    #: The line of the program that it counts for, as a number of the trace's frames; -1: none.
     line: NDArray[np.int64]
-    kind: NDArray[np.uint8]
-    said: NDArray[np.bool_]
+    kind: NDArray[np.uint8]  # what it is for (`bfc.browser.kinds`)
+    said: NDArray[np.bool_]  # whether its owner says what it is for
+    #: By "owner", "line" and "kind", where there are such: the groups with a colour, the first with
+    #: the first one.
     painted: dict[str, list[int]]
+    #: By what the page is coloured at first: "owner", "line" or "lane", for streams and pools.
     opens: str
 
     def shades(self, lives: Lives) -> dict[str, NDArray[np.int64]]:
@@ -114,24 +103,10 @@ def paint(
 ) -> dict[str, Any]:
     """The colour of each cell of a map: that of which it holds most, over its rows and events.
 
-    Parameters
-    ----------
-    found : Occupancy
-        The map.
-    shades : dict
-        The colours of the allocations (`Groups.shades`).
-    lives : Lives
-        The allocations.
-    addresses : numpy.ndarray of uint64
-        Where each of them was placed; 0 for those that were refused.
+    `shades` are the colours of the allocations (`Groups.shades`), and `addresses` where they were
+    placed: 0 for those that were refused. Returns, by the same names, packed u8 in rows of columns:
+    a colour plus one, or 0 for a free cell.
 
-    Returns
-    -------
-    dict
-        By the same names, packed u8, rows of columns: a colour plus one, or 0 for a free cell.
-
-    Notes
-    -----
     Cost: sixteen sums over the allocations and a few passes over the cells for each colour.
     """
     import numpy as np

@@ -43,26 +43,10 @@ def write_perfetto(
     runs: Sequence[Mapping[str, Any]],
     path: str | os.PathLike[str],
 ) -> None:
-    """Write runs as a file that ui.perfetto.dev and Perfetto's trace_processor read.
+    """Writes runs as a file that ui.perfetto.dev and Perfetto's trace_processor read. `runs` are
+    those of what `data_of` returned for the traces. A file that exists is replaced once the new one
+    is whole. Raises ValueError without a trace: what is live at one moment has no timeline.
 
-    Parameters
-    ----------
-    traces : sequence of (str, Trace)
-        Names and traces, as `data_of` takes them.
-    runs : sequence of mapping
-        The "runs" of what `data_of` returned for these traces.
-    path : str or os.PathLike
-        The file. One that exists is replaced once the new one is whole.
-
-    Raises
-    ------
-    ValueError
-        If there is no trace: what is live at one moment has no timeline.
-    OSError
-        If it cannot be written. A file that existed is unchanged then.
-
-    Notes
-    -----
     Each run is a process with the counters "live bytes", "in_use bytes", "reserved bytes",
     "largest_free bytes", "refused requests" and "driver_calls calls", as far as they are known. The
     first run of each trace also has the lives of the largest allocations, 10,000 in all, as slices.

@@ -40,23 +40,9 @@ SCRIPTS = (
 
 
 def render(data: Mapping[str, object]) -> str:
-    """Write the report of `data` as the text of one HTML file.
-
-    Parameters
-    ----------
-    data : mapping
-        What the page shows, as `bfc.browser.data` describes it. Must be JSON: no NaN, no arrays.
-
-    Returns
-    -------
-    str
-        The file. Any current browser opens it, from a disk too; it asks the network for nothing.
-
-    Raises
-    ------
-    ValueError
-        If a number of `data` is not finite.
-    """
+    """The report of `data` as the text of one HTML file, which any current browser opens, from a
+    disk too; it asks the network for nothing. Raises ValueError if a number of `data` is not
+    finite."""
     style, script = styles(), scripts()
     parts = {
         "policy": policy(style, script),

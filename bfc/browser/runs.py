@@ -39,94 +39,42 @@ TOP = 1 << 60
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a run a page can hold.
+    """How much of a run a page can hold."""
 
-    Attributes
-    ----------
-    samples : int
-        The most rows of its timeline.
-    segments : int
-        The most segments.
-    """
-
-    samples: int
-    segments: int
+    samples: int  # the most rows of its timeline
+    segments: int  # the most segments
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run, and where it placed what.
+    """One run, and where it placed what."""
 
-    Attributes
-    ----------
-    addresses : numpy.ndarray of uint64
-        Of each event's allocation; 0 for one that was refused, and for other events.
-    figures : dict
-        An entry of "runs" (`bfc.browser.data`).
-    """
-
+    #: Of each event's allocation; 0 for one that was refused, and for other events.
     addresses: NDArray[np.uint64]
-    figures: dict[str, Any]
+    figures: dict[str, Any]  # an entry of "runs" (`bfc.browser.data`)
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A trace, its allocations, and its bytes over time: every run of it needs them.
+    """A trace, its allocations, and its bytes over time: every run of it needs them."""
 
-    Attributes
-    ----------
-    name : str
-        What the page calls it.
-    trace : Trace
-        The trace.
-    bare : Trace
-        The same without owners: a replay would give each of their names a number of this process,
-        which it keeps for good.
-    lives : Lives
-        Its allocations.
-    groups : Groups
-        What these belong to.
-    live : numpy.ndarray of int64
-        The bytes that are live after each event.
-    peak : int
-        The event after which most is live, and after which segments are shown; -1 for an empty
-        trace.
-    """
-
-    name: str
+    name: str  # what the page calls it
     trace: Trace
+    #: The trace without owners: a replay would give each of their names a number of this process,
+    #: which it keeps for good.
     bare: Trace
     lives: Lives
-    groups: Groups
-    live: NDArray[np.int64]
+    groups: Groups  # what its allocations belong to
+    live: NDArray[np.int64]  # the bytes that are live after each event
+    #: The event after which most is live, and after which segments are shown; -1 for an empty
+    #: trace.
     peak: int
 
 
 def replayed(
     subject: Subject, policy: Policy, make_source: Callable[[], Counted], limits: Limits
 ) -> Run:
-    """A run of a trace on a new allocator.
-
-    Parameters
-    ----------
-    subject : Subject
-        What is replayed.
-    policy : Policy
-        Under what.
-    make_source : callable
-        Returns a new sub-allocator.
-    limits : Limits
-        How much of it is kept.
-
-    Returns
-    -------
-    Run
-        What it came to.
-
-    Notes
-    -----
-    Cost: two replays, the second up to the peak.
-    """
+    """A run of a trace on a new allocator. Cost: two replays, the second up to the peak."""
     trace, bare = subject.trace, subject.bare
     with policy.make_allocator(make_source()) as allocator:
         result = bare.replay(allocator, samples=limits.samples)
@@ -190,20 +138,8 @@ def is_recorded(trace: Trace) -> bool:
 
 def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     """The run that a snapshot of PyTorch recorded, at the addresses and with the segments that it
-    had; None if the trace does not say.
-
-    Parameters
-    ----------
-    subject : Subject
-        The trace.
-    limits : Limits
-        How much of it is kept.
-
-    Returns
-    -------
-    Run or None
-        Without what no recording has: the bytes in use with their rounding, and free blocks.
-    """
+    had; None if the trace does not say. It lacks what no recording has: the bytes in use with their
+    rounding, and free blocks."""
     trace = subject.trace
     said = recorded_settings.read(trace)
     if said.peak_reserved is None or not is_recorded(trace):

@@ -80,22 +80,9 @@ class Pieces:
 
 
 def of_recording(torch: dict[str, Any], event: int, known: Callable[[int], int]) -> Segments:
-    """The segments that a recorded run had after an event.
-
-    Parameters
-    ----------
-    torch : dict
-        What `Trace.from_torch` puts into `meta["torch"]`.
-    event : int
-        The index of the event.
-    known : callable
-        Given the address of a segment from before the recording, returns its stream.
-
-    Returns
-    -------
-    Segments
-        Their streams are the numbers that the trace has.
-    """
+    """The segments that a recorded run had after an event. `torch` is `meta["torch"]` of
+    `Trace.from_torch`, and `known` returns the stream of a segment from before the recording by its
+    address. Streams are the numbers that the trace has."""
     pieces, streams = Pieces(), {handle: at for at, handle in enumerate(torch.get("streams", ()))}
     changes = torch["segment_events"]
     taken = sum(change[0] == SEGMENT_ALLOC for change in changes)
@@ -161,24 +148,8 @@ def with_blocks(
     owner: Iterable[int],
     most: int,
 ) -> dict[str, Any]:
-    """Segments with what is live in them.
-
-    Parameters
-    ----------
-    segments : Segments
-        At one moment.
-    address, size : numpy.ndarray of uint64
-        Of each live block; an address of 0 is that of a block that has no memory.
-    owner : iterable of int
-        The number of each block's owner.
-    most : int
-        How many segments are listed, the largest.
-
-    Returns
-    -------
-    dict
-        The segments of a run (`bfc.browser.data`).
-    """
+    """The segments of a run (`bfc.browser.data`), the `most` largest of them, with the live blocks
+    in them. An address of 0 is that of a block that has no memory."""
     import numpy as np
 
     starts = np.array(segments.address, np.uint64)

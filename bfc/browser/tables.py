@@ -28,15 +28,8 @@ def shortened(text: str) -> str:
 
 
 class Tables:
-    """Numbers of stacks and frames of one trace, given out as they are asked for.
-
-    Parameters
-    ----------
-    trace : Trace
-        Whose they are.
-    most_stacks : int
-        How many rows there may be.
-    """
+    """Numbers of stacks and frames of one trace, given out as they are asked for: at most
+    `most_stacks` rows."""
 
     def __init__(self, trace: Trace, most_stacks: int) -> None:
         self._trace = trace

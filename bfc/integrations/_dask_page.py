@@ -80,17 +80,9 @@ def labels_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def findings(
     rows: Sequence[Mapping[str, Any]], silent: Mapping[str, float], floors: Floors
 ) -> list[str]:
-    """What is wrong, as sentences: the worst first. One sentence that nothing is, if so.
-
-    Parameters
-    ----------
-    rows : sequence of dict
-        The rows of all workers.
-    silent : mapping
-        How many seconds ago each worker was heard of.
-    floors : Floors
-        What the pools had in use, by their labels.
-    """
+    """What is wrong, as sentences: the worst first. One sentence that nothing is, if so. `silent`
+    is how many seconds ago each worker was heard of, and `floors` what the pools had in use, by
+    their labels."""
     labels = labels_of(rows)
     errors = [f"{row['error']}." for row in rows if row["error"]]
     lost = sorted(worker for worker, seconds in silent.items() if seconds > SILENT)

@@ -11,15 +11,7 @@ from typing import Any
 
 
 class Arrivals(importlib.abc.MetaPathFinder):
-    """Calls a function with modules: at once, or as soon as they are imported.
-
-    Parameters
-    ----------
-    names : iterable of str
-        The names of the modules.
-    change : callable
-        Called with each of them.
-    """
+    """Calls `change` with the modules of these names: at once, or as soon as they are imported."""
 
     def __init__(self, names: Iterable[str], change: Callable[[Any], object]) -> None:
         self._names, self._change = frozenset(names), change

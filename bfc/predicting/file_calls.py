@@ -137,15 +137,8 @@ class _Entries(Iterator[Any]):
 
 
 class FileCalls:
-    """What stands in the place of Python's functions.
-
-    Parameters
-    ----------
-    overlay : Overlay
-        Where files lie.
-    started : callable
-        Called with the name of each program that is started: what it writes is real.
-    """
+    """What stands in the place of Python's functions, over files that lie in `overlay`. `started`
+    is called with the name of each program that is started: what it writes is real."""
 
     def __init__(self, overlay: Overlay, started: Callable[[str], object]) -> None:
         self.overlay, self.started = overlay, started
@@ -739,20 +732,11 @@ def _throw_away_at_exit(calls: FileCalls, process: int) -> None:
 def thrown_away(
     started: Callable[[str], object], *, until_exit: bool = False
 ) -> Iterator[FileCalls]:
-    """What the program writes lies over the user's files while this is entered.
+    """What the program writes lies over the user's files while this is entered. `started` is called
+    with the name of each program that is started.
 
-    Parameters
-    ----------
-    started : callable
-        Called with the name of each program that is started.
-    until_exit : bool, optional
-        Whether the program's other threads, and what it does at the exit of the process, change
-        nothing either. The calling thread works on the user's files in between.
-
-    Yields
-    ------
-    FileCalls
-        What stands in the place of Python's functions.
+    With `until_exit`, the program's other threads, and what it does at the exit of the process,
+    change nothing either. The calling thread works on the user's files in between.
     """
     folder = tempfile.mkdtemp(prefix="bfc-predict-")
     process = os.getpid()

@@ -26,20 +26,8 @@ from bfc.predicting.recorder import Recorder
 
 
 class Follower:
-    """What the hooks call.
-
-    Parameters
-    ----------
-    recorder : Recorder
-        The recorder of the prediction.
-
-    Attributes
-    ----------
-    steps : int
-        How many steps the optimizer has made that made the fewest, of those that made any.
-    after_step : callable or None
-        Called after each step of an optimizer.
-    """
+    """What the hooks call. `steps` is how many steps the optimizer has made that made the fewest,
+    of those that made any; `after_step`, if given, is called after each step of an optimizer."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

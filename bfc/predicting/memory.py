@@ -64,21 +64,11 @@ class Allocation:
 
 
 class Memory:
-    """The device's memory.
+    """The device's memory of so many bytes. If it is `limited`, the device runs out of it;
+    otherwise it only says how much it has.
 
-    Parameters
-    ----------
-    nbytes : int
-        What the device has.
-    settings : str or None
-        As in PYTORCH_CUDA_ALLOC_CONF. None is what that variable has when the program allocates
-        first.
-    limited : bool
-        Whether the device runs out of it; otherwise it only says how much it has.
-    places : Places
-        Where in the program something happens.
-    rules : str
-        The version of PyTorch whose allocator it is, as in `CachingAllocator`.
+    `settings` are as in PYTORCH_CUDA_ALLOC_CONF; None is what that variable has when the program
+    allocates first. `rules` is the version of PyTorch whose allocator it is.
     """
 
     def __init__(

@@ -35,20 +35,9 @@ PIECE = 1 << 20
 
 
 class Overlay:
-    """A folder that lies over all others.
-
-    Parameters
-    ----------
-    folder : str
-        Where the files lie that the program writes; empty, and the prediction's own.
-    untouched : iterable of str
-        Folders which the program changes as ever.
-
-    Attributes
-    ----------
-    changed : bool
-        Whether anything lies over the files.
-    """
+    """A folder that lies over all others: there the files lie that the program writes. At first it
+    is empty. The program changes what is in the folders `untouched` as ever. `changed` tells
+    whether anything lies over the files."""
 
     def __init__(self, folder: str, untouched: list[str]) -> None:
         self.folder = os.path.realpath(folder)

@@ -13,23 +13,12 @@ from bfc.trace.trace import ALLOCATE, FREE
 
 
 def repeated(trace: Trace, begin: int, end: int, times: int) -> Trace:
-    """A trace up to the end of a step, and then that step again.
+    """A trace up to the end of a step, and then that step again, so many times. `begin` and `end`
+    are the indices of its first event, and of the first behind it.
 
-    Parameters
-    ----------
-    trace : Trace
-        What has happened.
-    begin, end : int
-        The step: the index of its first event, and of the first behind it.
-    times : int
-        How often it is repeated.
-
-    Returns
-    -------
-    Trace
-        Without owners and stacks. What the step frees of the step before it is, in a repetition,
-        what the repetition before that has left: of the same size, in the order of their
-        allocations, and then of any size.
+    The result has no owners and stacks. What the step frees of the step before it is, in a
+    repetition, what the repetition before that has left: of the same size, in the order of their
+    allocations, and then of any size.
     """
     import numpy as np
 

@@ -29,24 +29,12 @@ class Stopped(BaseException):
 
 @dataclass
 class Ran:
-    """A program that ran.
+    """A program that ran."""
 
-    Attributes
-    ----------
-    prediction : Prediction
-        What it needed until it ended.
-    steps : int
-        How many steps its optimizers made.
-    stopped : bool
-        Whether it was stopped after enough of them.
-    error : BaseException or None
-        What it raised.
-    """
-
-    prediction: Prediction
-    steps: int = 0
-    stopped: bool = False
-    error: BaseException | None = None
+    prediction: Prediction  # what it needed until it ended
+    steps: int = 0  # how many steps its optimizers made
+    stopped: bool = False  # whether it was stopped after enough of them
+    error: BaseException | None = None  # what it raised
 
 
 def run(

@@ -188,18 +188,8 @@ def converted(
     recording: Recording, events: list[Event], owners: Owners, rules: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the constructor of a trace, and the `meta` of `Trace.from_torch`.
-
-    Parameters
-    ----------
-    recording : Recording
-        What is there at the end.
-    events : list of Event
-        The history, oldest first. The list is emptied.
-    owners : Owners
-        The names that the events have numbers of.
-    rules : mapping of str to str
-        The owners by parts of a file's path.
-    """
+    `recording` is what is there at the end, and `events` the history, oldest first, which is
+    emptied; `rules` are the owners by parts of a file's path."""
     before = _live_before(events, recording.blocks)
     spans, wrong = _before(events, recording, before)
     sizes = Sizes(recording.settings)

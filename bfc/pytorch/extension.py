@@ -37,33 +37,16 @@ COMPILING = "bfc: compiling {} {}, which takes up to a minute; later processes f
 
 @dataclass(frozen=True)
 class Extension:
-    """An extension, and what is said about it.
+    """An extension, and what is said about it."""
 
-    Attributes
-    ----------
-    source : Path
-        Its one source file; headers may stand beside it.
-    name : str
-        The name of its module.
-    folder : str
-        The folder in the cache.
-    what : str
-        What it is called in errors.
-    needed_by : str
-        What cannot be had without it, as the beginning of a sentence: "tensors on OpenCL need".
-    install : str
-        The command that installs torch for it.
-    oldest : tuple of int
-        The oldest version of torch that it works with.
-    """
-
-    source: Path
-    name: str
-    folder: str
-    what: str
+    source: Path  # its one source file; headers may stand beside it
+    name: str  # the name of its module
+    folder: str  # in the cache
+    what: str  # what it is called in errors
+    #: What cannot be had without it, as the beginning of a sentence: "tensors on OpenCL need".
     needed_by: str
-    install: str
-    oldest: tuple[int, int]
+    install: str  # the command that installs torch for it
+    oldest: tuple[int, int]  # the oldest version of torch that it works with
 
 
 def load(wanted: Extension) -> ModuleType:

@@ -16,21 +16,11 @@ from bfc.pytorch.words import CAPTURE_BEGINS, CAPTURE_ENDS, LET_GO, POOL_MARKS
 
 
 class PoolMarks:
-    """Follows the private pools of a history.
+    """Follows the private pools of a history, if there `are_some`.
 
-    Parameters
-    ----------
-    events : sequence of Event
-        The history.
-    are_some : bool
-        Whether there are private pools.
-
-    Attributes
-    ----------
-    rows : list of list of int
-        [event, mark, pool, stream]: the number of the event before which it came, the index of what
-        happened in `words.POOL_MARKS`, the pool's number, and the handle of the stream that it is
-        about, or 0.
+    The attribute `rows` has lists of event, mark, pool and stream: the number of the event before
+    which it came, the index of what happened in `words.POOL_MARKS`, the pool's number, and the
+    handle of the stream that it is about, or 0.
     """
 
     def __init__(self, events: Sequence[Event], are_some: bool) -> None:

@@ -98,23 +98,13 @@ def _is_one_call(entry: Entry, after: Entry) -> bool:
 
 
 class Releases:
-    """Follows the segments of a recording, and finds the cause of each run of frees.
+    """Follows the segments of a recording, `spans` before its events, and finds the cause of each
+    run of frees.
 
-    Parameters
-    ----------
-    events : sequence of Entry
-        The history.
-    spans : list of Span
-        The segments before it.
-    live_between : callable
-        Returns the addresses of the live blocks between two addresses.
-    end_of : callable
-        Returns the end of the block that is live at an address.
-    large : int
-        The bytes of a page in expandable segments of large blocks.
-    may_be_interrupted : bool
-        Whether other threads may add entries while a request is retried, as with
-        `release_lock_on_cudamalloc`.
+    `live_between` returns the addresses of the live blocks between two addresses, and `end_of` the
+    end of the block that is live at one. `large` is the bytes of a page in expandable segments of
+    large blocks. With `may_be_interrupted`, other threads may add entries while a request is
+    retried, as under `release_lock_on_cudamalloc`.
     """
 
     def __init__(

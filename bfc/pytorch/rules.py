@@ -21,47 +21,31 @@ SINCE = {
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of one version.
+    """The rules of one version."""
 
-    Attributes
-    ----------
-    version : str
-        "2.11" or "2.15".
-    by_registration : bool
-        Of free blocks of one size, that in the oldest segment is taken. If False, it is the one at
-        the lowest address.
-    scopes_gate : bool
-        While any scope of a private pool is open, no event is polled, frees of memory that other
-        streams use are put off, and a request that does not fit is not tried again.
-    rounds_limit : bool
-        A limit that is given as a fraction of the memory is rounded to the nearest byte. If False,
-        it is truncated.
-    forgets_unsplit : bool
-        That a private pool's chunks are handed out whole is forgotten with its last reference. If
-        False, it holds for a later pool with the same id, too.
-    checks_range : bool
-        A range of addresses that is smaller than the request is given back before anything is
-        mapped.
-    counts_private_pools : bool
-        Statistics have the reserved bytes of each private pool, and the requests that were refused
-        without asking the driver.
-    lacks : frozenset of str
-        Those of the settings in SINCE that it does not have.
-    has_annotations : bool
-        The history may have entries with texts of the program about an allocation.
-    has_host_history : bool
-        Snapshots have lists of pinned memory and of its history, and the limits on that memory.
-    """
-
-    version: str
+    version: str  # "2.11" or "2.15"
+    #: Of free blocks of one size, that in the oldest segment is taken. If False, it is the one at
+    #: the lowest address.
     by_registration: bool = True
+    #: While any scope of a private pool is open, no event is polled, frees of memory that other
+    #: streams use are put off, and a request that does not fit is not tried again.
     scopes_gate: bool = False
+    #: A limit that is given as a fraction of the memory is rounded to the nearest byte. If False,
+    #: it is truncated.
     rounds_limit: bool = True
+    #: That a private pool's chunks are handed out whole is forgotten with its last reference. If
+    #: False, it holds for a later pool with the same id, too.
     forgets_unsplit: bool = True
+    #: A range of addresses that is smaller than the request is given back before anything is
+    #: mapped.
     checks_range: bool = True
+    #: Statistics have the reserved bytes of each private pool, and the requests that were refused
+    #: without asking the driver.
     counts_private_pools: bool = True
-    lacks: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()  # Those of the settings in SINCE that it does not have.
+    #: The history may have entries with texts of the program about an allocation.
     has_annotations: bool = True
+    #: Snapshots have lists of pinned memory and of its history, and the limits on that memory.
     has_host_history: bool = True
 
 
@@ -95,27 +79,8 @@ NEWEST = VERSIONS[-1]
 
 
 def rules_of(version: str) -> Rules:
-    """The rules of a version.
+    """The rules of a version. Raises ValueError if bfc does not have them, and says why.
 
-    Parameters
-    ----------
-    version : str
-        "2.11" or "2.15".
-
-    Returns
-    -------
-    Rules
-        Its rules.
-
-    Raises
-    ------
-    ValueError
-        If bfc does not have the rules of that version. The error says why.
-    TypeError
-        If `version` is not a str.
-
-    Examples
-    --------
     >>> rules_of("2.11").by_registration, rules_of("2.15").by_registration
     (False, True)
     """

@@ -39,40 +39,20 @@ OLDER = "nothing in the file is of 2.13 or later, and nothing tells 2.11 from 2.
 
 @dataclass(frozen=True)
 class Version:
-    """What a file says of the version that wrote it.
+    """What a file says of the version that wrote it."""
 
-    Attributes
-    ----------
-    rules : str or None
-        The version whose rules a replay follows, one of `rules.VERSIONS`; None if the file does not
-        say.
-    sign : str
-        How it was told, in words.
-    """
-
+    #: One of `rules.VERSIONS`, whose rules a replay follows; None if the file does not say.
     rules: str | None
-    sign: str
+    sign: str  # how it was told, in words
 
 
 UNTOLD = Version(None, UNKNOWN)
 
 
 def version_of(content: Mapping[str, Any], has_internal_metadata: bool) -> Version:
-    """What the keys of a snapshot say.
-
-    Parameters
-    ----------
-    content : mapping
-        The snapshot.
-    has_internal_metadata : bool
-        Whether an entry of its history has this key.
-
-    Returns
-    -------
-    Version
-        What was found. Signs that contradict each other, and keys that no known version writes, are
-        told in its `sign`, and by a warning.
-    """
+    """What the keys of a snapshot say. Signs that contradict each other, and keys that no known
+    version writes, are told in the `sign`, and by a warning. `has_internal_metadata` is whether an
+    entry of its history has this key."""
     settings = content.get("allocator_settings")
     settings = settings if isinstance(settings, Mapping) else {}
     later = list(_signs(content, settings, has_internal_metadata))

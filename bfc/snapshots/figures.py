@@ -9,21 +9,10 @@ NOBODY, OTHERS = "(no owner)", "(other owners)"
 
 
 def figures(stats: Stats) -> dict[str, int]:
-    """The figures that monitoring shows, all in bytes.
+    """The figures that monitoring shows, in bytes: "used", the chunks in use; "reserved", what was
+    taken from the device; "peak", the most that was used; "limit", the allocator's memory limit;
+    "largest_free", the largest free chunk.
 
-    Parameters
-    ----------
-    stats : Stats
-        What `allocator.stats()` returned.
-
-    Returns
-    -------
-    dict of str to int
-        "used", the chunks in use; "reserved", what was taken from the device; "peak", the most that
-        was used; "limit", the allocator's memory limit; "largest_free", the largest free chunk.
-
-    Examples
-    --------
     >>> import bfc
     >>> allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 MiB"))
     >>> allocator.deallocate_raw(allocator.allocate_raw(1000))
@@ -40,24 +29,11 @@ def figures(stats: Stats) -> dict[str, int]:
 
 
 def largest_owners(by_owner: dict[str, int], most: int) -> dict[str, int]:
-    """The bytes of the largest owners, and of all others together.
+    """The bytes of the `most` largest owners, and of all others together under "(other owners)".
 
-    Parameters
-    ----------
-    by_owner : dict of str to int
-        `stats().by_owner`.
-    most : int
-        How many owners are named at most. Memory without an owner is not counted as one of them.
+    Memory without an owner stands under "(no owner)", and is not counted as one of them. The last two
+    are there only if they have memory.
 
-    Returns
-    -------
-    dict of str to int
-        The values add up to those of `by_owner`. Memory without an owner is under "(no owner)", and
-        owners that are not listed are under "(other owners)". Both are there only if they have
-        memory.
-
-    Examples
-    --------
     >>> largest_owners({"kv cache": 4096, "": 300, "weights": 512, "maps": 256}, 2)
     {'kv cache': 4096, 'weights': 512, '(no owner)': 300, '(other owners)': 256}
     """

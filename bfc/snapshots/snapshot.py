@@ -42,20 +42,8 @@ INVALID_BIN = -1
 
 
 def bin_index(size: int) -> int:
-    """The number of TensorFlow's bin for a chunk.
+    """The number of TensorFlow's bin for a chunk of so many bytes, from 0 to 20.
 
-    Parameters
-    ----------
-    size : int
-        The chunk's size in bytes.
-
-    Returns
-    -------
-    int
-        From 0 to 20.
-
-    Examples
-    --------
     >>> bin_index(256), bin_index(1 << 20), bin_index(1 << 40)
     (0, 12, 20)
     """

@@ -152,22 +152,9 @@ def advise(
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
-    """What a recording says, with what a replay under its settings reserves. The replay is on a
-    device without a limit. If its peak differs, the replay is repeated on a device of the recorded
-    peak, since the run may have met a limit.
-
-    Parameters
-    ----------
-    trace : Trace
-        The recorded run.
-    said : Recorded
-        What it says.
-
-    Returns
-    -------
-    Recorded
-        With `replayed`, if there is anything to compare.
-    """
+    """What a recording says, with what a replay under its settings reserves, if there is anything
+    to compare. The replay is on a device without a limit. If its peak differs, the replay is
+    repeated on a device of the recorded peak, since the run may have met a limit."""
     point = recorded_settings.point_of(said)
     if point is None or said.peak_reserved is None:
         return said

@@ -49,18 +49,11 @@ WITH_A_LIMIT = "per_process_memory_fraction:0.99"
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A policy with its settings, as text.
+    """A policy with its settings, as text."""
 
-    Attributes
-    ----------
-    policy : str
-        "caching", "caching+stitch", "bfc" or "bfc+virtual_memory".
-    settings : str
-        For the first two what PYTORCH_CUDA_ALLOC_CONF takes; for the others arguments of
-        `BFCAllocator`, such as "page_size=2MiB".
-    """
-
-    policy: str
+    policy: str  # "caching", "caching+stitch", "bfc" or "bfc+virtual_memory"
+    #: For the first two what PYTORCH_CUDA_ALLOC_CONF takes; for the others arguments of
+    #: `BFCAllocator`, such as "page_size=2MiB".
     settings: str
 
     @property
@@ -84,27 +77,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one replay on a device came to. Sizes are in bytes.
+    """What one replay on a device came to. Sizes are in bytes."""
 
-    Attributes
-    ----------
-    refused : int
-        The allocations that were refused.
-    peak_reserved : int
-        The most that was taken from the device.
-    driver_calls : int
-        The calls that took memory or gave it back, refused ones included, without those of closing
-        the allocator.
-    peak_live : int
-        The most that was asked for and not freed.
-    beginning : str
-        Where the replay put what was live when the recording began, as `Replay.beginning` says it.
-    """
-
-    refused: int
-    peak_reserved: int
+    refused: int  # the allocations that were refused
+    peak_reserved: int  # the most that was taken from the device
+    #: The calls that took memory or gave it back, refused ones included, without those of closing
+    #: the allocator.
     driver_calls: int
-    peak_live: int
+    peak_live: int  # the most that was asked for and not freed
+    #: Where the replay put what was live when the recording began, as `Replay.beginning` says it.
     beginning: str = ""
 
     @property
@@ -114,23 +95,8 @@ class Outcome:
 
 
 def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
-    """One replay on a simulated device.
-
-    Parameters
-    ----------
-    trace : Trace
-        What is replayed, under the rules of the version of PyTorch that it has (`Trace.torch`), or
-        of the newest.
-    point : Point
-        Under what.
-    capacity : int
-        The device's bytes.
-
-    Returns
-    -------
-    Outcome
-        Its figures.
-    """
+    """One replay on a simulated device of so many bytes, under the rules of the version of PyTorch
+    that the trace has (`Trace.torch`), or of the newest."""
     if point.policy in (PAGES, STITCHED) and capacity < CountedSimulated.mapping_granularity:
         return Outcome(int((trace.size[trace.op == 0] > 0).sum()), 0, 0, 0)  # not one page
     source = CountedSimulated(capacity)

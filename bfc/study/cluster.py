@@ -19,28 +19,12 @@ PATIENCE = 10.0
 
 @contextlib.contextmanager
 def connected(address: str, seconds: float = PATIENCE) -> Iterator[Executor]:
-    """An executor over the cluster of a scheduler.
+    """An executor over the cluster of a scheduler, such as "tcp://10.0.0.1:8786", which may take
+    some seconds to answer: what `distributed.Client.get_executor` returns. The client is closed at
+    the end.
 
-    Parameters
-    ----------
-    address : str
-        The scheduler, such as "tcp://10.0.0.1:8786".
-    seconds : float, optional
-        How long it may take to answer.
-
-    Yields
-    ------
-    concurrent.futures.Executor
-        What `distributed.Client.get_executor` returns. The client is closed at the end.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If distributed is not installed.
-    OSError
-        If no scheduler answers.
-    ValueError
-        If the address is malformed.
+    Raises DeviceUnavailableError if distributed is not installed, OSError if no scheduler answers,
+    and ValueError if the address is malformed.
     """
     try:
         distributed = importlib.import_module("distributed")
@@ -77,17 +61,8 @@ def _quiet_cancellations() -> Iterator[None]:
 class Cluster:
     """The workers behind a client of Dask, and a trace that is sent to them.
 
-    Parameters
-    ----------
-    client : distributed.Client
-        Connected, and not asynchronous.
-
-    Raises
-    ------
-    RuntimeError
-        If there are no workers, or one has another version of bfc, or none.
-    ValueError
-        If the client is asynchronous.
+    Raises RuntimeError if there are no workers, or one has another version of bfc, or none;
+    ValueError if the client is asynchronous.
     """
 
     def __init__(self, client: Any) -> None:
@@ -106,18 +81,8 @@ class Cluster:
         return cls(executor._client)
 
     def send(self, trace: Trace) -> Any:
-        """Gives each worker the trace.
-
-        Parameters
-        ----------
-        trace : Trace
-            Only what a replay reads of it is sent.
-
-        Returns
-        -------
-        distributed.Future
-            If it is passed to a task, the task gets the trace.
-        """
+        """Gives each worker what a replay reads of the trace. A task that the future is passed to
+        gets the trace."""
         lean = trace._bare(trace.meta)
         return self._client.scatter(lean, broadcast=True, hash=False)
 

@@ -85,24 +85,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
 
 
 def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
-    """What grew from one named trace to another.
-
-    Parameters
-    ----------
-    name_a : str
-        What the first run is called.
-    trace_a : Trace
-        The first run.
-    name_b : str
-        What the second run is called.
-    trace_b : Trace
-        The second run.
-
-    Returns
-    -------
-    Diff
-        As `diff` returns it.
-    """
+    """What grew from one named trace to another, as `diff` returns it."""
     labels = common_names(users_files(trace_a), users_files(trace_b))
     runs = (name_a, _Run(trace_a, labels)), (name_b, _Run(trace_b, labels))
     first, second = runs[0][1], runs[1][1]
@@ -119,21 +102,8 @@ def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
 
 
 def devices_of(runs: Sequence[Run], device: int | None) -> list[int | None]:
-    """The device to choose of each run.
-
-    Parameters
-    ----------
-    runs : sequence of runs
-        As for `diff`.
-    device : int or None
-        The one that is asked for.
-
-    Returns
-    -------
-    list of int or None
-        `device` for each run that may hold several. If none may, it stays for all, which is
-        refused where files are read.
-    """
+    """`device` for each run that may hold several. If none may, it stays for all, which is refused
+    where files are read."""
     may = [isinstance(run, str | os.PathLike) and has_devices(run) for run in runs]
     return [device if chosen or not any(may) else None for chosen in may]
 

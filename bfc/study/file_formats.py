@@ -19,25 +19,11 @@ _HEAD = 4096
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """What a file is: `ARCHIVE`, `LOG` or `SNAPSHOT`.
+    """What a file is, `ARCHIVE`, `LOG` or `SNAPSHOT`, by its first bytes. If they belong to none of
+    the three, by the ending of its name, so that whoever reads the file says what is wrong with it.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file.
-
-    Returns
-    -------
-    str
-        By the file's first bytes. If they belong to none of the three, by the ending of its name,
-        so that whoever reads the file says what is wrong with it.
-
-    Raises
-    ------
-    TraceError
-        If it is not a regular file, or neither its content nor its name is that of a run.
-    OSError
-        If it cannot be read.
+    Raises TraceError if it is not a regular file, or neither its content nor its name is that of a
+    run.
     """
     try:
         with open_regular(path) as file:
@@ -61,29 +47,9 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def read(path: str | os.PathLike[str], device: int | None = None, *, frames: bool = False) -> Trace:
-    """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        The file. What it is, is told by its content.
-    device : int, optional
-        The device; needed if a snapshot holds the history of several.
-    frames : bool, optional
-        Read the stacks of a snapshot, too.
-
-    Returns
-    -------
-    Trace
-        Its events.
-
-    Raises
-    ------
-    TraceError
-        If it is something else.
-    OSError
-        If it cannot be read.
-    """
+    """The trace in a file: an `.npz` archive, a memory snapshot of PyTorch, or a log of RMM, as its
+    content tells. `device` is needed if a snapshot holds the history of several; with `frames`, the
+    stacks of a snapshot are read, too. Raises TraceError if it is something else."""
     kind = kind_of(path)
     if kind == SNAPSHOT:
         return Trace.from_torch(path, device=device, frames=frames)
@@ -93,16 +59,6 @@ def read(path: str | os.PathLike[str], device: int | None = None, *, frames: boo
 
 
 def has_devices(path: str | os.PathLike[str]) -> bool:
-    """Whether a file may hold the histories of several devices, so that one can be chosen.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-        As for `read`.
-
-    Returns
-    -------
-    bool
-        True for a snapshot of PyTorch.
-    """
+    """Whether a file may hold the histories of several devices, so that one can be chosen: a
+    snapshot of PyTorch may."""
     return kind_of(path) == SNAPSHOT

@@ -31,14 +31,9 @@ class Block(NamedTuple):
 
 
 class Ground:
-    """Regions, the blocks in use in them, and the free ranges in between. All steps take O(log n)
-    searches, and short moves in lists.
-
-    Parameters
-    ----------
-    joins : bool
-        Whether a block may lie across two regions, one behind the other.
-    """
+    """Regions, the blocks in use in them, and the free ranges in between. If it `joins`, a block
+    may lie across two regions, one behind the other. All steps take O(log n) searches, and short
+    moves in lists."""
 
     def __init__(self, joins: bool) -> None:
         self.joins = joins

@@ -14,24 +14,12 @@ from bfc.trace.beginning import AS_PLACED
 
 
 def row_of_plan(trace: Trace, device: int) -> AdviceRow | str:
-    """The row of a plan, or why there is none.
+    """The row of a plan on a device of so many bytes, or why there is none. The iterations of the
+    run are those that are marked, or that `bfc plan` would find.
 
-    Parameters
-    ----------
-    trace : Trace
-        The run. Its iterations are those that are marked, or that `bfc plan` would find.
-    device : int
-        The device, in bytes.
-
-    Returns
-    -------
-    AdviceRow or str
-        What is reserved is the most of the replays on the device and of those that tried the plan
-        (`Plan.planned`), in which no iteration was served by a plan that knew it, if they differ.
-
-    Notes
-    -----
-    Cost: that of `Plan.from_trace`, and a replay.
+    What is reserved is the most of the replays on the device and of those that tried the plan
+    (`Plan.planned`), in which no iteration was served by a plan that knew it, if they differ. Cost:
+    that of `Plan.from_trace`, and a replay.
     """
     run = marked(trace)
     if not run.meta["marks"]:

@@ -89,20 +89,8 @@ def shown(text: str) -> str:
 
 
 def read(trace: Trace) -> Recorded:
-    """What the `meta` of a trace says about its run; nothing is replayed.
-
-    The version of PyTorch is that of the trace (`torch_version.decided`), or the newest.
-
-    Parameters
-    ----------
-    trace : Trace
-        One that `Trace.from_torch` made, or any other.
-
-    Returns
-    -------
-    Recorded
-        Without `replayed`.
-    """
+    """What the `meta` of a trace says about its run, without `replayed`: nothing is replayed. The
+    version of PyTorch is that of the trace (`torch_version.decided`), or the newest."""
     meta = trace.meta if isinstance(trace.meta, dict) else {}
     sign = meta.get("torch_version_sign")
     found = _read(meta.get("torch"), trace.torch or NEWEST, trace.pool is not None)
@@ -188,21 +176,12 @@ def _remarks(torch: dict[str, Any], names_pools: bool) -> list[str]:
 
 
 def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
-    """The trace with the request whose refusal ended the run, and the bytes of that request.
+    """The trace with the request whose refusal ended the run, and the bytes of that request; the
+    same trace and 0 if no refusal ended it.
 
     A trace has no event for a refused request. Where nothing is allocated after a refusal, the run
     ended there, and a setting under which it fits must serve this request, too: it is added, and
     freed at once. Refusals that the program survived are left out.
-
-    Parameters
-    ----------
-    trace : Trace
-        What is replayed.
-
-    Returns
-    -------
-    tuple of (Trace, int)
-        The same trace and 0 if no refusal ended it.
     """
     import numpy as np
 

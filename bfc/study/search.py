@@ -93,19 +93,9 @@ class Candidate:
 
 
 class Search:
-    """The search for one trace and one device.
-
-    Parameters
-    ----------
-    replays : Replays
-        What replays the trace.
-    device : int
-        The bytes that the allocator may take.
-    live : int
-        The most that the trace has asked for and not freed: no device below is enough.
-    stage : callable, optional
-        Called with what is done next, in words.
-    """
+    """The search for the trace of `replays` and a device of so many bytes. No device below `live`
+    is enough: it is the most that the trace has asked for and not freed. `stage` is called with
+    what is done next, in words."""
 
     def __init__(
         self,

@@ -28,24 +28,11 @@ def users_files(trace: Trace) -> set[str]:
 
 
 def common_names(a: set[str], b: set[str]) -> dict[str, str]:
-    """Names for files that stand in different folders in two runs, such as two checkouts.
+    """Names for files that stand in different folders in two runs, such as two checkouts: what
+    their paths end in, as ".../model/layers.py", for both files of a pair. A pair are two files
+    that each are in one run only, and have more of their end in common than either has with any
+    other file.
 
-    Parameters
-    ----------
-    a : set of str
-        The files of one run.
-    b : set of str
-        The files of the other.
-
-    Returns
-    -------
-    dict of str to str
-        For both files of a pair what their paths end in, as ".../model/layers.py". A pair are two
-        files that each are in one run only, and have more of their end in common than either has
-        with any other file.
-
-    Examples
-    --------
     >>> common_names({"/home/me/run/train.py"}, {"/tmp/run/train.py"})["/tmp/run/train.py"]
     '.../run/train.py'
     """

@@ -30,32 +30,13 @@ UNTOLD = "the newest: the run does not say which version it had"
 
 
 def decided(trace: Trace, torch: str | None = None) -> Trace:
-    """A trace with the version that it is replayed under, and how that was found.
+    """The trace with the version that it is replayed under as `torch`, and how that was found as
+    `meta["torch_version_sign"]`. It is the version that was asked for, or the recorded one, or that
+    under whose rules each block lies where it was recorded, or the newest. Raises ValueError if bfc
+    does not have the rules of the version `torch`.
 
-    Parameters
-    ----------
-    trace : Trace
-        The run.
-    torch : str, optional
-        The version that was asked for. None takes the recorded one, or that under whose rules each
-        block lies where it was recorded, or the newest.
-
-    Returns
-    -------
-    Trace
-        The same events, with `torch` and `meta["torch_version_sign"]` set.
-
-    Raises
-    ------
-    ValueError
-        If bfc does not have the rules of the version `torch`.
-
-    Notes
-    -----
     Cost: a replay for each version if the recording does not say and has addresses; else nothing.
 
-    Examples
-    --------
     >>> import bfc
     >>> run = decided(bfc.Trace([0], [0], [512]))
     >>> run.torch, run.meta["torch_version_sign"]

@@ -50,25 +50,14 @@ LOST = (
 class Replays:
     """Replays of one trace, in this process or in others. Use it in a `with` block.
 
-    Parameters
-    ----------
-    trace : Trace
-        What is replayed. Its columns that a replay does not need, and all of its `meta` but what
-        `Beginning` reads and the version of PyTorch, are not sent.
-    executor : concurrent.futures.Executor, optional
-        What runs the replays. It is not shut down. Its workers must see this machine's folder of
-        temporary files, except those of `distributed.Client.get_executor()`.
-    jobs : int, optional
-        Without `executor`: how many processes to start. 1 starts none; None starts one for each
-        core that this process may use.
-    tick : callable, optional
-        Called with a number of replays when so many more are done.
+    Columns that a replay does not need are not sent, nor all of `meta` but what `Beginning` reads
+    and the version of PyTorch. `executor` is not shut down; its workers must see this machine's
+    folder of temporary files, except those of `distributed.Client.get_executor()`. Without it, so
+    many `jobs` are started as processes: 1 starts none, and None one for each core that this
+    process may use. `tick` is called with a number of replays when so many more are done.
 
-    Raises
-    ------
-    RuntimeError
-        If processes cannot be started, because the main file has no guard; or if workers of Dask
-        have no bfc, or another version.
+    Raises RuntimeError if processes cannot be started, because the main file has no guard; or if
+    workers of Dask have no bfc, or another version.
     """
 
     def __init__(

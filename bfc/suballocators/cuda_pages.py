@@ -11,17 +11,10 @@ from bfc.suballocators.virtual import MappingBooks, still_mapped
 
 
 class CUDAPages:
-    """Reserved addresses and pages of one `CUDASubAllocator`.
+    """Reserved addresses and pages of one `CUDASubAllocator`, with its `handle_type`.
 
     A page's number is the driver's handle. The lock guards the books, and is never held while the
     driver is called. Meanwhile nobody else may use what is being mapped or unmapped.
-
-    Parameters
-    ----------
-    memory : DeviceMemory
-        The device.
-    handle_type : {"none", "posix", "fabric"}
-        As that of `CUDASubAllocator`.
     """
 
     def __init__(self, memory: _device.DeviceMemory, handle_type: str) -> None:

@@ -36,21 +36,11 @@ def _take_addresses(nbytes: int, alignment: int) -> int:
 
 @dataclass(slots=True)
 class Region:
-    """The memory of one `alloc`.
-
-    Attributes
-    ----------
-    address : int
-        Its first byte.
-    nbytes : int
-        Its size in bytes.
-    memory : pyopencl.Buffer or pyopencl.SVMAllocation
-        OpenCL's object.
-    """
+    """The memory of one `alloc`."""
 
     address: int
     nbytes: int
-    memory: Any
+    memory: Any  # a pyopencl.Buffer or pyopencl.SVMAllocation
 
 
 class OpenCLSubAllocator(SubAllocator):

@@ -114,31 +114,18 @@ class Cut:
 
 
 class MappingBooks:
-    """Reservations, pages and mappings of one sub-allocator. Its caller must hold a lock.
+    """Reservations, pages and mappings of one sub-allocator, whose sizes and addresses must be
+    multiples of `granularity`. The caller must hold a lock.
 
     Each change is made completely or not at all, even if the host has no memory for it, or an
     exception interrupts it.
-
-    Parameters
-    ----------
-    granularity : int
-        Sizes and addresses must be multiples of this, in bytes.
-
-    Attributes
-    ----------
-    page_bytes : int
-        The bytes of all pages that are not released, or still mapped.
-    pages : dict of int to Page
-        The pages that are not released, by number.
-    reservations : dict of int to Reservation
-        By first address.
     """
 
     def __init__(self, granularity: int) -> None:
         self.granularity = granularity
-        self.page_bytes = 0
-        self.pages: dict[int, Page] = {}
-        self.reservations: dict[int, Reservation] = {}
+        self.page_bytes = 0  # of all pages that are not released, or still mapped
+        self.pages: dict[int, Page] = {}  # those that are not released, by number
+        self.reservations: dict[int, Reservation] = {}  # by first address
         self._order: list[int] = []  # the first addresses of the reservations, sorted
 
     @property

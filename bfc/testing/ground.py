@@ -15,24 +15,8 @@ Wrong = Callable[["Ground"], object]
 
 
 class Ground:
-    """Some reserved addresses of a sub-allocator, and pages. All of it is given back at the end.
-
-    Parameters
-    ----------
-    source : SubAllocator
-        The sub-allocator that is tested.
-    slots : int, optional
-        How many multiples of its granularity are reserved.
-
-    Attributes
-    ----------
-    source : SubAllocator
-        As given.
-    address : int
-        The first that is reserved.
-    nbytes : int
-        How many bytes are.
-    """
+    """So many `slots` of reserved addresses of a sub-allocator, each of its granularity, and pages.
+    All of it is given back at the end."""
 
     def __init__(self, source: SubAllocator, slots: int = 8) -> None:
         self.source = source

@@ -65,15 +65,7 @@ def sizes(smallest: int = 1, largest: int = 64 * MIB) -> st.SearchStrategy[int]:
 
 
 class Asked(NamedTuple):
-    """A request.
-
-    Attributes
-    ----------
-    nbytes : int
-        The bytes that are asked for.
-    stream : int
-        The stream that they are for.
-    """
+    """A request."""
 
     nbytes: int
     stream: int = 0

@@ -111,19 +111,8 @@ def reserved_at_the_start(torch: dict[str, Any]) -> int | None:
 
 def frees_of(op: NDArray[np.uint8], numbers: NDArray[np.uint32]) -> NDArray[np.int64]:
     """The event that frees what an event allocates; -1 where nothing does, and for other events.
-
-    Parameters
-    ----------
-    op : numpy.ndarray of uint8
-        What each event does.
-    numbers : numpy.ndarray of uint32
-        The number of the allocation that it makes or frees.
-
-    Returns
-    -------
-    numpy.ndarray of int64
-        One for each event. Cost: a sort of the numbers.
-    """
+    `op` is what each event does, and `numbers` the number of the allocation that it makes or frees.
+    Cost: a sort of the numbers."""
     import numpy as np
 
     named = np.flatnonzero(op != RELEASE)

@@ -33,23 +33,10 @@ _OF_ITS_OWN = ((OUR_FILE, 0, OUR_OWN),)
 
 
 def history_of(snapshot: Snapshot) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run that the history of a snapshot recorded.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-        One with a history. Of a snapshot of one pool the entries of this pool are taken.
-
-    Returns
-    -------
-    tuple of (dict, dict)
-        The arguments of the constructor of a trace, and its `meta`, as of `Trace.from_torch`.
-
-    Raises
-    ------
-    TraceError
-        If its regions overlap, or end beyond all addresses; or if it has too many streams.
-    """
+    """The run that the history of a snapshot recorded: the arguments of the constructor of a trace,
+    and its `meta`, as of `Trace.from_torch`. Of a snapshot of one pool the entries of this pool are
+    taken. Raises TraceError if its regions overlap, or end beyond all addresses; or if it has too
+    many streams."""
     regions, history = snapshot._region_columns(), snapshot._history_columns()
     stacks = Stacks((regions, history))
     owners = Owners()
@@ -135,19 +122,9 @@ def _moves_pages(regions: RegionColumns, events: list[Event]) -> bool:
 
 
 def live_in(snapshot: Snapshot) -> tuple[dict[str, Any], NDArray[np.uint64], list[int]]:
-    """The blocks of a snapshot as allocations, in the order in which they were made.
-
-    Parameters
-    ----------
-    snapshot : Snapshot
-        What is in use in it, or waits for a stream, is taken.
-
-    Returns
-    -------
-    tuple of (dict, numpy.ndarray of uint64, list of int)
-        The arguments of the constructor of a trace; the address of each event's allocation; and the
-        handle of each of its streams.
-    """
+    """The blocks of a snapshot that are in use, or wait for a stream, as allocations in the order
+    in which they were made: the arguments of the constructor of a trace, the address of each
+    event's allocation, and the handle of each of its streams."""
     import numpy as np
 
     chunks = sorted(snapshot.live_chunks(), key=lambda chunk: (chunk.allocation_id, chunk.ptr))

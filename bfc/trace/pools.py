@@ -71,23 +71,9 @@ def checked_marks(marks: Any, events: int, pools: int) -> NDArray[np.int64]:
 def actions_of(
     op: NDArray[np.uint8], pool: NDArray[np.uint16], marks: NDArray[np.int64]
 ) -> list[tuple[int, int, int, int]]:
-    """What a replay does with private pools, and before which event.
-
-    Parameters
-    ----------
-    op : numpy.ndarray of uint8
-        What each event does.
-    pool : numpy.ndarray of uint16
-        The pool of each event.
-    marks : numpy.ndarray of int64
-        Rows of event, mark, pool and stream.
-
-    Returns
-    -------
-    list of (int, int, int, int)
-        Event, action, pool and stream: those of the marks, and a HOLD where a pool that nobody
-        holds is allocated from.
-    """
+    """What a replay does with private pools: (event, action, pool, stream), the event before which
+    it does so. These are the `marks` of a trace, and a HOLD where a pool that nobody holds is
+    allocated from."""
     import numpy as np
 
     listed = [(event, at, *of_pool) for at, (event, *of_pool) in enumerate(marks.tolist())]

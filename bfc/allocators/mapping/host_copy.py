@@ -102,17 +102,8 @@ def maker(way: Any, source: SubAllocator) -> Callable[[int], Piece]:
 
 
 class HostCopy:
-    """A copy of the contents of some allocations.
-
-    Parameters
-    ----------
-    make : callable
-        Makes a piece of so many bytes.
-    source : SubAllocator
-        Whose memory it is, and who copies.
-    allocations : list of SavedAllocation
-        The allocations.
-    """
+    """A copy of the contents of some allocations of `source`, in pieces that `make` makes: it takes
+    a number of bytes."""
 
     def __init__(
         self, make: Callable[[int], Piece], source: SubAllocator, allocations: list[SavedAllocation]
@@ -158,17 +149,7 @@ class HostCopy:
 
 
 def fill_with(source: SubAllocator, allocations: Iterable[SavedAllocation], byte: int) -> None:
-    """Fill allocations with one byte.
-
-    Parameters
-    ----------
-    source : SubAllocator
-        Whose memory it is.
-    allocations : iterable of SavedAllocation
-        The allocations.
-    byte : int
-        From 0 to 255.
-    """
+    """Fills allocations of `source` with one byte."""
     piece = HostPiece(PIECE)
     try:
         ctypes.memset(piece.address, byte, PIECE)
