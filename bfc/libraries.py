@@ -14,7 +14,21 @@ from typing import TYPE_CHECKING, Any
 from bfc.errors import DeviceUnavailableError
 
 if TYPE_CHECKING:
+    import numpy as np
     from pandas import DataFrame
+else:
+
+    class _NumPy:
+        """Becomes NumPy when something of it is first used: `import bfc` must not wait for that."""
+
+        def __getattr__(self, name):
+            numpy = importlib.import_module("numpy")
+            self.__dict__ = vars(numpy)
+            return getattr(numpy, name)
+
+    np = _NumPy()
+
+__all__ = ["client", "frame_of", "frame_of_rows", "np"]
 
 
 def client(module: str, install: str) -> Any:

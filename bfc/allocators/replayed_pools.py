@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.pytorch.words import (
     CAPTURE_BEGINS,
     CAPTURE_ENDS,
@@ -19,7 +20,6 @@ from bfc.pytorch.words import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: The first number that is tried where a recorded id is in use already.
@@ -37,8 +37,6 @@ class ReplayedPools:
     def __init__(
         self, allocator: Any, ids: NDArray[np.uint64], actions: Iterable[tuple[int, int, int, int]]
     ) -> None:
-        import numpy as np
-
         self._allocator = allocator
         self._actions = list(actions)[::-1]
         recorded = [(int(first), int(second)) for first, second in np.asarray(ids)]

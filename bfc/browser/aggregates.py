@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups
 from bfc.browser.tables import Tables
+from bfc.libraries import np
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: The most places of a flame graph, and the most owners, or lines, of a list.
@@ -51,8 +51,6 @@ def view_of(
 
 def _sums(keys: NDArray[np.int64], size: NDArray[np.int64], count: int) -> Any:
     """The bytes and the blocks of each key below `count`."""
-    import numpy as np
-
     total = np.zeros(count, np.int64)
     np.add.at(total, keys, size)
     return total, np.bincount(keys, minlength=count)
@@ -61,8 +59,6 @@ def _sums(keys: NDArray[np.int64], size: NDArray[np.int64], count: int) -> Any:
 def _by_key(key: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[list[int]], list[int]]:
     """Rows of owner, or of another key from -1 on, bytes and blocks, the most bytes first; and the
     count, the bytes and the blocks of those that are not among them."""
-    import numpy as np
-
     total, blocks = _sums(key + 1, size, int(key.max(initial=-1)) + 2)
     there = np.flatnonzero(blocks)
     order = there[np.argsort(-total[there], kind="stable")]
@@ -74,8 +70,6 @@ def _by_key(key: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[list[list[
 def _by_power(number: NDArray[np.int64], size: NDArray[np.int64]) -> list[list[int]]:
     """Rows of a power, bytes and blocks: those whose number lies from 2**power up to below twice
     that; of -1, those whose number is 0."""
-    import numpy as np
-
     edges = np.left_shift(1, np.arange(63), dtype=np.int64)
     power = np.searchsorted(edges, number, side="right")
     total, blocks = _sums(power, size, 64)
@@ -87,8 +81,6 @@ def _tree(
 ) -> dict[str, Any]:
     """What each place of the program and all that it calls have allocated. Of many places the
     largest are kept, and what the others have is still in the sum of the place that calls them."""
-    import numpy as np
-
     own, own_blocks = _sums(stack, size, len(trace.stacks))
     total, blocks, parents = own.tolist(), own_blocks.tolist(), trace.stacks[:, 0].tolist()
     for at in range(len(parents) - 1, 0, -1):
@@ -118,8 +110,6 @@ def lines_held(
 ) -> dict[str, list[int]] | None:
     """What each line of the program holds: after the event `peak`, and at its own most, from the
     event `first` on. None if no allocation has a stack."""
-    import numpy as np
-
     line, size = groups.line, lives.size.astype(np.int64)
     if not (line >= 0).any():
         return None
@@ -160,8 +150,6 @@ def owners_over_time(
 ) -> dict[str, Any] | None:
     """The live bytes of the owners that have most at the peak, at some hundred events and at the
     peak; None if no allocation has an owner."""
-    import numpy as np
-
     if not len(lives) or not (lives.owner > 0).any():
         return None
     count = len(trace.owners)

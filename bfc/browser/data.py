@@ -122,6 +122,7 @@ from bfc.browser.painted import groups_of
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
 from bfc.browser.tables import CUT, Tables, shortened
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.study.counting import Counted, CountedSimulated
@@ -131,7 +132,6 @@ from bfc.trace.from_snapshot import live_in
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.snapshots.snapshot import Snapshot
@@ -325,8 +325,6 @@ def _device(capacity: int) -> Callable[[], Counted]:
 
 
 def _subject(name: str, trace: Trace) -> Subject:
-    import numpy as np
-
     if float(trace.size.sum(dtype=np.float64)) >= 2.0**63:
         raise TraceError(f"{name}: its sizes add up to 2**63 bytes or more")
     lives = lives_of(trace)
@@ -383,8 +381,6 @@ def _length(value: Any) -> int:
 def _blocks(
     subject: Subject, addresses: NDArray[np.uint64], level: tuple[int, int, int]
 ) -> dict[str, Any]:
-    import numpy as np
-
     trace, lives, groups = subject.trace, subject.lives, subject.groups
     most_listed, most_others, most_stacks = level
     tables = Tables(trace, most_stacks)
@@ -444,8 +440,6 @@ def _blocks(
 def _owners(trace: Trace, lives: Lives, at_peak: NDArray[np.int64]) -> list[str]:
     """The owners' names. If they are too long for a page, those with most bytes at the peak, and
     then at any time, keep theirs."""
-    import numpy as np
-
     names = [shortened(name) for name in trace.owners]
     if _length(names) <= MOST_OF_OWNERS:
         return names
@@ -469,8 +463,6 @@ def _columns(
     listed: int,
 ) -> dict[str, Any]:
     """The packed columns; of the first rows without what stands in "live_at_peak"."""
-    import numpy as np
-
     others = rows[listed:]
     return {
         "address": packed(address[listed:]),

@@ -6,6 +6,8 @@ import base64
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -32,8 +34,6 @@ def packed(array: NDArray[Any]) -> dict[str, Any]:
     >>> made["type"], made["count"], zlib.decompress(base64.b64decode(made["data"])).hex()
     ('u16', 2, '01020001')
     """
-    import numpy as np
-
     flat = np.ascontiguousarray(array).reshape(-1)
     low_first = flat.astype(flat.dtype.newbyteorder("<"), copy=False)
     planes = low_first.view(np.uint8).reshape(len(flat), flat.itemsize).T

@@ -11,10 +11,10 @@ import re
 from typing import TYPE_CHECKING
 
 from bfc.browser.lifetimes import Lives
+from bfc.libraries import np
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 KINDS = (
@@ -76,8 +76,6 @@ def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.
     >>> KINDS[kinds[0]], bool(said[0])
     ('activations', False)
     """
-    import numpy as np
-
     found = _of_stacks(trace)[lives.stack]
     kept = lives.died < 0
     lives_long = kept | (lives.died - lives.born > len(trace) // 2)
@@ -104,8 +102,6 @@ def named_owners(trace: Trace) -> set[int]:
 
 def _of_owners(trace: Trace) -> NDArray[np.int64]:
     """What each owner's name says; the last entry is for allocations without an owner."""
-    import numpy as np
-
     found = np.full(len(trace.owners) + 1, OTHER)
     rules = [
         (kind, re.compile(rf"(?:^|[\W_])(?:{words})(?:$|[\W_])", re.I)) for kind, words in OF_OWNERS
@@ -117,8 +113,6 @@ def _of_owners(trace: Trace) -> NDArray[np.int64]:
 
 def _of_stacks(trace: Trace) -> NDArray[np.int64]:
     """What each stack says: a stack stands behind the one that called it."""
-    import numpy as np
-
     rules = [(kind, re.compile(file), re.compile(name)) for kind, file, name in OF_FRAMES]
     frames = [
         _of_frame(frame.filename.replace("\\", "/"), frame.name, rules) for frame in trace.frames

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from bfc.libraries import np
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -35,8 +35,6 @@ class Lives:
 
     def live_after(self, event: int) -> NDArray[np.int64]:
         """The indices of what is live after an event."""
-        import numpy as np
-
         there = (self.born <= event) & ((self.died < 0) | (self.died > event))
         return np.flatnonzero(there)
 
@@ -44,8 +42,6 @@ class Lives:
 def lives_of(trace: Trace) -> Lives:
     """The allocations of a trace, those of size 0 too. The gaps that rebuild the beginning of a
     recording are none. Cost: a sort of the ids."""
-    import numpy as np
-
     born = np.flatnonzero((trace.op == ALLOCATE) & ~trace._gaps())
     died = trace._frees()[born]
     until = np.where(died < 0, len(trace), died)

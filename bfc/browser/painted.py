@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.encoding import packed
 from bfc.browser.kinds import KINDS, kinds_of, named_owners
 from bfc.browser.lifetimes import Lives
+from bfc.libraries import np
 from bfc.study.source_lines import Lines
 from bfc.trace import Occupancy, Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Steps = tuple[NDArray[np.int64], NDArray[np.float64]]
@@ -51,8 +51,6 @@ class Groups:
 def groups_of(trace: Trace, lives: Lives, peak: int) -> Groups:
     """What each allocation of a trace belongs to. Those groups have a colour that have most bytes
     after the event `peak`, and then those that have most at any time."""
-    import numpy as np
-
     line = Lines(trace).of(lives.stack)
     kind, said = kinds_of(trace, lives)
     there, named = lives.live_after(peak), named_owners(trace)
@@ -72,8 +70,6 @@ def groups_of(trace: Trace, lives: Lives, peak: int) -> Groups:
 def _largest(
     key: NDArray[np.int64], lives: Lives, there: NDArray[np.int64], without: list[int]
 ) -> list[int]:
-    import numpy as np
-
     size = lives.size.astype(np.float64)
     ever = np.bincount(key + 1, size)
     most = np.bincount(key[there] + 1, size[there], len(ever))
@@ -85,8 +81,6 @@ def _largest(
 
 def _places(key: NDArray[Any], groups: list[int]) -> NDArray[np.int64]:
     """The place of each key among the groups; `REST` for one that is not there."""
-    import numpy as np
-
     # The last is for the key -1.
     table: NDArray[np.int64] = np.full(int(key.max(initial=0)) + 2, REST, np.int64)
     for place, group in enumerate(groups[:MOST_COLOURS]):
@@ -109,8 +103,6 @@ def paint(
 
     Cost: sixteen sums over the allocations and a few passes over the cells for each colour.
     """
-    import numpy as np
-
     columns, rows = found.cells.shape
     chosen, across, along = _corners(found, lives, addresses)
     answer = {}
@@ -139,8 +131,6 @@ def _corners(
     found: Occupancy, lives: Lives, addresses: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], Steps, Steps]:
     """Which allocations lie on the map, and the steps of their rectangles in rows and columns."""
-    import numpy as np
-
     columns, rows = found.cells.shape
     starts = np.array([start for start, _ in found.ranges], np.uint64)
     sizes = np.array([size for _, size in found.ranges], np.uint64)
@@ -160,8 +150,6 @@ def _corners(
 def _steps(low: NDArray[np.float64], high: NDArray[np.float64], count: int) -> Steps:
     """Where the share of a cell that lies between two places changes, and by how much: four steps
     for each pair of places."""
-    import numpy as np
-
     first = np.minimum(low.astype(np.int64), count - 1)
     last = np.minimum(high.astype(np.int64), count)
     begins, ends = first + 1 - low, last + 1 - high

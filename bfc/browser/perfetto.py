@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.lifetimes import lives_of
 from bfc.browser.tables import shortened
 from bfc.files import replacing
+from bfc.libraries import np
 from bfc.snapshots.snapshot import Frame
 from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Event = dict[str, Any]
@@ -88,8 +88,6 @@ def _is_of(run: Mapping[str, Any], name: str, trace: Trace) -> bool:
 
 def _times(trace: Trace) -> NDArray[np.int64]:
     """A time for each event in microseconds, which never goes back, and one for the end."""
-    import numpy as np
-
     if trace.time_us is None or not len(trace):
         return np.arange(len(trace) + 1)
     known = np.maximum.accumulate(trace.time_us)  # threads write a little out of order
@@ -140,8 +138,6 @@ class _Slices:
     """The lives of the largest allocations of a trace."""
 
     def __init__(self, trace: Trace, time: NDArray[np.int64], most: int) -> None:
-        import numpy as np
-
         self._trace, self._time = trace, time
         lives = lives_of(trace)
         # The largest, and of equals the first; then in the order of the events.

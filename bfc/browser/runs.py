@@ -12,6 +12,7 @@ from bfc.browser.encoding import packed
 from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups, paint
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_CHANGES
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted
@@ -22,7 +23,6 @@ from bfc.trace.timeline import sampled
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: The most samples of a timeline; and the cells of a map, which has at most so many ranges.
@@ -173,8 +173,6 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
 def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     """The addresses; the bytes in segments and the calls so far after each event; the events that
     were refused; and the segments at the peak. Raises what a meta of the wrong shape does."""
-    import numpy as np
-
     trace = subject.trace
     addresses = np.array(torch["addresses"], np.uint64)
     if addresses.shape != (len(trace),):
@@ -207,8 +205,6 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
 def _streams_at_start(trace: Trace, addresses: NDArray[np.uint64]) -> Callable[[int], int]:
     """What returns the stream of a segment from before the recording: that of what is allocated at
     its address first, since the events that rebuild the start fill each segment."""
-    import numpy as np
-
     made = np.flatnonzero((trace.op == 0) & (addresses > 0))
     starts, first = np.unique(addresses[made], return_index=True)
     stream = trace.stream[made[first]]
@@ -259,8 +255,6 @@ def _run(
 
 def map_of(subject: Subject, addresses: NDArray[np.uint64]) -> dict[str, Any] | None:
     """The map of a run (`bfc.browser.data`); None if nothing has an address."""
-    import numpy as np
-
     if not addresses.any():
         return None
     trace, lives = subject.trace, subject.lives
@@ -285,8 +279,6 @@ def _streams_of_rows(
     trace: Trace, addresses: NDArray[np.uint64], found: Occupancy, rows: int
 ) -> list[int]:
     """The stream that has allocated most often where each row lies; -1 where none has."""
-    import numpy as np
-
     starts = np.array([start for start, _ in found.ranges], np.uint64)
     sizes = np.array([size for _, size in found.ranges], np.uint64)
     laid = np.cumsum(sizes) - sizes

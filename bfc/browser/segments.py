@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from bfc.snapshots.columns import ASLEEP, IS_VIEW, REGION
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.snapshots.snapshot import Snapshot
@@ -150,8 +150,6 @@ def with_blocks(
 ) -> dict[str, Any]:
     """The segments of a run (`bfc.browser.data`), the `most` largest of them, with the live blocks
     in them. An address of 0 is that of a block that has no memory."""
-    import numpy as np
-
     starts = np.array(segments.address, np.uint64)
     ends = starts + np.array(segments.size, np.uint64)
     # By segment, and in each the largest first.

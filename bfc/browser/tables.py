@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.browser.encoding import packed
+from bfc.libraries import np
 from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: The most characters of all texts of frames, and of one text.
@@ -64,8 +64,6 @@ class Tables:
     def stacks(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The page's numbers of stacks of the trace: the first ones are added before others. -1 for
         the empty stack, and for those for which there is no room."""
-        import numpy as np
-
         unique, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
         found = np.full(len(unique), -1, np.int64)
         for at in np.argsort(first).tolist():
@@ -93,8 +91,6 @@ class Tables:
 
     def as_json(self) -> dict[str, Any]:
         """The tables: "texts", "frames" and "stacks", and "stacks_left_out"."""
-        import numpy as np
-
         of_stacks = Lines(self._trace).of(np.array(self._stack_numbers, np.int64))
         lines = [self.frame(at) if at >= 0 else -1 for at in of_stacks.tolist()]
         rows = np.array(self._rows, np.uint32).reshape(-1, 3)

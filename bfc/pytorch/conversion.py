@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.layout import Block, Columns, Layout, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
@@ -255,8 +256,6 @@ def _facts(player: _Player, layout: Layout, spans: list[Span]) -> dict[str, Any]
 def _pools_of(columns: Columns, table: Pools, marks: list[list[int]]) -> dict[str, Any]:
     """The arguments of the constructor of a trace about private pools. Those of bfc's tags are left
     out: what allocates from them is no part of a program, and a replay has no tags."""
-    import numpy as np
-
     kept = sorted(pool_id for pool_id in table.ids if pool_id[0] != OUR_TAGS)
     if len(kept) == 1:
         return {}
@@ -283,8 +282,6 @@ def _arrays(
 ) -> dict[str, Any]:
     """The arguments of the constructor of a trace. An event without an entry has the time of the
     first entry if it is before the history, or of the entry before it if it is a repair."""
-    import numpy as np
-
     entry = np.array(columns.entries, np.int64)
     op, number = np.array(columns.op, np.uint8), np.array(columns.id, np.int64)
 

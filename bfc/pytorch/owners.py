@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.pytorch._recording import Stacks
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: The most owners that a trace can have, and the longest name.
@@ -57,8 +57,6 @@ class Owners:
     ) -> NDArray[np.uint16]:
         """The owner of each stack that is used: that of the first rule that matches a frame's file,
         else the outermost frame in the user's own code."""
-        import numpy as np
-
         patterns = list(rules)
         matched = np.full(len(stacks.rows), -1, np.int64)
         users = np.full(len(stacks.rows), -1, np.int64)

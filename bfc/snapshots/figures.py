@@ -31,8 +31,8 @@ def figures(stats: Stats) -> dict[str, int]:
 def largest_owners(by_owner: dict[str, int], most: int) -> dict[str, int]:
     """The bytes of the `most` largest owners, and of all others together under "(other owners)".
 
-    Memory without an owner stands under "(no owner)", and is not counted as one of them. The last two
-    are there only if they have memory.
+    Memory without an owner stands under "(no owner)", and is not counted as one of them. The last
+    two are there only if they have memory.
 
     >>> largest_owners({"kv cache": 4096, "": 300, "weights": 512, "maps": 256}, 2)
     {'kv cache': 4096, 'weights': 512, '(no owner)': 300, '(other owners)': 256}

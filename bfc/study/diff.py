@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bfc.allocators._allocator import Allocator
+from bfc.libraries import np
 from bfc.snapshots.snapshot import Snapshot
 from bfc.study import recorded_settings
 from bfc.study.file_formats import has_devices, read
@@ -15,7 +16,6 @@ from bfc.study.source_lines import Lines, common_names, users_files
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     #: What `diff` compares.
@@ -139,8 +139,6 @@ class _Run:
 
     def live_at(self, event: int) -> NDArray[np.intp]:
         """The events that allocated what is live after an event."""
-        import numpy as np
-
         trace = self.trace
         last = np.full(trace._number_count, -1, np.int64)
         named = np.flatnonzero(trace.op[: event + 1] != 2)
@@ -150,8 +148,6 @@ class _Run:
 
     def held(self, kind: str, live: NDArray[np.intp]) -> Held:
         """What is live, summed by the names of one kind."""
-        import numpy as np
-
         trace = self.trace
         if kind == "size":
             sizes, counts = np.unique(trace.size[live], return_counts=True)
@@ -167,8 +163,6 @@ class _Run:
 
 def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> Held:
     """Bytes and allocations by the name of each number. Numbers of one name count together."""
-    import numpy as np
-
     found, inverse, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     # Two sums of halves are exact where one sum in 64 bits would overflow.
     high, low = np.zeros((2, len(found)), np.uint64)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
 
 from bfc.errors import ClosedError, PolicyError, SubAllocatorError
+from bfc.libraries import np
 from bfc.snapshots.snapshot import OwnerBytes, Snapshot, Stats
 from bfc.study.ground import Block, Ground
 from bfc.suballocators.base import SubAllocator, resolve_limit
@@ -22,7 +23,6 @@ from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import as_int, parse_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: Regions begin at multiples of this, as those of the compiled policies.
@@ -320,8 +320,6 @@ class PythonRun:
 
     def timeline_rows(self) -> bytes:
         """The rows that `keep_timeline` asked for, as bytes: seven 64-bit numbers each."""
-        import numpy as np
-
         assert self._rows is not None
         rows = np.frombuffer(self._rows, np.uint64).reshape(-1, 7)
         shown: bytes = rows[sampled([*rows[:, 1:4].T], self._samples)].tobytes()

@@ -7,6 +7,7 @@ from dataclasses import replace as with_
 from typing import Any
 
 from bfc.errors import SettingsError
+from bfc.libraries import np
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import SEGMENT_CHANGES
@@ -183,8 +184,6 @@ def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
     ended there, and a setting under which it fits must serve this request, too: it is added, and
     freed at once. Refusals that the program survived are left out.
     """
-    import numpy as np
-
     torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
     try:
         event, size, _free = (int(number) for number in torch["oom"][-1])  # type: ignore[index]

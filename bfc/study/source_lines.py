@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.pytorch.owners import is_the_users
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -21,8 +21,6 @@ MOST_NAMESAKES = 30
 
 def users_files(trace: Trace) -> set[str]:
     """The files of the user's own code that a trace names."""
-    import numpy as np
-
     numbers = np.unique(trace.frames.rows[:, 0]).tolist()
     return {name for number in numbers if is_the_users(name := trace.frames.text(number))}
 
@@ -74,8 +72,6 @@ class Lines:
 
     def of(self, stacks: NDArray[Any]) -> NDArray[np.int64]:
         """The number of a frame for each stack; -1 for the empty one."""
-        import numpy as np
-
         found, inverse = np.unique(stacks, return_inverse=True)
         chosen = found.astype(np.int64)
         open_ = chosen > 0
@@ -91,8 +87,6 @@ class Lines:
     def _innermost(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
         """For each stack, itself or else the nearest of its callers whose own frame is wanted; 0 if
         there is none."""
-        import numpy as np
-
         parents = self._stacks[:, 0].astype(np.int64)
         leads_to = np.where(wanted[self._stacks[:, 1]], np.arange(len(parents)), parents)
         leads_to[0] = 0
@@ -104,8 +98,6 @@ class Lines:
 
     def _frames_that(self, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
         """For each frame, whether its file or, if it is C++, its function is wanted."""
-        import numpy as np
-
         if not len(self._frames):
             return np.zeros(1, bool)
         column = self._frames.rows[:, 2 if wanted in (_is_backward, _is_operator) else 0]

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import SettingsError, SubAllocatorError
+from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST, VERSIONS, rules_of
 from bfc.pytorch.settings import CachingSettings
@@ -20,7 +21,6 @@ from bfc.trace import Trace
 from bfc.trace.beginning import VARIABLE
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: Below these there is nothing that a device hands out of itself.
@@ -89,8 +89,6 @@ def _placed(trace: Trace) -> tuple[NDArray[np.uint64], int, list[tuple[int, int]
     was recorded, (address, bytes) of the segments in their order, and the text of the settings.
     None if that is not known, or if memory was mapped, which replays elsewhere: an expandable
     segment takes more addresses than those of it that were recorded."""
-    import numpy as np
-
     meta = trace.meta if isinstance(trace.meta, dict) else {}
     said: Any = meta.get("torch", meta.get("placed"))
     try:

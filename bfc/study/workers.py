@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.study.candidates import Outcome, Point, replay
 from bfc.study.cluster import Cluster
 from bfc.trace import Trace
@@ -162,8 +163,6 @@ def usable_cores() -> int:
 
 def _write(trace: Trace, path: str) -> None:
     """Not compressed: it is read once by each process."""
-    import numpy as np
-
     arrays: dict[str, Any] = {"meta": np.array(json.dumps(trace.meta))}
     for name in ("op", "id", "size", "stream", "pool", "pools", "pool_marks"):
         values = getattr(trace, name)

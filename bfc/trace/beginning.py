@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import SettingsError
+from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import SEGMENT_ALLOC
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.allocators._allocator import Allocator
@@ -113,8 +113,6 @@ def frees_of(op: NDArray[np.uint8], numbers: NDArray[np.uint32]) -> NDArray[np.i
     """The event that frees what an event allocates; -1 where nothing does, and for other events.
     `op` is what each event does, and `numbers` the number of the allocation that it makes or frees.
     Cost: a sort of the numbers."""
-    import numpy as np
-
     named = np.flatnonzero(op != RELEASE)
     # In a stable sort by number each free stands right behind its allocation.
     order = named[np.argsort(numbers[named], kind="stable")]
@@ -126,8 +124,6 @@ def frees_of(op: NDArray[np.uint8], numbers: NDArray[np.uint32]) -> NDArray[np.i
 
 def gaps_in(freed_at: NDArray[np.int64], first: int) -> NDArray[np.bool_]:
     """Which of the first events allocate and free gaps: what they allocate and free themselves."""
-    import numpy as np
-
     found = np.zeros(len(freed_at), bool)
     made = np.flatnonzero((freed_at[:first] >= 0) & (freed_at[:first] < first))
     found[made] = found[freed_at[made]] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
@@ -21,7 +22,6 @@ from bfc.pytorch.writer import ordinal_of, settings_as_torch
 from bfc.snapshots.columns import ASLEEP, CHUNK, IN_RANGE, RECORD, REGION, STATES
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.snapshots.columns import HistoryColumns, RegionColumns
@@ -125,8 +125,6 @@ def live_in(snapshot: Snapshot) -> tuple[dict[str, Any], NDArray[np.uint64], lis
     """The blocks of a snapshot that are in use, or wait for a stream, as allocations in the order
     in which they were made: the arguments of the constructor of a trace, the address of each
     event's allocation, and the handle of each of its streams."""
-    import numpy as np
-
     chunks = sorted(snapshot.live_chunks(), key=lambda chunk: (chunk.allocation_id, chunk.ptr))
     stacks = Stacks(chunks)
     owners: dict[str, int] = {"": 0}

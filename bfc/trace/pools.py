@@ -9,10 +9,10 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.pytorch.words import CAPTURE_BEGINS, HOLD, LET_GO, OUR_TAGS, POOL_MARKS, SCOPE_BEGINS
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 MOST_POOLS = MOST_STREAMS = 1 << 16
@@ -25,8 +25,6 @@ _LET_GO = POOL_MARKS.index(LET_GO)
 def checked_pools(pools: Any) -> NDArray[np.uint64]:
     """The table of pools as a read-only array. Raises TraceError if it is not rows of two numbers,
     the first (0, 0)."""
-    import numpy as np
-
     if len(pools) > MOST_POOLS:
         raise TraceError(f"pools are at most {MOST_POOLS}, not {len(pools)}")
     # NumPy would make floats of integers of which some are above 2**63 - 1.
@@ -51,8 +49,6 @@ def checked_pools(pools: Any) -> NDArray[np.uint64]:
 def checked_marks(marks: Any, events: int, pools: int) -> NDArray[np.int64]:
     """What happens to pools as a read-only array, in the order of the events. Raises TraceError if
     a row has a number that is not there."""
-    import numpy as np
-
     rows = np.asarray(marks if len(marks) else np.zeros((0, 4), np.int64))
     if rows.ndim != 2 or rows.shape[1] not in (3, 4) or rows.dtype.kind not in "iu":
         raise TraceError("pool_marks are rows of integers: event, mark, pool, perhaps stream")
@@ -74,8 +70,6 @@ def actions_of(
     """What a replay does with private pools: (event, action, pool, stream), the event before which
     it does so. These are the `marks` of a trace, and a HOLD where a pool that nobody holds is
     allocated from."""
-    import numpy as np
-
     listed = [(event, at, *of_pool) for at, (event, *of_pool) in enumerate(marks.tolist())]
     begun, let_go = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     for event, _, mark, number, _ in listed:

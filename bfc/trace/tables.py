@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from bfc.errors import TraceError
+from bfc.libraries import np
 from bfc.snapshots.snapshot import Frame
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -40,8 +40,6 @@ class FrameTable(Sequence[Frame]):
     def __init__(
         self, texts: NDArray[np.uint8], ends: NDArray[np.uint64], rows: NDArray[np.uint32]
     ) -> None:
-        import numpy as np
-
         if texts.ndim != 1 or ends.ndim != 1 or rows.ndim != 2 or rows.shape[1] != 3:
             raise TraceError("the table of frames is not texts, their ends, and rows of three")
         last = np.concatenate([np.zeros(1, np.uint64), ends])
@@ -56,8 +54,6 @@ class FrameTable(Sequence[Frame]):
     @classmethod
     def of(cls, frames: Iterable[tuple[str, int, str]]) -> FrameTable:
         """The table of the given (filename, line, name), in their order."""
-        import numpy as np
-
         if isinstance(frames, cls):
             return frames
         numbers: dict[str, int] = {}
@@ -75,7 +71,6 @@ class FrameTable(Sequence[Frame]):
     @classmethod
     def of_arrays(cls, texts: NDArray[Any], ends: NDArray[Any], rows: NDArray[Any]) -> FrameTable:
         """The table from the arrays of a file, which may have any integer types."""
-        import numpy as np
 
         def fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
             top = np.iinfo(dtype).max
@@ -144,8 +139,6 @@ def checked_owners(owners: Iterable[str]) -> tuple[str, ...]:
 def checked_stacks(stacks: Any, frames: int) -> NDArray[np.uint32]:
     """The table of stacks as a read-only array. Raises TraceError if a row has a number that is
     not in its table, or a parent that does not stand before it."""
-    import numpy as np
-
     rows = np.asarray(stacks)
     if rows.ndim != 2 or rows.shape[1] != 2 or (rows.size and rows.dtype.kind not in "iu"):
         raise TraceError("stacks are rows of two integers: parent and frame")

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from bfc.libraries import client, frame_of
+from bfc.libraries import client, frame_of, np
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
     from pandas import DataFrame
@@ -70,15 +69,11 @@ class Timeline:
     @classmethod
     def _of_rows(cls, rows: bytes) -> Timeline:
         """From rows of seven numbers."""
-        import numpy as np
-
         columns = np.frombuffer(rows, np.uint64).reshape(-1, len(fields(cls))).T.copy()
         return cls(*columns)
 
     def _at(self, events: NDArray[np.intp]) -> Timeline:
         """The same rows, if the replay was of these events of a longer trace."""
-        import numpy as np
-
         return replace(self, event=events[self.event.astype(np.intp)].astype(np.uint64))
 
     def __len__(self) -> int:
@@ -178,8 +173,6 @@ def set_axes(ax: Axes) -> None:
 def sampled(figures: Sequence[NDArray[Any]], samples: int) -> NDArray[np.int64]:
     """The rows to show of many: all, if they are at most `samples`. Else of each interval the last,
     and those where a figure is largest and smallest."""
-    import numpy as np
-
     count, each = len(figures[0]), 1 + 2 * len(figures)
     if count <= samples:
         return np.arange(count)

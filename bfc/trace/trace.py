@@ -13,7 +13,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import read_arrays, replacing
-from bfc.libraries import frame_of
+from bfc.libraries import frame_of, np
 from bfc.pytorch.rules import VERSIONS
 from bfc.suballocators.base import SubAllocator
 from bfc.trace import from_snapshot, rmm_log
@@ -26,7 +26,6 @@ from bfc.trace.timeline import Occupancy, Timeline
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import ArrayLike, NDArray
     from pandas import DataFrame
 
@@ -264,8 +263,6 @@ class Trace:
         pool_marks: ArrayLike = (),
         meta: Any = None,
     ) -> None:
-        import numpy as np
-
         ops = _column("op", op, np.uint8)
         ids = _column("id", id, np.uint32)
         sizes = _column("size", size, np.uint64)
@@ -429,8 +426,6 @@ class Trace:
 
     def _without_pools(self) -> Trace:
         """The events that are for no private pool, with beginning, version and marks."""
-        import numpy as np
-
         if self.pool is None:
             return self
         kept, start, freed_at = self.pool == 0, self.beginning, self._frees()
@@ -545,8 +540,6 @@ class Trace:
     def _live(self) -> NDArray[Any]:
         """The requested bytes that are live after each event: exact, so Python's integers where 64
         bits are too few."""
-        import numpy as np
-
         fits = float(self.size.sum(dtype=np.float64)) < 2.0**62
         size = self.size.astype(np.int64 if fits else object)
         freed_at = self._frees()
@@ -557,8 +550,6 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the live bytes over time."""
-        import numpy as np
-
         from bfc.snapshots import inline
 
         live, peak, most = self._live(), self.fullest_event(), self.peak_bytes_live()
@@ -875,8 +866,6 @@ class Trace:
         ...     path.read_text().splitlines()[1]
         '0,00:00:00.000000,allocate,0x1000,1000,0x0'
         """
-        import numpy as np
-
         placed = self._recorded_addresses() if addresses is None else list(np.asarray(addresses))
         if len(placed) != len(self):
             raise ValueError(f"there are {len(placed)} addresses for {len(self)} events")
@@ -884,8 +873,6 @@ class Trace:
 
     def _recorded_addresses(self) -> list[Any]:
         """The addresses in `meta`, or else made-up ones at which no two allocations overlap."""
-        import numpy as np
-
         for part in self.meta.values() if isinstance(self.meta, dict) else ():
             known = part.get("addresses") if isinstance(part, dict) else None
             if isinstance(known, list) and len(known) == len(self):
@@ -948,8 +935,6 @@ class Trace:
         ...     bfc.Trace.load(path).meta
         {'model': 'small'}
         """
-        import numpy as np
-
         rest, addresses = _apart(self.meta)
         arrays: dict[str, Any] = {
             name: values
@@ -1001,8 +986,6 @@ class Trace:
         >>> trace.closed().op.tolist(), trace.closed().id.tolist()
         ([0, 0, 1, 1], [0, 1, 0, 1])
         """
-        import numpy as np
-
         last = np.full(self._number_count, -1, np.int64)
         named = np.flatnonzero(self.op != RELEASE)
         last[self._numbers[named]] = named
@@ -1093,8 +1076,6 @@ class Trace:
         A timeline adds at most a fifth to the time of a replay of 50,000 events or more. Without
         `samples` nothing is added.
         """
-        import numpy as np
-
         if samples is not None and operator.index(samples) < 1:
             raise ValueError(f"samples is a number of rows from 1 on, not {samples}")
         if not isinstance(allocator, Allocator) and not hasattr(type(allocator), "_run"):
@@ -1118,8 +1099,6 @@ class Trace:
     def _steps(self, kept: NDArray[np.intp] | None) -> list[tuple[int, str]]:
         """Where the steps of a plan begin, as `meta["marks"]` says, among the events that are kept.
         What is no mark is left out."""
-        import numpy as np
-
         found = []
         marks = self.meta.get("marks") if isinstance(self.meta, dict) else None
         for mark in marks if isinstance(marks, list | tuple) else ():
@@ -1136,8 +1115,6 @@ class Trace:
         self, op: NDArray[np.uint8], pool: NDArray[np.uint16], kept: NDArray[np.intp] | None
     ) -> list[tuple[int, int, int, int]]:
         """What a replay of the events that are kept does with private pools, and before which."""
-        import numpy as np
-
         marks = self._pool_marks
         if kept is not None:
             marks = marks.copy()
@@ -1153,8 +1130,6 @@ class Trace:
     ) -> Replay | None:
         """A replay of the events that are kept. None is all, and then the beginning must lie as
         recorded: if it cannot, the answer is None, and nothing is live."""
-        import numpy as np
-
         chosen: Any = slice(None) if kept is None else kept
         columns = [values[chosen] for values in (self.op, self._numbers, self.size, self.stream)]
         # The trace's ordinals are not handles. Nothing is queued on any stream, so stream 0 will
@@ -1236,8 +1211,6 @@ class Trace:
         >>> trace.occupancy(result.addresses, columns=4, rows=2).cells.T.tolist()
         [[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]]
         """
-        import numpy as np
-
         if operator.index(columns) < 1 or operator.index(rows) < 1:
             raise ValueError(f"columns and rows are counts from 1 on, not {columns} and {rows}")
         placed = _column("addresses", addresses, np.uint64)
@@ -1260,8 +1233,6 @@ class Trace:
 
 def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
     """A copy with one dimension and the right dtype. Raises TraceError if the values do not fit."""
-    import numpy as np
-
     array = np.asarray(values)
     if array.ndim != 1:
         raise TraceError(f"{name} has {array.ndim} dimensions: it must have one")
@@ -1275,16 +1246,12 @@ def _column(name: str, values: ArrayLike, dtype: type) -> NDArray[Any]:
 
 def _fixed(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """A copy in a bytes object, which cannot be changed: compiled code relies on the values."""
-    import numpy as np
-
     return np.ndarray(len(array), dtype, array.astype(dtype, copy=False).tobytes())
 
 
 def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
     """The ids as indices into a table that is no larger than a few times the events, whatever the
     ids are."""
-    import numpy as np
-
     if len(ids) == 0:
         return ids, 0
     top = int(ids.max()) + 1
@@ -1297,8 +1264,6 @@ def _dense(ids: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
 def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
     """The meta without the addresses of a recording, and the addresses. These are None if they are
     not a list of numbers that an array can hold."""
-    import numpy as np
-
     torch = meta.get("torch") if isinstance(meta, dict) else None
     if not isinstance(torch, dict) or not isinstance(addresses := torch.get("addresses"), list):
         return meta, None
@@ -1310,8 +1275,6 @@ def _apart(meta: Any) -> tuple[Any, NDArray[np.uint64] | None]:
 
 def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
     """Puts back together what `_apart` took apart."""
-    import numpy as np
-
     if addresses is None:
         return meta
     torch = meta.get("torch") if isinstance(meta, dict) else None
@@ -1323,8 +1286,6 @@ def _joined(meta: Any, addresses: NDArray[Any] | None) -> Any:
 
 def _placed(columns: dict[str, Any]) -> dict[str, Any]:
     """Where a run was placed, as `meta["placed"]`."""
-    import numpy as np
-
     found = [_column(name, columns[name], np.uint64).tolist() for name in PLACED]
     if len({len(column) for column in found[1:]}) > 1:
         raise TraceError(f"{', '.join(PLACED[1:])} differ in length")
