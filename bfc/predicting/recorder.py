@@ -83,6 +83,8 @@ _FILLS_ZEROS = frozenset(
         "index_fill",
     )
 )
+#: Functions whose gradient does not fill its zeros in place.
+_FILLS_NO_ZEROS = frozenset(("ScatterReduceBackward0",))
 #: Operators that change what they have made before in the gradient of one function
 #: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward).
 _CHANGES = dict.fromkeys(("aten::sub", "aten::mul"), "BinaryCrossEntropyWithLogitsBackward0")
@@ -529,6 +531,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             same = node is not None and node.name() == known.changes_in
             return key if same and made is not None and made[0] == self._node() else None
         if known.fills_zeros:
+            node = torch._C._current_autograd_node()
+            if node is not None and node.name() in _FILLS_NO_ZEROS:
+                return None
             of_zeros = made is not None and made[1].removeprefix("aten::") in _ZEROS
             return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]
         new = args[1]

@@ -20,6 +20,7 @@ convolution_workspaces.py  how much memory cuDNN works in
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is
+gradients.py          gradients that it computes otherwise for subclasses
 files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
 sparse.py             tensors of indices and values
@@ -37,6 +38,7 @@ from bfc.predicting.rules import (
     files,
     foreach,
     gemm,
+    gradients,
     indexing,
     losses,
     normalization,
@@ -66,6 +68,7 @@ __all__ = [
     "files",
     "foreach",
     "gemm",
+    "gradients",
     "indexing",
     "losses",
     "normalization",

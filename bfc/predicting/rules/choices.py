@@ -1,7 +1,8 @@
 """What PyTorch decides by asking what a tensor is, and would decide otherwise for a fake one.
 
 From torch/optim (`_foreach_supported_types`), torch/amp/grad_scaler.py (a step is skipped where
-gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/data.
+gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/data, and
+ATen/native/Onehot.cpp.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.predicting.arrivals import Arrivals
-from bfc.predicting.rules.interface import WHOLE, around
+from bfc.predicting.rules.interface import WHOLE, around, on_cuda
 
 
 @around
@@ -121,6 +122,32 @@ def biases(recorder: Any) -> Iterator[None]:
     with (
         patch.object(functional, "linear", linear),
         patch.dict(table, {id(linear): "aten::linear"}),
+    ):
+        yield
+
+
+@around
+@contextmanager
+def one_hot(recorder: Any) -> Iterator[None]:
+    """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
+    another type, which is then converted (ATen/native/Onehot.cpp)."""
+    import torch
+    import torch.nn.functional as functional
+
+    build = functional.one_hot
+
+    def rows(tensor: Any, num_classes: int = -1) -> Any:
+        given = on_cuda(tensor) and tensor.dtype == torch.int64 and tensor.numel()
+        if not given or num_classes == 0 or num_classes < -1:
+            return build(tensor, num_classes)
+        if num_classes == -1:
+            num_classes = int(tensor.max().item()) + 1
+        made = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
+        return made.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    with (
+        patch.object(functional, "one_hot", rows),
+        patch.object(torch._C._nn, "one_hot", rows),
     ):
         yield
 

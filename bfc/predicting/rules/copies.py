@@ -3,8 +3,10 @@
 From PyTorch's ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out multiplies first),
 UpSampleNearest2d.cu, UpSampleBilinear2d.cu, DilatedMaxPool2d.cu and AveragePool2d.cu (contiguous),
 TensorTransformations.cu and ATen/native/TensorTransformations.h (roll), ATen/native/cuda/Copy.cu
-(copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp (masked_scatter_), and
-ATen/native/ReduceOps.cpp, SoftMax.cpp, TensorCompare.cpp for what is composed.
+(copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp (masked_scatter_), DistanceKernel.cu
+(a difference for each pair), SpectralOps.cpp (_fft_c2r_cufft), ATen/native/
+TensorAdvancedIndexing.cpp (scatter_reduce_two), and ATen/native/ReduceOps.cpp, SoftMax.cpp,
+TensorCompare.cpp, AffineGridGenerator.cpp, Linear.cpp and cuda/Sorting.cpp for what is composed.
 """
 
 from __future__ import annotations
@@ -19,12 +21,15 @@ from bfc.predicting.rules.interface import (
     Workspace,
     before,
     composed,
+    composition,
     kernel,
     order,
     rule,
     whole,
 )
+from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
+    Made,
     argument,
     channels_last,
     contiguous_copy,
@@ -40,6 +45,7 @@ INDEX = 8
 composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter", "aten::ldexp", "aten::_euclidean_dist"),
+    *("aten::affine_grid_generator", "aten::_trilinear"),
 )
 whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
 # the mask first; from ATen/native/cuda/Dropout.cu
@@ -145,3 +151,70 @@ def _dense(tensor: Any) -> list[int]:
         found.insert(0, step)
         step *= int(tensor.shape[dim])
     return found
+
+
+# -- computed beside the result -----------------------------------------------------------------
+
+
+@rule("aten::_cdist_backward", "aten::_pdist_backward")
+def differences(call: Call) -> Iterator[Workspace | Release]:
+    """What each pair of rows adds to the gradient, which is then summed up."""
+    result, distances = call.result, call.args[-1]
+    if not numel(result) or not numel(distances) or argument(call, "p") == 0:
+        return
+    *batch, rows, columns = map(int, result.shape)
+    others = rows - 1 if operator(call) == "_pdist_backward" else int(distances.shape[-1])
+    pairs = Made(result, (*batch, others, rows, columns))
+    yield Workspace(nbytes(pairs), what="gradient of each pair")
+    kernel = kernel_of("sum", pairs, False)
+    yield from reduce(call, pairs, [len(batch)], kernel, int(result.element_size()))
+
+
+@rule("aten::scatter_reduce", "aten::scatter_reduce_")
+def counts(call: Call) -> Iterator[Workspace | Release]:
+    """A mean divides by how many numbers came to each place."""
+    if argument(call, "reduce") == "mean":
+        ones = Workspace(nbytes(argument(call, "src")), what="ones")
+        yield ones
+        yield Workspace(nbytes(call.result), what="numbers at each place")
+        nowhere = Workspace(numel(call.result), what="places without a number")
+        yield nowhere
+        yield Release(nowhere)
+
+
+@rule("aten::_fft_c2r")
+def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
+    """cuFFT overwrites what it is given: a copy of that."""
+    yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
+
+
+@composition("aten::count_nonzero")
+def count_nonzero(tensor: Any, dim: Any = None) -> Any:
+    """A mask, which is summed up (ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
+    import torch
+
+    mask = tensor if tensor.dtype == torch.bool else tensor != 0
+    return mask.sum([] if dim is None else dim)
+
+
+@composition("aten::median")
+def median(tensor: Any, *dim: Any, **named: Any) -> Any:
+    """Of all elements: they are sorted. Along one dimension the kernel takes nothing."""
+    import torch
+
+    if dim or named:
+        return _along_one_dimension(tensor, *dim, **named)
+    ordered = tensor.flatten().sort()[0]
+    middle = ordered[(ordered.numel() - 1) // 2]
+    return torch.where(ordered[-1].isnan(), ordered[-1], middle)
+
+
+def _along_one_dimension(tensor: Any, dim: int, keepdim: bool = False) -> Any:
+    import torch
+
+    shape = [int(size) for size in tensor.shape]
+    if shape and keepdim:
+        shape[dim] = 1
+    elif shape:
+        del shape[dim]
+    return tensor.new_empty(shape), tensor.new_empty(shape, dtype=torch.int64)

@@ -2,16 +2,26 @@
 
 From PyTorch's ATen/native/cuda/Sort.cpp, Sort.h and SortStable.cu (which sort is taken),
 TensorTopK.cu and TensorTopK.cpp (several blocks for a row, and the sort of what was chosen),
-ScanKernels.cpp and ScanUtils.cuh, ATen/native/Distributions.cpp and cuda/MultinomialKernel.cu.
+ScanKernels.cpp and ScanUtils.cuh, ATen/native/Distributions.cpp and cuda/MultinomialKernel.cu,
+cuda/Randperm.cu, cuda/UniqueCub.cu (compute_unique) and cuda/Unique.cu (unique_dim_cuda_template).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, rule
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    answer,
+    before,
+    on_cuda,
+    rule,
+)
 from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
     argument,
@@ -207,3 +217,105 @@ def chosen(call: Call) -> Iterator[Workspace | Release]:
     if tensor.shape:
         size = cub.select_flagged(numel(tensor), call.torch_version, call.gpu.cc)
         yield from cub.for_a_moment(size, "places")
+
+
+# -- orders at random, and elements that differ -------------------------------------------------
+
+
+def bits_of_an_order(count: int) -> int:
+    """How many bits random keys have, so that hardly two are alike."""
+    seldom = math.log(0.9) * 12
+    return min(64, math.ceil(math.log2(count - (6 * count * count + 1) / seldom)))
+
+
+@answer("aten::randperm")
+def order(call: Call, run: Callable[[], Any]) -> Any:
+    """A range is sorted by random keys."""
+    import torch
+
+    made = run()
+    count = int(numel(made))
+    if not on_cuda(made) or not count:
+        return made
+    bits = bits_of_an_order(count)
+    key = 4 if bits <= 32 else INDEX
+    size = cub.radix_sort(count, key, int(made.element_size()), bits, call.gpu.cc)
+    with call.recording:
+        numbers = torch.empty_like(made)
+        keys = torch.empty(count * key, dtype=torch.uint8, device=made.device)
+        ordered = torch.empty_like(keys)
+        sorting = keys.new_empty(size)
+    del sorting, ordered, keys, numbers
+    return made
+
+
+@answer("aten::_unique2", "aten::unique_consecutive")
+def unique(call: Call, run: Callable[[], Any]) -> Any:
+    """Elements that differ: at most all, and memory for all. They are sorted, unless those count
+    as different that do not lie side by side."""
+    tensor = call.args[0]
+    if argument(call, "dim") is not None:
+        return _unique_rows(call, False)
+    call.assume("unique: all elements", numel(tensor))
+    sorts = operator(call) == "_unique2"
+    key, count = int(tensor.element_size()), numel(tensor)
+    inverse = bool(argument(call, "return_inverse"))
+    with call.recording:
+        flat = tensor.reshape(-1)
+        held = [tensor.new_empty(count)] if sorts else []
+        size = cub.radix_sort(count, key, INDEX if inverse else 0, key * 8, call.gpu.cc)
+        held += _indices(flat, count, 2 if sorts and inverse else 0)
+        if sorts:
+            _for_a_moment(flat, size)
+        del held[1:-1]  # the range
+        places = _indices(flat, count, 1)[0].view(tensor.shape) if inverse else None
+        _indices(flat, count, 1 if inverse else 0)
+        found = flat.new_empty(count)
+        counts = _indices(flat, count, 1)[0] if argument(call, "return_counts") else None
+        del held
+    nothing = flat.new_empty(0, dtype=_index_type())
+    return found, nothing if places is None else places, nothing if counts is None else counts
+
+
+@answer("aten::unique_dim", "aten::unique_dim_consecutive")
+def unique_rows(call: Call, run: Callable[[], Any]) -> Any:
+    """Rows that differ: at most all."""
+    return _unique_rows(call, operator(call) == "unique_dim")
+
+
+def _unique_rows(call: Call, sorts: bool) -> Any:
+    tensor, dim = call.args[0], int(argument(call, "dim"))
+    count = int(tensor.shape[dim])
+    call.assume("unique: all rows", count)
+    with call.recording:
+        rows = tensor.transpose(dim, 0).contiguous()
+        indices = _indices(rows, count, 1)[0]
+        if sorts:  # Thrust's merge sort, with as many numbers again
+            _for_a_moment(rows, count * INDEX)
+        places = counts = rows.new_empty(0, dtype=_index_type())
+        if argument(call, "return_inverse"):
+            where, places = _indices(rows, count, 2)
+            del where
+        if argument(call, "return_counts"):
+            numbers = _indices(rows, count + 1, 1)
+            counts = _indices(rows, count, 1)[0]
+            del numbers
+        found = tensor.index_select(dim, indices)
+        del indices, rows
+    return found, places, counts
+
+
+def _index_type() -> Any:
+    import torch
+
+    return torch.int64
+
+
+def _indices(like: Any, count: int, times: int) -> list[Any]:
+    return [like.new_empty(count, dtype=_index_type()) for _ in range(times)]
+
+
+def _for_a_moment(like: Any, nbytes: int) -> None:
+    import torch
+
+    like.new_empty(nbytes, dtype=torch.uint8)

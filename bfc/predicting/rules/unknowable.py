@@ -57,8 +57,8 @@ UNKNOWABLE = {
     ),
     **dict.fromkeys(
         (
-            *("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive"),
-            *("aten::bincount", "aten::histc", "aten::randperm"),
+            *("aten::unique_dim", "aten::unique_dim_consecutive"),
+            *("aten::bincount", "aten::histc"),
         ),
         "temporary storage of CUB and Thrust: a few times the size of the tensor",
     ),

@@ -165,18 +165,6 @@ def _fills(call: Call) -> bool:
     return not others and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
 
 
-@answer("aten::_unique2", "aten::unique_consecutive")
-def unique(call: Call, run: Callable[..., Any]) -> Any:
-    """Elements that differ: at most all."""
-    import torch
-
-    tensor = call.args[0]
-    call.assume("unique: all elements", tensor.numel())
-    places = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
-    counts = torch.empty(tensor.numel(), dtype=torch.int64, device=tensor.device)
-    return tensor.new_empty(tensor.numel()), places, counts
-
-
 @answer("aten::bincount")
 def bincount(call: Call, run: Callable[..., Any]) -> Any:
     """How often each number occurs: as many numbers as there are elements, or as are asked for."""
@@ -203,4 +191,8 @@ def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
     if size is None:
         size = repeats.numel()
         call.assume("repeat_interleave: each once", size)
-    return torch.empty(int(size), dtype=torch.int64, device=repeats.device)
+    with call.recording:  # where each begins (ATen/native/Repeat.h, repeat_interleave_common)
+        ends = repeats.contiguous().cumsum(0)
+        made = torch.empty(int(size), dtype=torch.int64, device=repeats.device)
+        del ends
+    return made

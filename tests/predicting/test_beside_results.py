@@ -1,0 +1,148 @@
+"""What kernels make beside their results, and gradients that fake tensors would compute otherwise:
+each by the sizes that PyTorch's source gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+import bfc
+
+
+def sizes(run: Any) -> list[int]:
+    """The allocations in their order."""
+    trace = run.trace
+    return [int(size) for op, size in zip(trace.op, trace.size, strict=True) if op == 0]
+
+
+def assumed(run: Any) -> dict[str, Any]:
+    return {one["what"]: one["value"] for one in run.assumptions}
+
+
+def tensor(*shape: int, dtype: Any = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+def test_one_hot_writes_ones_into_zeros() -> None:
+    """For subclasses PyTorch compares all numbers with all, and converts the answers."""
+    with bfc.predict("a100") as run:
+        functional.one_hot(tensor(512, dtype=torch.int64), 64)
+        functional.one_hot(torch.full((512,), 7, device="cuda"))
+    given, number = 512 * 8, 8
+    assert sizes(run) == [given, 64 * given, given, number, 8 * given]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_gradient_of_a_running_product_is_a_quotient(dim: int) -> None:
+    with bfc.predict("a100") as run:
+        x = tensor(256, 64).requires_grad_()
+        y = x.cumprod(dim)
+        y.backward(torch.empty_like(y))
+    each, mask = 256 * 64 * 4, 256 * 64
+    partial = [size for size in sizes(run)[5:] if size == each]
+    assert sizes(run)[:6] == [each, each, each, each, mask, 1]
+    assert len(partial) == 4  # flipped, summed up, flipped, divided
+    assert assumed(run) == {"the gradient of a product: elements that are zero": 0}
+
+
+def test_the_gradient_of_a_product_is_a_quotient() -> None:
+    with bfc.predict("a100") as run:
+        x = tensor(256, 64).requires_grad_()
+        torch.prod(x, dim=1).backward(tensor(256))
+        x.prod().backward()
+        x.detach().prod(1, keepdim=True)
+    each = 256 * 64 * 4
+    assert sizes(run).count(each) == 1 + 2 + 2
+    assert not any(size % each and size > 2 * each for size in sizes(run))
+
+
+def test_a_grid_of_an_image_is_a_product() -> None:
+    """With a workspace of cuBLAS, and the places of all pixels beside it."""
+    with bfc.predict("a100") as run:
+        functional.affine_grid(tensor(8, 2, 3), [8, 3, 64, 64], align_corners=False)
+    assert {8 * 64 * 64 * 3 * 4, 8 * 64 * 64 * 2 * 4, 8_519_680} < set(sizes(run))
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_distances_have_a_gradient_for_each_pair(p: float) -> None:
+    """Unless there are many in two norms, which are a product of matrices."""
+    with bfc.predict("a100") as run:
+        x, y = tensor(20, 32).requires_grad_(), tensor(16, 32)
+        functional.pdist(x, p).sum().backward()
+        torch.cdist(x, y, p).sum().backward()
+    assert {20 * 16 * 32 * 4, 20 * 19 * 32 * 4} < set(sizes(run))
+
+
+def test_a_mean_of_what_is_scattered_counts() -> None:
+    with bfc.predict("a100") as run:
+        index, source = tensor(1000, 64, dtype=torch.int64), tensor(1000, 64)
+        tensor(100, 64).scatter_reduce_(0, index, source, "mean")
+        tensor(100, 64).scatter_reduce_(0, index, source, "sum")
+    into, ones = 100 * 64 * 4, 1000 * 64 * 4
+    assert sizes(run) == [2 * ones, ones, into, ones, into, into // 4, into]
+
+
+def test_what_is_not_zero_is_counted_in_a_mask() -> None:
+    with bfc.predict("a100") as run:
+        tensor(256, 64).count_nonzero(1)
+    mask = 256 * 64
+    assert sizes(run) == [4 * mask, mask, 256 * 8, 8 * mask]
+
+
+def test_the_median_of_all_is_found_by_sorting() -> None:
+    with bfc.predict("a100") as run:
+        x = tensor(256, 64)
+        x.median()
+        values, indices = x.median(1, keepdim=True)
+        assert values.shape == indices.shape == (256, 1)
+    assert sizes(run)[1:3] == [256 * 64 * 4, 256 * 64 * 8]
+    assert sizes(run)[-2:] == [256 * 4, 256 * 8]
+
+
+def test_an_order_at_random_is_a_sort_by_random_keys() -> None:
+    with bfc.predict("a100") as run:
+        torch.randperm(1000, device="cuda")
+        torch.randperm(100_000, device="cuda")
+    found = sizes(run)
+    assert found[:5] == [8000, 8000, 4000, 4000, 1]
+    assert found[5:9] == [800_000] * 4
+
+
+def test_elements_that_differ_take_what_is_asked_for() -> None:
+    with bfc.predict("a100") as run:
+        x = tensor(1000)
+        assert x.unique().shape == (1000,)
+        few = sizes(run)
+        found, places, counts = x.unique(return_inverse=True, return_counts=True)
+        assert found.shape == places.shape == counts.shape == (1000,)
+    assert few.count(4000) == 3  # given, sorted, found
+    assert 8000 not in few
+    assert sizes(run)[len(few) :].count(8000) == 2 + 2 + 1  # range, order; inverse, sums; counts
+
+
+def test_rows_that_differ_are_at_most_all() -> None:
+    with bfc.predict("a100") as run:
+        x = tensor(100, 3)
+        found, places = torch.unique(x, dim=0, return_inverse=True)
+        assert found.shape == (100, 3)
+        assert places.shape == (100,)
+        again, counts = torch.unique_consecutive(x.t(), dim=1, return_counts=True)
+        assert again.shape == (3, 100)
+        assert counts.shape == (100,)
+    assert assumed(run) == {"unique: all rows": 100}
+
+
+def test_a_transform_back_copies_what_it_is_given() -> None:
+    with bfc.predict("a100") as run:
+        torch.fft.irfft(tensor(16, 129, dtype=torch.complex64))
+    assert sizes(run) == [16 * 129 * 8, 16 * 256 * 4, 16 * 129 * 8]
+
+
+def test_repeats_are_summed_up() -> None:
+    with bfc.predict("a100") as run:
+        tensor(100, 64).repeat_interleave(tensor(100, dtype=torch.int64), 0, output_size=300)
+    assert sizes(run)[2] == 800
+    assert sizes(run)[-2:] == [300 * 8, 300 * 64 * 4]
