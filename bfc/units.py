@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Iterator, Sequence
 from typing import SupportsIndex
 
 MAX_BYTES = 2**63 - 1
@@ -120,3 +121,27 @@ def format_bytes(nbytes: int) -> str:
         if abs(nbytes) < 1 << (shift + 10):
             return f"{nbytes / (1 << shift):.2f} {unit}"
     return f"{nbytes / (1 << 50):.2f} PiB"
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table for people.
+
+    Parameters
+    ----------
+    rows : sequence of sequence of str
+        The cells of each row, the headings first.
+
+    Yields
+    ------
+    str
+        Texts of the first column stand to the left, and figures in all others to the right.
+
+    Examples
+    --------
+    >>> list(in_columns([("run", "bytes"), ("unet", "7 B")]))
+    ['run   bytes', 'unet    7 B']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()

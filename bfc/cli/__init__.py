@@ -1,7 +1,7 @@
 """The command `bfc`, which is `python -m bfc` too: one file a subcommand, with
 `add_to(subparsers)` and `run(arguments)`. In order:
 
-    sizes.py               sizes of devices
+    sizes.py               numbers, and sizes of devices
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts

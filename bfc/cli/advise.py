@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import bfc
-from bfc.cli.runs import add_torch, option_named
+from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
 from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import add_formats, show
 from bfc.study.advise import advise
@@ -62,12 +62,7 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "run_",
-        metavar="RUN",
-        type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
-    )
+    add("run_", metavar="RUN", type=Path, help=FILE)
     add(
         "--device",
         required=True,
@@ -90,12 +85,7 @@ def add_to(subparsers: Any) -> None:
         metavar="ADDRESS",
         help="replay on a Dask cluster instead: its scheduler, such as tcp://10.0.0.1:8786",
     )
-    add(
-        "--snapshot-device",
-        type=int,
-        metavar="N",
-        help="the device whose history to replay, if a snapshot has those of several",
-    )
+    add_snapshot_device(add)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from bfc.cli.runs import read_trace
+from bfc.cli.runs import FILE, add_snapshot_device, read_trace
 from bfc.pytorch.stripped import strip
 from bfc.study.file_formats import PICKLES, has_devices
 
@@ -33,19 +33,9 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "source",
-        metavar="IN",
-        type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
-    )
+    add("source", metavar="IN", type=Path, help=FILE)
     add("target", metavar="OUT", type=Path, help="the file to write: .npz, or .pickle")
-    add(
-        "--snapshot-device",
-        type=int,
-        metavar="N",
-        help="the device whose history to take, if a snapshot has those of several",
-    )
+    add_snapshot_device(add)
     parser.set_defaults(run=run)
 
 

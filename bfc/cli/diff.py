@@ -10,7 +10,8 @@ from typing import Any
 import bfc
 from bfc.browser.compared import data_of_diff
 from bfc.browser.render import render
-from bfc.cli.runs import add_torch, option_named
+from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
+from bfc.cli.sizes import positive
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.study.diff import compared, devices_of
@@ -60,14 +61,13 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    what = "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name"
-    add("first", metavar="A", type=Path, help=f"the first run: {what}")
+    add("first", metavar="A", type=Path, help=f"the first run: {FILE}")
     add("second", metavar="B", type=Path, help="the second run")
     add_torch(add)
     add_formats(parser)
     add(
         "--rows",
-        type=_positive,
+        type=positive,
         default=SHOWN,
         metavar="N",
         help=f"the rows of each table at most, those that changed most (default: {SHOWN})",
@@ -78,12 +78,7 @@ def add_to(subparsers: Any) -> None:
         metavar="SIZE",
         help="by how much the peak of B may be larger before the exit code is 1 (default: 0)",
     )
-    add(
-        "--snapshot-device",
-        type=int,
-        metavar="N",
-        help="the device whose history to take, if snapshots have those of several",
-    )
+    add_snapshot_device(add)
     add(
         "-o",
         "--output",
@@ -140,10 +135,3 @@ def _versions(first: bfc.Trace, second: bfc.Trace) -> Iterator[str]:
 def _read(path: Path, device: int | None) -> bfc.Trace:
     with option_named(path):
         return read(path, device, frames=True)
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bfc
-from bfc.cli.replay import whole
-from bfc.cli.runs import add_torch, read_trace
+from bfc.cli.runs import FILE, add_snapshot_device, add_torch, read_trace
 from bfc.cli.tables import Cells, add_formats, printable, show
 from bfc.errors import PlanError
 from bfc.files import open_regular
@@ -45,12 +44,7 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "source",
-        metavar="RUN",
-        type=Path,
-        help="an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name",
-    )
+    add("source", metavar="RUN", type=Path, help=FILE)
     add("-o", "--output", metavar="PLAN", type=Path, help="write the plan to this file, an .npz")
     add(
         "--fallback",
@@ -59,12 +53,7 @@ def add_to(subparsers: Any) -> None:
         help="the policy that serves what is not planned (default: caching, PyTorch's)",
     )
     add("--marks", metavar="FILE", type=Path, help="JSON: the events at which iterations begin")
-    add(
-        "--snapshot-device",
-        type=whole,
-        metavar="N",
-        help="the device whose history to take, if a snapshot has those of several",
-    )
+    add_snapshot_device(add)
     add_torch(add)
     add_formats(parser)
     parser.set_defaults(run=run)

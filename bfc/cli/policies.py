@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import bfc
 from bfc.cli.sizes import device_bytes
@@ -22,9 +22,6 @@ from bfc.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimul
 from bfc.study.experiment import Policy
 from bfc.study.python_policy import PythonPolicy
 from bfc.suballocators import SubAllocator
-
-#: What a policy makes: an allocator, or a policy that is written in Python.
-Made = TypeVar("Made")
 
 
 def device_maker(text: str) -> Callable[[], Counted]:
@@ -113,8 +110,9 @@ def is_pytorch(policy: Policy) -> bool:
 
 def of_version(listed: list[Policy], torch: str) -> list[Policy]:
     """The same policies. Those of PyTorch follow this version."""
+    options: dict[str, Any] = {"torch": torch}
     return [
-        Policy(policy.name, _maker(policy.make_allocator, {"torch": torch}))
+        Policy(policy.name, functools.partial(policy.make_allocator, **options))
         if is_pytorch(policy)
         else policy
         for policy in listed
@@ -132,13 +130,14 @@ def _policy(
         return Policy(name, _planned(name, kind, text, common, torch))
     if kind == "caching":
         common["torch"] = torch
-        return Policy(name, _maker(bfc.CachingAllocator, common | _of_caching(name, text, common)))
+        common |= _of_caching(name, text, common)
+        return Policy(name, functools.partial(bfc.CachingAllocator, **common))
     if kind != "bfc":
         if _is_own(name):
             return Policy(name, _of_module(name, kind, text, common["memory_limit"]))
         raise ValueError(f"--policy {name}: {POLICIES}")
     own = _of_virtual_memory(name, text) if colon else {"allow_growth": arguments.allow_growth}
-    return Policy(name, _maker(bfc.BFCAllocator, common | own))
+    return Policy(name, functools.partial(bfc.BFCAllocator, **common, **own))
 
 
 def _planned(
@@ -227,10 +226,6 @@ def _is_own(name: str) -> bool:
 def _stitches(name: str) -> bool:
     """Whether the policy stitches. Neither TensorFlow nor PyTorch has such a policy."""
     return name.startswith("bfc:") or name.partition(":")[2].split(",")[0] == STITCH
-
-
-def _maker(kind: Callable[..., Made], options: dict[str, Any]) -> Callable[[SubAllocator], Made]:
-    return functools.partial(kind, **options)
 
 
 def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from bfc.cli.policies import (
     policies,
     with_steps,
 )
-from bfc.cli.runs import FILES, add_torch, files, named, read_trace
+from bfc.cli.runs import FILES, add_snapshot_device, add_torch, files, named, read_trace
+from bfc.cli.sizes import positive
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.pytorch.rules import NEWEST
@@ -32,7 +33,7 @@ from bfc.study.figure import plot
 from bfc.study.file_formats import PICKLES, has_devices
 from bfc.study.torch_version import line_of
 from bfc.trace.timeline import pyplot_of
-from bfc.units import format_bytes
+from bfc.units import format_bytes, in_columns
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -109,13 +110,7 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "traces",
-        nargs="+",
-        metavar="TRACE",
-        type=Path,
-        help=FILES,
-    )
+    add("traces", nargs="+", metavar="TRACE", type=Path, help=FILES)
     add(
         "--policy",
         action="append",
@@ -126,15 +121,10 @@ def add_to(subparsers: Any) -> None:
         "bfc for other traces)",
     )
     add_options_of_allocators(add)
-    add(
-        "--snapshot-device",
-        type=whole,
-        metavar="N",
-        help="the device whose history to replay, if a snapshot has those of several",
-    )
+    add_snapshot_device(add)
     add(
         "--passes",
-        type=_positive,
+        type=positive,
         default=3,
         help="replays of each trace on one allocator (default: 3)",
     )
@@ -349,31 +339,7 @@ def _lines(
 
 
 def _table(rows: list[Row], with_policies: bool) -> Iterator[str]:
-    lines = [HEADINGS, *map(_cells, rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    lines = in_columns([HEADINGS, *map(_cells, rows)])
     for line, policy in zip(lines, ["policy", *(row.policy for row in rows)], strict=True):
-        cells = [
-            line[0].ljust(widths[0]),
-            *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-        ]
-        if with_policies:  # at the end, so that long settings do not move the figures
-            cells.append(policy)
-        yield "  ".join(cells).rstrip()
-
-
-def _positive(text: str) -> int:
-    return _number(text, least=1)
-
-
-def whole(text: str) -> int:
-    return _number(text, least=0)
-
-
-def _number(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-    return value
+        # At the end, so that long settings do not move the figures.
+        yield f"{line}  {policy}" if with_policies else line

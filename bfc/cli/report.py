@@ -10,8 +10,8 @@ from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
 from bfc.browser.report import write
 from bfc.cli.policies import device_maker, of_version, policies, with_steps
-from bfc.cli.replay import add_options_of_allocators, whole
-from bfc.cli.runs import FILES, files, named, read_trace
+from bfc.cli.replay import add_options_of_allocators
+from bfc.cli.runs import FILES, add_snapshot_device, files, named, read_trace
 from bfc.pytorch.rules import NEWEST
 from bfc.study.torch_version import line_of
 
@@ -42,13 +42,7 @@ def add_to(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        type=Path,
-        help=FILES,
-    )
+    add("runs", nargs="+", metavar="RUN", type=Path, help=FILES)
     add(
         "-o",
         "--output",
@@ -71,12 +65,7 @@ def add_to(subparsers: Any) -> None:
         help="also replay under this policy, as in `bfc replay`; may be given several times",
     )
     add_options_of_allocators(add, device=None)
-    add(
-        "--snapshot-device",
-        type=whole,
-        metavar="N",
-        help="the device whose history to show, if a snapshot has those of several",
-    )
+    add_snapshot_device(add)
     parser.set_defaults(run=run)
 
 

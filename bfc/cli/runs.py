@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from bfc.cli.sizes import whole
 from bfc.errors import TraceError
 from bfc.pytorch.reader import some_numbers
 from bfc.pytorch.rules import NEWEST, VERSIONS
@@ -15,11 +16,9 @@ from bfc.study.file_formats import ENDINGS, has_devices, read
 from bfc.study.torch_version import decided
 from bfc.trace import Trace
 
-#: What the help texts say of the files that a command takes.
-FILES = (
-    "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name; or a folder of "
-    f"them, of which the files {', '.join(ENDINGS)} are taken"
-)
+#: What the help texts say of the file that a command takes, and of several.
+FILE = "an .npz trace, a memory snapshot of PyTorch or a log of RMM, under any name"
+FILES = f"{FILE}; or a folder of them, of which the files {', '.join(ENDINGS)} are taken"
 
 
 def add_torch(add: Callable[..., Any]) -> None:
@@ -29,6 +28,16 @@ def add_torch(add: Callable[..., Any]) -> None:
         choices=VERSIONS,
         help="the version of PyTorch whose rules are followed (default: that of the recording, or "
         f"the one under which a replay is as recorded, or {NEWEST})",
+    )
+
+
+def add_snapshot_device(add: Callable[..., Any]) -> None:
+    """Adds `--snapshot-device`, which all commands that read a recorded run have."""
+    add(
+        "--snapshot-device",
+        type=whole,
+        metavar="N",
+        help="the device whose history is taken, if a snapshot has those of several",
     )
 
 

@@ -1,7 +1,8 @@
-"""The sizes of devices on the command line, where a wrong unit costs a wrong answer."""
+"""Numbers on the command line; and sizes of devices, where a wrong unit costs a wrong answer."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 
@@ -32,3 +33,23 @@ def device_bytes(text: str, given: str) -> int:
             file=sys.stderr,
         )
     return nbytes
+
+
+def positive(text: str) -> int:
+    """A count of something."""
+    return _number(text, least=1)
+
+
+def whole(text: str) -> int:
+    """A number from 0 on."""
+    return _number(text, least=0)
+
+
+def _number(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value

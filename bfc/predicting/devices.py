@@ -130,31 +130,13 @@ def find(
     cc: str | Sequence[int] | None = None,
     sms: int | None = None,
 ) -> GPU:
-    """A GPU by its name, or one with so many bytes of memory.
+    """A GPU by its name, such as "h100" or "RTX 4090", or one of which PyTorch can take so many
+    bytes, such as "24 GiB".
 
-    Parameters
-    ----------
-    device : int or str
-        A name such as "h100" or "RTX 4090", or what PyTorch can take: "24 GiB", or a number of
-        bytes.
-    cc : str or sequence of int, optional
-        The compute capability, such as "9.0". By default that of the named GPU; with bytes, that
-        of an A100.
-    sms : int, optional
-        The number of multiprocessors. By default as for `cc`.
+    The compute capability, such as "9.0", and the number of multiprocessors are by default those of
+    the named GPU; with bytes, those of an A100. Raises ValueError if the name is not in the table,
+    with the names that are like it; or if a number is wrong.
 
-    Returns
-    -------
-    GPU
-        What the rules ask.
-
-    Raises
-    ------
-    ValueError
-        If the name is not in the table, with the names that are like it; or if a number is wrong.
-
-    Examples
-    --------
     >>> find("RTX 4090").sms, find("24GiB", cc="8.6").threads_per_sm
     (128, 1536)
     """

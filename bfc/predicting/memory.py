@@ -39,21 +39,8 @@ def simulated_driver(nbytes: int) -> SimulatedSubAllocator:
 
 
 class Allocation:
-    """One allocation on the device.
-
-    Attributes
-    ----------
-    number : int
-        Its number; none is used again.
-    nbytes : int
-        The bytes that were asked for.
-    address : int
-        Where the allocator put it; 0 once it was freed.
-    event : int
-        The index of the event that made it.
-    made : object
-        The node of autograd that made it, and the operator, as names and numbers.
-    """
+    """One allocation on the device. Its number is never used again, and its address is 0 once it
+    was freed. `made` is the node of autograd that made it, and the operator."""
 
     __slots__ = ("address", "event", "made", "nbytes", "number", "watch")
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import KINDS
@@ -399,8 +400,6 @@ class Prediction:
 
 
 def _find_peak(trace: Trace, memory: Memory) -> Peak:
-    import numpy as np
-
     signed = np.zeros(len(trace), np.int64)
     sizes = trace.size.astype(np.int64)
     signed[trace.op == ALLOCATE] = sizes[trace.op == ALLOCATE]
@@ -444,8 +443,6 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
 
 def _sums(keys: Any, held: Any, name: Any) -> dict[str, int]:
     """The bytes of each key, by its name, the largest first."""
-    import numpy as np
-
     found, inverse = np.unique(keys, return_inverse=True)
     totals: dict[str, int] = {}
     for number, total in zip(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.libraries import np
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 
@@ -20,8 +21,6 @@ def repeated(trace: Trace, begin: int, end: int, times: int) -> Trace:
     repetition, what the repetition before that has left: of the same size, in the order of their
     allocations, and then of any size.
     """
-    import numpy as np
-
     op, size, stream = (np.array(one)[begin:end] for one in (trace.op, trace.size, trace.stream))
     ids = np.asarray(trace.id)[begin:end].astype(np.int64)
     number = {int(one): place for place, one in enumerate(ids[op == ALLOCATE])}
@@ -54,8 +53,6 @@ def _pairs(frees: Any, left: list[Any], size: Any) -> list[tuple[Any, Any]]:
 
 
 def _joined(trace: Trace, what: Any, names: Any, end: int, times: int) -> Trace:
-    import numpy as np
-
     op, size, stream = what
     ids, order, followed, kept = names
     first = int(np.asarray(trace.id).max(initial=0)) + 1

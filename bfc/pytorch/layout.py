@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bfc.errors import SettingsError
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.sizes import ENTRIES, MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT
-from bfc.pytorch.words import ALLOC, FREE_COMPLETED
+from bfc.pytorch.words import ALLOC, CONF, FREE_COMPLETED
 
 #: A limit for the requests, of 1 MiB each, that fill holes in expandable segments of small blocks:
 #: a few bytes of a file can claim a hole as large as all memory.
@@ -277,7 +277,7 @@ def _divisions(value: Any) -> int:
 
 def _large_segment(settings: dict[str, Any]) -> int:
     """The large segment size that the text of the settings names, or the default."""
-    text = settings.get("PYTORCH_CUDA_ALLOC_CONF")
+    text = settings.get(CONF)
     # Only this part is read: bfc may refuse other parts of the text.
     found = _LARGE.findall("".join(text.split())) if isinstance(text, str) else []
     try:

@@ -47,6 +47,7 @@ from bfc.pytorch.sizes import (
     division_entry,
     round_up,
 )
+from bfc.pytorch.words import CONF
 
 VARIABLE = "BFC_ALLOC_CONF"
 
@@ -396,7 +397,7 @@ class CachingSettings:
             "max_cached_size": _signed(self.pinned_max_cached_size),
         }
         return {
-            "PYTORCH_CUDA_ALLOC_CONF": self.text,
+            CONF: self.text,
             "max_split_size": _signed(self.max_split_size),
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,

@@ -25,6 +25,7 @@ from bfc.pytorch.version import HOST
 from bfc.pytorch.words import (
     ANNOTATE,
     BLOCK_ACTIONS,
+    CONF,
     OOM,
     OUR_FILE,
     OUR_OWN,
@@ -40,7 +41,6 @@ from bfc.pytorch.words import (
 PROTOCOL = 4
 
 #: The settings that stay: the text that PyTorch was given, and the numbers of these keys.
-CONF = "PYTORCH_CUDA_ALLOC_CONF"
 NUMBERS = (
     "max_split_size",
     "garbage_collection_threshold",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.pytorch.rules import NEWEST
+from bfc.pytorch.words import CONF
 
-CONF = "PYTORCH_CUDA_ALLOC_CONF"
 #: The keys of PyTorch's newest snapshots, and of their settings.
 TOP_KEYS = frozenset(
     (

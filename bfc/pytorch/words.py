@@ -5,6 +5,9 @@ The statistics, the writer of snapshots and their reader share them.
 
 from __future__ import annotations
 
+#: The variable of PyTorch, under whose name a snapshot has the text of the settings.
+CONF = "PYTORCH_CUDA_ALLOC_CONF"
+
 #: The actions on a block, and on a segment.
 BLOCK_ACTIONS = ALLOC, FREE_REQUESTED, FREE_COMPLETED = (
     "alloc",

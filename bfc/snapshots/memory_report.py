@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 from bfc.snapshots.figures import NOBODY
 from bfc.snapshots.snapshot import ChunkInfo, Snapshot, bin_index
@@ -117,7 +116,7 @@ def _rest(left_out: Sequence[int], what: str) -> list[str]:
 
 def _line_of(chunk: ChunkInfo) -> str:
     """The line of the program that allocated a chunk, with the line that called it."""
-    places = chain(f"{it.filename}:{it.line} {it.name}" for it in chunk.frames[:2])
+    places = (f"{it.filename}:{it.line} {it.name}" for it in chunk.frames[:2])
     return ", called at ".join(places) or "(line not known)"
 
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
+from bfc.pytorch.words import CONF
 from bfc.study.candidates import BFC, CACHING, PAGES, PLANNED, STITCHED
 from bfc.study.recorded_settings import Recorded, shown
-from bfc.trace.beginning import AS_RECORDED, VARIABLE
-from bfc.units import format_bytes
+from bfc.trace.beginning import AS_RECORDED
+from bfc.units import format_bytes, in_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -305,11 +306,7 @@ class Advice:
         if beginning := self.rows[self.in_force].beginning:
             yield FIRST_ROW if beginning == AS_RECORDED else NO_ROW
         yield ""
-        lines = [HEADINGS, *map(self._cells, shown)]
-        widths = [max(len(line[at]) for line in lines) for at in range(len(HEADINGS))]
-        for line in lines:
-            numbers = map(str.rjust, line[1:], widths[1:])
-            yield "  ".join((line[0].ljust(widths[0]), *numbers)).rstrip()
+        yield from in_columns([HEADINGS, *map(self._cells, shown)])
         left = len(self.rows) - len(shown)
         if left:
             yield f"and {left} more (--all shows them, `Advice.rows` has them)"
@@ -356,13 +353,13 @@ def _under(row: AdviceRow) -> str:
 def advised(row: AdviceRow) -> str:
     """What a user has to write to get a row's settings."""
     if row.is_pytorch:
-        return f"{VARIABLE}={row.settings}" if row.settings else "PyTorch's defaults"
+        return f"{CONF}={row.settings}" if row.settings else "PyTorch's defaults"
     if row.policy == PLANNED:
         return "bfc.CachingAllocator(sub_allocator, plan=plan), where plan is one of this run"
-    if row.policy == "caching+stitch":
+    if row.policy == STITCHED:
         return "bfc.CachingAllocator(sub_allocator, stitch=True)"
     name, _, value = row.settings.partition("=")
-    if row.policy == "bfc":
+    if row.policy == BFC:
         return f"bfc.BFCAllocator(sub_allocator{', allow_growth=True' if name else ''})"
     option = f", {name}={value!r}" if name else ""
     return f"bfc.BFCAllocator(sub_allocator, virtual_memory=True{option})"

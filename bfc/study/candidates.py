@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -150,21 +149,10 @@ def grid() -> Iterator[Point]:
 
 def ours() -> list[Point]:
     """The policies that PyTorch does not have."""
-    stitched = [Point(STITCHED, "")] if caching_stitches() else []
     return [
-        *stitched,
+        Point(STITCHED, ""),
         Point(PAGES, ""),
         Point(PAGES, "page_size=2MiB"),
         Point(BFC, ""),
         Point(BFC, "allow_growth=True"),
     ]
-
-
-@functools.cache
-def caching_stitches() -> bool:
-    """Whether `CachingAllocator` takes `stitch`."""
-    try:
-        Point(STITCHED, "").allocator(CountedSimulated(1 << 30)).close()
-    except TypeError:
-        return False
-    return True

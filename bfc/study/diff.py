@@ -137,15 +137,6 @@ class _Run:
         if self.trace.stack is None or not len(self.trace.frames):
             yield "it has no stacks, so no lines"
 
-    def live_at(self, event: int) -> NDArray[np.intp]:
-        """The events that allocated what is live after an event."""
-        trace = self.trace
-        last = np.full(trace._number_count, -1, np.int64)
-        named = np.flatnonzero(trace.op[: event + 1] != 2)
-        last[trace._numbers[named]] = named
-        last = last[last >= 0]
-        return np.sort(last[trace.op[last] == 0])
-
     def held(self, kind: str, live: NDArray[np.intp]) -> Held:
         """What is live, summed by the names of one kind."""
         trace = self.trace
@@ -179,7 +170,7 @@ def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> H
 
 
 def _moment(a: _Run, b: _Run, event_a: int, event_b: int) -> MomentGrowth:
-    live_a, live_b = a.live_at(event_a), b.live_at(event_b)
+    live_a, live_b = a.trace._live_after(event_a), b.trace._live_after(event_b)
     parts = {
         kind: _joined(a.held(kind, live_a), b.held(kind, live_b))
         for kind in ("owner", "line", "size")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
+from bfc.snapshots.figures import NOBODY
 from bfc.study.recorded_settings import shown
-from bfc.units import format_bytes, parse_bytes
+from bfc.units import format_bytes, in_columns, parse_bytes
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -20,7 +20,7 @@ SHOWN = 8
 #: The most characters of a name in a table.
 WIDEST = 60
 KINDS = ("owner", "line", "size")
-NO_OWNER, NO_LINE = "(no owner)", "(no stack)"
+NO_LINE = "(no stack)"
 HEADINGS = ("first", "second", "growth", "blocks")
 
 
@@ -274,16 +274,7 @@ class Diff:
             if _says_nothing(kind, parts):
                 continue
             changed = [part for part in most_changed(parts) if part.bytes or part.count]
-            rows = [
-                (
-                    _label(kind, part),
-                    format_bytes(part.bytes_a),
-                    format_bytes(part.bytes_b),
-                    signed(part.bytes),
-                    f"{part.count_a} -> {part.count_b}",
-                )
-                for part in ordered(changed[:SHOWN])
-            ]
+            rows = [_cells(kind, part) for part in ordered(changed[:SHOWN])]
             tables.append(inline.table((f"at the peak, by {kind}", *HEADINGS), rows))
         caption = f"{self.name_a} -> {self.name_b}, peak of live bytes: {change(self.peak.total)}"
         return inline.framed(caption, *tables)
@@ -358,7 +349,9 @@ def _tables(title: str, moment: MomentGrowth, most: int) -> Iterator[str]:
             yield ""
         found = True
         kept = ordered(changed[:most])
-        yield from _table(f"{title}, by {kind}", [(_label(kind, part), part) for part in kept])
+        rows = [_cells(kind, part) for part in kept]
+        indented = [(f"  {label}", *figures) for label, *figures in rows]
+        yield from in_columns([(f"{title}, by {kind}", *HEADINGS), *indented])
         if rest := changed[most:]:
             yield f"  and {len(rest)} more, {signed(sum(part.bytes for part in rest))} together"
     if not found:
@@ -374,7 +367,7 @@ def _label(kind: str, part: Growth) -> str:
     if kind == "size":
         rounded = format_bytes(int(part.name))
         return rounded if _is_exact(rounded, part.name) else f"{rounded} ({part.name} B)"
-    name = shown(part.name) or (NO_OWNER if kind == "owner" else NO_LINE)
+    name = shown(part.name) or (NOBODY if kind == "owner" else NO_LINE)
     if len(name) <= WIDEST:
         return name
     return f"...{name[3 - WIDEST :]}" if ".py:" in name else f"{name[: WIDEST - 3]}..."
@@ -385,12 +378,7 @@ def _is_exact(rounded: str, nbytes: str) -> bool:
     return not rounded.endswith("PiB") and parse_bytes(rounded) == int(nbytes)
 
 
-def _table(title: str, rows: Sequence[tuple[str, Growth]]) -> Iterator[str]:
-    lines: list[tuple[str, ...]] = [(title, *HEADINGS)]
-    for label, part in rows:
-        sizes = format_bytes(part.bytes_a), format_bytes(part.bytes_b), signed(part.bytes)
-        lines.append((f"  {label}", *sizes, f"{part.count_a} -> {part.count_b}"))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *others in lines:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        yield "  ".join(chain([first.ljust(widths[0])], cells)).rstrip()
+def _cells(kind: str, part: Growth) -> tuple[str, ...]:
+    """A row of a table: the name, and what HEADINGS say."""
+    sizes = format_bytes(part.bytes_a), format_bytes(part.bytes_b), signed(part.bytes)
+    return _label(kind, part), *sizes, f"{part.count_a} -> {part.count_b}"

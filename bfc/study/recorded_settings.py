@@ -10,10 +10,10 @@ from bfc.errors import SettingsError
 from bfc.libraries import np
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
-from bfc.pytorch.words import SEGMENT_CHANGES
+from bfc.pytorch.words import CONF, SEGMENT_CHANGES
 from bfc.study.candidates import CACHING, Point
 from bfc.trace import Trace
-from bfc.trace.beginning import VARIABLE, reserved_at_the_start
+from bfc.trace.beginning import reserved_at_the_start
 from bfc.units import format_bytes
 
 #: The most characters of a text that is shown.
@@ -105,7 +105,7 @@ def _read(torch: Any, version: str, names_pools: bool) -> Recorded:
     if not isinstance(torch, dict):
         return Recorded(None, None, obstacle="the trace says nothing of recorded segments")
     settings = torch.get("settings")
-    text = settings.get(VARIABLE) if isinstance(settings, dict) else None
+    text = settings.get(CONF) if isinstance(settings, dict) else None
     text = text if isinstance(text, str) else None
     peak = _peak(torch)
     if not peak:

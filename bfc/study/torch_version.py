@@ -15,10 +15,9 @@ from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST, VERSIONS, rules_of
 from bfc.pytorch.settings import CachingSettings
-from bfc.pytorch.words import SEGMENT_MAP
+from bfc.pytorch.words import CONF, SEGMENT_MAP
 from bfc.suballocators import SimulatedSubAllocator
 from bfc.trace import Trace
-from bfc.trace.beginning import VARIABLE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +94,7 @@ def _placed(trace: Trace) -> tuple[NDArray[np.uint64], int, list[tuple[int, int]
         if any(entry[0] == SEGMENT_MAP for entry in said.get("segment_events", ())):
             return None
         settings = said.get("settings", {})
-        text = settings.get(VARIABLE, "")
+        text = settings.get(CONF, "")
         segments = [(int(address), int(size)) for _, address, size in said["segments"]]
         addresses = np.array(said["addresses"], np.uint64)
         first = int(said.get("first_recorded_event", 0))

@@ -14,15 +14,13 @@ from bfc.errors import SettingsError
 from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.settings import CachingSettings
-from bfc.pytorch.words import SEGMENT_ALLOC
+from bfc.pytorch.words import CONF, SEGMENT_ALLOC
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bfc.allocators._allocator import Allocator
 
-#: The variable of PyTorch, under whose name a snapshot has the text of the settings.
-VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 ALLOCATE, FREE, RELEASE = 0, 1, 2
 #: Where a replay puts what was live when the recording began.
 AS_RECORDED, AS_PLACED = "as recorded", "as placed"
@@ -56,7 +54,7 @@ class Beginning:
             return cls()
         assert isinstance(torch, dict)
         named = torch.get("settings")
-        text = named.get(VARIABLE) if isinstance(named, dict) else None
+        text = named.get(CONF) if isinstance(named, dict) else None
         text = text if isinstance(text, str) else None
         return cls(first, text, reserved_at_the_start(torch) or 0)
 
@@ -66,7 +64,7 @@ class Beginning:
             return {}
         said: dict[str, Any] = {"first_recorded_event": self.events, "segment_events": []}
         said["segments"] = [[0, 0, self.reserved]]
-        said["settings"] = {} if self.settings is None else {VARIABLE: self.settings}
+        said["settings"] = {} if self.settings is None else {CONF: self.settings}
         return {"torch": said}
 
     def may_lie_as_recorded(self, allocator: Allocator) -> bool:

@@ -986,11 +986,7 @@ class Trace:
         >>> trace.closed().op.tolist(), trace.closed().id.tolist()
         ([0, 0, 1, 1], [0, 1, 0, 1])
         """
-        last = np.full(self._number_count, -1, np.int64)
-        named = np.flatnonzero(self.op != RELEASE)
-        last[self._numbers[named]] = named
-        open_at = last[last >= 0]
-        open_at = np.sort(open_at[self.op[open_at] == ALLOCATE])
+        open_at = self._live_after(len(self) - 1)
         added: dict[str, Any] = {
             "op": np.full(len(open_at), FREE, np.uint8),
             "id": self.id[open_at],
@@ -1005,6 +1001,14 @@ class Trace:
         for name, more in added.items():
             kept[name] = None if kept[name] is None else np.concatenate([kept[name], more])
         return Trace(**kept, meta=self.meta)
+
+    def _live_after(self, event: int) -> NDArray[np.intp]:
+        """The events that allocated what is live after an event."""
+        last = np.full(self._number_count, -1, np.int64)
+        named = np.flatnonzero(self.op[: event + 1] != RELEASE)
+        last[self._numbers[named]] = named
+        last = last[last >= 0]
+        return np.sort(last[self.op[last] == ALLOCATE])
 
     def replay(
         self,

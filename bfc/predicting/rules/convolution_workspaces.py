@@ -42,29 +42,15 @@ PARTS_OF_CHANNELS = 128
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution on tensor cores.
-
-    Attributes
-    ----------
-    images, weight, result : tensor
-        As of a convolution that is not transposed.
-    groups : int
-        Of channels.
-    strides : tuple of int
-        One for each dimension of a pixel.
-    last : bool
-        Whether the channels of a pixel lie side by side.
-    sms : int
-        The GPU's multiprocessors.
-    """
+    """A convolution on tensor cores, whose tensors are those of one that is not transposed."""
 
     images: Any
     weight: Any
     result: Any
-    groups: int
-    strides: tuple[int, ...]
-    last: bool
-    sms: int
+    groups: int  # of channels
+    strides: tuple[int, ...]  # one for each dimension of a pixel
+    last: bool  # whether the channels of a pixel lie side by side
+    sms: int  # the GPU's multiprocessors
 
     @property
     def _kernel(self) -> tuple[int, ...]:

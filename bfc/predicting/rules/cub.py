@@ -62,27 +62,12 @@ def _onesweep(capability: tuple[int, int], key: int, value: int) -> tuple[int, i
 
 
 def radix_sort(count: int, key: int, value: int, bits: int, capability: tuple[int, int]) -> int:
-    """The temporary storage of a radix sort.
+    """The temporary storage of a radix sort, in bytes, of pairs of so many bytes, or of keys alone
+    where `value` is 0. `bits` of the key are compared.
 
-    Parameters
-    ----------
-    count : int
-        How many pairs, or keys.
-    key, value : int
-        Their bytes; 0 for a sort of keys alone.
-    bits : int
-        The bits of the key that are compared.
-    capability : tuple of int
-        The GPU's compute capability.
+    Before compute capability 9.0, keys of 1 and 2 bytes are sorted by another algorithm, whose
+    histograms depend on how many blocks fit on a multiprocessor: they are left out.
 
-    Returns
-    -------
-    int
-        Bytes. Before compute capability 9.0, keys of 1 and 2 bytes are sorted by another algorithm,
-        whose histograms depend on how many blocks fit on a multiprocessor: they are left out.
-
-    Examples
-    --------
     >>> radix_sort(8192, 8, 8, 14, (8, 0)), radix_sort(2048, 8, 8, 14, (8, 0))
     (138751, 1)
     """
@@ -128,8 +113,6 @@ def _described(tiles: int, size: int, torch_version: tuple[int, ...]) -> int:
 def scan(count: int, size: int, torch_version: tuple[int, ...]) -> int:
     """The temporary storage of a scan of elements of `size` bytes.
 
-    Examples
-    --------
     >>> scan(81920, 8, (2, 11)), scan(81920, 8, (2, 10))
     (2559, 2303)
     """

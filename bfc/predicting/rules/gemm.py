@@ -24,25 +24,10 @@ LT_KIB = 1024
 def workspace_bytes(
     capability: tuple[int, int], torch_version: tuple[int, ...], config: str | None = None
 ) -> int:
-    """The workspace of one cuBLAS handle on one stream.
+    """The workspace of one cuBLAS handle on one stream, in bytes. Before PyTorch 2.12, only compute
+    capability 9 has the large one; 10 and 12 have it since then, and 11 since 2.15. `config` is the
+    text of CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
 
-    Parameters
-    ----------
-    capability : tuple of int
-        The GPU's compute capability.
-    torch_version : tuple of int
-        Before 2.12, only compute capability 9 has the large one; 10 and 12 have it since then, and
-        11 since 2.15.
-    config : str, optional
-        The text of CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
-
-    Returns
-    -------
-    int
-        Bytes.
-
-    Examples
-    --------
     >>> workspace_bytes((8, 0), (2, 13)), workspace_bytes((9, 0), (2, 13), ":16:8")
     (8519680, 131072)
     """

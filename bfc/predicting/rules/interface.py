@@ -36,22 +36,13 @@ from bfc.predicting.devices import GPU
 
 @dataclass(eq=False)
 class Workspace:
-    """An allocation that is no result of the operator.
+    """An allocation that is no result of the operator."""
 
-    Attributes
-    ----------
-    nbytes : int
-        Its size; nothing is allocated for 0.
-    kept : hashable or None
-        None if it is freed when the operator returns, the last one first. Else it is allocated
-        once for this key, and kept until the program ends.
-    what : str
-        What it is, for the report.
-    """
-
-    nbytes: int
+    nbytes: int  # nothing is allocated for 0
+    #: None if it is freed when the operator returns, the last one first. Else it is allocated once
+    #: for this key, and kept until the program ends.
     kept: Hashable | None = None
-    what: str = "workspace"
+    what: str = "workspace"  # what it is, for the report
 
 
 @dataclass(eq=False)
@@ -70,45 +61,23 @@ class Result:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An operator that runs on the GPU.
-
-    Attributes
-    ----------
-    func : torch._ops.OpOverload
-        The operator.
-    args, kwargs : tuple, dict
-        Its arguments; the tensors are fake.
-    result : object
-        What it returned; None before it has run.
-    gpu : GPU
-        The GPU.
-    torch_version : tuple of int
-        The version of torch, such as (2, 13).
-    thread : int
-        The thread: each has its own handles of cuBLAS.
-    stream : int
-        The stream, 0 for the default one.
-    assume : callable
-        Called with (what, value), it notes an assumption with the line of the program.
-    value_of : callable
-        Called with a tensor, it returns the number that fills it, or None.
-    most_of : callable
-        Called with a tensor, it returns how many elements are not zero, at most.
-    recording : context manager
-        Operators that an answer calls inside of it count, as those of the program.
-    """
+    """An operator that runs on the GPU."""
 
     func: Any
-    args: tuple[Any, ...]
+    args: tuple[Any, ...]  # the tensors among them are fake
     kwargs: dict[str, Any]
-    result: Any
+    result: Any  # what it returned; None before it has run
     gpu: GPU
-    torch_version: tuple[int, ...]
-    thread: int
-    stream: int
+    torch_version: tuple[int, ...]  # such as (2, 13)
+    thread: int  # each has its own handles of cuBLAS
+    stream: int  # 0 for the default one
+    #: Called with (what, value), it notes an assumption with the line of the program.
     assume: Callable[[str, object], None]
+    #: Called with a tensor, it returns the number that fills it, or None.
     value_of: Callable[[Any], object] = lambda tensor: None
+    #: Called with a tensor, it returns how many elements are not zero, at most.
     most_of: Callable[[Any], int] = lambda tensor: int(tensor.numel())
+    #: Operators that an answer calls inside of it count, as those of the program.
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
 
     def named(self) -> dict[str, Any]:

@@ -45,26 +45,9 @@ DROPOUT_STATE_EACH = 48 << 10
 def reserve_bytes(
     kind: str, steps: int, hidden: int, layers: int, directions: int, element: int, dropout: bool
 ) -> int:
-    """The reserve that cuDNN keeps for the backward pass, as measured.
-
-    Parameters
-    ----------
-    kind : str
-        "lstm", "gru", "rnn_tanh" or "rnn_relu".
-    steps : int
-        The elements of all sequences of a batch together.
-    hidden, layers, directions : int
-        As of the network; two directions if it is bidirectional.
-    element : int
-        The bytes of a number.
-    dropout : bool
-        Whether there is a mask between layers.
-
-    Returns
-    -------
-    int
-        Bytes.
-    """
+    """The reserve that cuDNN keeps for the backward pass, in bytes, as measured. `kind` is "lstm",
+    "gru", "rnn_tanh" or "rnn_relu"; `steps` the elements of all sequences of a batch together;
+    `element` the bytes of a number; `dropout` whether there is a mask between layers."""
     each = steps * hidden * directions
     kept = each * (layers * KINDS[kind][1] + layers - 1) * element
     masks = each * (layers - 1) // 4 if dropout else 0

@@ -39,27 +39,14 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel of Reduce.cuh is compiled with.
+    """What a kernel of Reduce.cuh is compiled with."""
 
-    Attributes
-    ----------
-    partial : int
-        The bytes of one partial result.
-    unroll : int
-        The elements of one turn of a thread (vt0).
-    vector : int
-        The elements that it loads at once, where the input is contiguous (input_vec_size).
-    threads : int
-        The most threads of a block.
-    in_output : bool
-        Whether the output has the precision to add up in.
-    """
-
-    partial: int
-    unroll: int = 4
+    partial: int  # the bytes of one partial result
+    unroll: int = 4  # the elements of one turn of a thread (vt0)
+    #: The elements that it loads at once, where the input is contiguous (input_vec_size).
     vector: int = 4
-    threads: int = 512
-    in_output: bool = True
+    threads: int = 512  # the most threads of a block
+    in_output: bool = True  # whether the output has the precision to add up in
 
 
 def dimensions(
@@ -153,24 +140,9 @@ def _output_vector(dims: Sequence[Dimension], fastest: Dimension, offset: int) -
 def partial_results(
     dims: Sequence[Dimension], kernel: Kernel, gpu: GPU, offset: int = 0
 ) -> tuple[int, int]:
-    """The bytes of a reduction's partial results and of its semaphores.
-
-    Parameters
-    ----------
-    dims : sequence of Dimension
-        In TensorIterator's order.
-    kernel : Kernel
-        What the kernel is compiled with.
-    gpu : GPU
-        How many blocks fit at once.
-    offset : int, optional
-        The first element of the input, in elements from an aligned address.
-
-    Returns
-    -------
-    tuple of int
-        (0, 0), if one block sees all inputs of an output.
-    """
+    """The bytes of a reduction's partial results and of its semaphores: (0, 0) if one block sees
+    all inputs of an output. `dims` are in TensorIterator's order, and `offset` is the first element
+    of the input, in elements from an aligned address."""
     inner = [one for one in dims if one.reduced]
     outer = [one for one in dims if not one.reduced]
     inputs = math.prod(one.size for one in inner)

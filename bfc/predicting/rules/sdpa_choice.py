@@ -35,28 +35,16 @@ class Backend(IntEnum):
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of `scaled_dot_product_attention`, after autocast.
-
-    Attributes
-    ----------
-    query, key, value, mask : tensor
-        The arguments; without a mask, None.
-    dropout : float
-        The probability.
-    causal, gqa : bool
-        `is_causal` and `enable_gqa`.
-    gradient : bool
-        Whether a gradient will be asked for.
-    """
+    """A call of `scaled_dot_product_attention`, after autocast."""
 
     query: Any
     key: Any
     value: Any
-    mask: Any
-    dropout: float
-    causal: bool
-    gqa: bool
-    gradient: bool
+    mask: Any  # None without one
+    dropout: float  # the probability
+    causal: bool  # `is_causal`
+    gqa: bool  # `enable_gqa`
+    gradient: bool  # whether a gradient will be asked for
 
     @property
     def head(self) -> int:
@@ -197,24 +185,9 @@ def choose(
     torch_version: tuple[int, ...],
     enabled: Callable[[Backend], bool] = lambda backend: True,
 ) -> Backend | None:
-    """The kernel that the GPU takes.
-
-    Parameters
-    ----------
-    call : Attention
-        The call.
-    gpu : GPU
-        Its compute capability decides.
-    torch_version : tuple of int
-        The release of PyTorch, such as (2, 13), with its own cuDNN.
-    enabled : callable, optional
-        Whether the program allows a kernel, as `torch.nn.attention.sdpa_kernel` says.
-
-    Returns
-    -------
-    Backend or None
-        None if none is left.
-    """
+    """The kernel that the GPU takes, by its compute capability and the release of PyTorch, with its
+    own cuDNN; None if none is left. `enabled` says whether the program allows a kernel, as
+    `torch.nn.attention.sdpa_kernel` does."""
     for backend in order(gpu, torch_version):
         if enabled(backend) and CONDITIONS[backend](call, gpu, torch_version):
             return backend
