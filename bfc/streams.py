@@ -29,23 +29,8 @@ StreamLike = SupportsIndex | SupportsCudaStream | SupportsIntPtr
 
 
 def is_queue(stream: object) -> bool:
-    """Whether an object is an OpenCL queue, not a CUDA stream.
-
-    Parameters
-    ----------
-    stream : object
-        Anything.
-
-    Returns
-    -------
-    bool
-        Judged by its attributes: no package is imported.
-
-    Examples
-    --------
-    >>> is_queue(7)
-    False
-    """
+    """Whether an object is an OpenCL queue, not a CUDA stream: judged by its attributes, since no
+    package is imported."""
     return (
         hasattr(stream, "int_ptr")
         and hasattr(stream, "finish")

@@ -69,27 +69,7 @@ def parse_bytes(size: SupportsIndex | str) -> int:
 
 def as_int(value: SupportsIndex) -> int:
     """`operator.index`, which refuses a bool: as a size, a stream or an address it is a mistake.
-
-    Parameters
-    ----------
-    value : int
-        Anything with `__index__` that is not a bool.
-
-    Returns
-    -------
-    int
-        The number.
-
-    Raises
-    ------
-    TypeError
-        If `value` is a bool, or has no `__index__`.
-
-    Examples
-    --------
-    >>> as_int(7)
-    7
-    """
+    Raises TypeError."""
     if isinstance(value, bool):
         raise TypeError("a bool is not a number here")
     return operator.index(value)
@@ -124,20 +104,9 @@ def format_bytes(nbytes: int) -> str:
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table for people.
+    """The lines of a table for people. Texts of the first column stand to the left, and figures in
+    all others to the right.
 
-    Parameters
-    ----------
-    rows : sequence of sequence of str
-        The cells of each row, the headings first.
-
-    Yields
-    ------
-    str
-        Texts of the first column stand to the left, and figures in all others to the right.
-
-    Examples
-    --------
     >>> list(in_columns([("run", "bytes"), ("unet", "7 B")]))
     ['run   bytes', 'unet    7 B']
     """

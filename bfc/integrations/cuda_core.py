@@ -107,18 +107,8 @@ def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Call `install_in_thread`, and offer the same allocators to other threads that call it.
-
-    Parameters
-    ----------
-    allocators : dict of int to Allocator
-        By device.
-
-    Returns
-    -------
-    callable
-        It undoes both.
-    """
+    """Calls `install_in_thread`, and offers the same allocators to other threads that call it. The
+    result undoes both."""
     with ExitStack() as undo:
         undo.callback(install_in_thread(allocators))
         _in_use.update(allocators)

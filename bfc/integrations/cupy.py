@@ -35,18 +35,7 @@ INSTALL = "cupy-cuda13x   (cupy-cuda12x for CUDA 12)"
 
 
 def lookups(cupy: Any) -> tuple[Callable[[], int], Callable[[], Any]]:
-    """The functions that return CuPy's current device and current stream.
-
-    Parameters
-    ----------
-    cupy : module
-        CuPy.
-
-    Returns
-    -------
-    tuple of (callable, callable)
-        For the device and the stream.
-    """
+    """The functions that return CuPy's current device and current stream."""
     return cupy.cuda.device.get_device_id, cupy.cuda.get_current_stream
 
 
@@ -102,18 +91,8 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Let CuPy allocate from these allocators.
-
-    Parameters
-    ----------
-    allocators : dict of int to Allocator
-        By device.
-
-    Returns
-    -------
-    callable
-        It puts CuPy's previous allocator back, unless another was set meanwhile.
-    """
+    """Lets CuPy allocate from these allocators. The result puts CuPy's previous allocator back,
+    unless another was set meanwhile."""
     ours = allocator(allocators)
     cuda = client("cupy", INSTALL).cuda
     before = _for_all_threads(lambda: _swap(cuda, ours))

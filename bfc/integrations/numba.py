@@ -37,18 +37,8 @@ allocator = _numba_default.allocator
 
 
 def drivers() -> list[Any]:
-    """The driver module of each numba that is installed.
-
-    Returns
-    -------
-    list of module
-        Of numba-cuda, numba-cuda-mlir, or both.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If neither is installed.
-    """
+    """The driver module of each numba that is installed: numba-cuda, numba-cuda-mlir, or both.
+    Raises DeviceUnavailableError if neither is."""
     names = [name for name in DRIVERS if importlib.util.find_spec(name.partition(".")[0])]
     return [client(name, INSTALL) for name in names or DRIVERS[:1]]
 
@@ -97,18 +87,8 @@ def manager(
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Let each numba that is installed allocate from these allocators, in its contexts too.
-
-    Parameters
-    ----------
-    allocators : dict of int to Allocator
-        By device.
-
-    Returns
-    -------
-    callable
-        It puts the previous memory managers back, unless others were set meanwhile.
-    """
+    """Lets each numba that is installed allocate from these allocators, in its contexts too. The
+    result puts the previous memory managers back, unless others were set meanwhile."""
     with ExitStack() as undo:
         for driver in drivers():
             undo.callback(install_in(driver, manager(allocators, driver)))

@@ -117,23 +117,9 @@ def log_csv(allocator: Allocator, path: str | os.PathLike[str]) -> None:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Let RMM allocate from these allocators, one for each device.
-
-    Parameters
-    ----------
-    allocators : dict of int to Allocator
-        By device.
-
-    Returns
-    -------
-    callable
-        It puts the previous resources back, unless others were set meanwhile.
-
-    Raises
-    ------
-    DeviceUnavailableError
-        If RMM is missing, or its CUDA runtime refuses the driver, as it does the emulated one.
-    """
+    """Lets RMM allocate from these allocators, one for each device. The result puts the previous
+    resources back, unless others were set meanwhile. Raises DeviceUnavailableError if RMM is
+    missing, or its CUDA runtime refuses the driver, as it does the emulated one."""
     mr = client("rmm", INSTALL).mr
     require_runtime("rmm", lookup(mr), allocators)
     with ExitStack() as undo:
@@ -143,18 +129,7 @@ def install(allocators: Allocators) -> Callable[[], None]:
 
 
 def lookup(mr: Any) -> Callable[[], Any]:
-    """The function of RMM that asks the CUDA runtime for the current device.
-
-    Parameters
-    ----------
-    mr : module
-        rmm.mr.
-
-    Returns
-    -------
-    callable
-        It takes nothing.
-    """
+    """The function of RMM that asks the CUDA runtime for the current device. `mr` is rmm.mr."""
     return cast(Callable[[], Any], mr.get_current_device_resource)
 
 

@@ -153,18 +153,7 @@ def replace(allocators: OneOrMore) -> None:
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
-    """Enter a memory pool for each device in this thread.
-
-    Parameters
-    ----------
-    allocators : dict of int to Allocator
-        By device.
-
-    Returns
-    -------
-    callable
-        It leaves them again.
-    """
+    """Enters a memory pool for each device in this thread. The result leaves them again."""
     torch = _torch_with_cuda()
     with ExitStack() as entered:
         for ordinal, allocator in allocators.items():

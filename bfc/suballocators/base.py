@@ -541,18 +541,9 @@ MAPPING_CALLS = ("reserve", "unreserve", "create", "release", "map", "set_access
 
 
 def check_members(sub_allocator: SubAllocator) -> None:
-    """Refuse a sub-allocator that lacks what an allocator asks it for later, perhaps much later.
-
-    Parameters
-    ----------
-    sub_allocator : SubAllocator
-        One that an allocator is to be made on. No driver is asked.
-
-    Raises
-    ------
-    TypeError
-        If a member is missing or is something else; the text says which, and what it must be.
-    """
+    """Refuses a sub-allocator that lacks what an allocator asks it for later, perhaps much later: a
+    TypeError says which member is missing or is something else, and what it must be. No driver is
+    asked."""
     name = type(sub_allocator).__name__
 
     def check(member: str, what: str, is_right: Callable[[Any], bool]) -> None:
@@ -580,20 +571,8 @@ def check_members(sub_allocator: SubAllocator) -> None:
 
 
 def check_mapping_members(sub_allocator: SubAllocator) -> None:
-    """Refuse a sub-allocator that says it maps memory and lacks what that takes.
-
-    Parameters
-    ----------
-    sub_allocator : SubAllocator
-        One whose `supports_virtual_memory` is true.
-
-    Raises
-    ------
-    TypeError
-        If a method is missing, or `mapping_granularity` is not an int.
-    ValueError
-        If `mapping_granularity` is not a power of two.
-    """
+    """Refuses a sub-allocator that says it maps memory and lacks what that takes: a method, or a
+    `mapping_granularity` that is a power of two. Raises TypeError or ValueError."""
     name = type(sub_allocator).__name__
     for call in MAPPING_CALLS:
         found = getattr(sub_allocator, call)
@@ -610,43 +589,16 @@ def check_mapping_members(sub_allocator: SubAllocator) -> None:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is an int from 0 up to what 63 bits hold.
-
-    Parameters
-    ----------
-    value : object
-        Any.
-
-    Returns
-    -------
-    bool
-        Integers of NumPy are such, too; True and False are not.
-    """
+    """Whether a value is an int from 0 up to what 63 bits hold. Integers of NumPy are such, too;
+    True and False are not."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return False
     return 0 <= operator.index(value) < 2**63
 
 
 def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[int, int]:
-    """Check what `memory_info` returned.
-
-    Parameters
-    ----------
-    answer : object
-        What it returned.
-    sub_allocator : SubAllocator
-        The sub-allocator that returned it.
-
-    Returns
-    -------
-    tuple of (int, int)
-        Free and total bytes.
-
-    Raises
-    ------
-    SubAllocatorError
-        If it is not such a pair.
-    """
+    """The free and total bytes that `memory_info` returned. Raises SubAllocatorError if that is not
+    such a pair."""
     try:
         free, total = (operator.index(number) for number in answer)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
@@ -662,26 +614,10 @@ def checked_memory_info(answer: object, sub_allocator: SubAllocator) -> tuple[in
 def resolve_limit(
     memory_limit: SupportsIndex | str | float | None, sub_allocator: SubAllocator
 ) -> int:
-    """A memory limit in bytes.
+    """A memory limit in bytes. None asks the sub-allocator; a float is a fraction of its total.
 
-    Parameters
-    ----------
-    memory_limit : int, str, float or None
-        None asks the sub-allocator; a float is a fraction of its total.
-    sub_allocator : SubAllocator
-        The sub-allocator of the allocator.
-
-    Returns
-    -------
-    int
-        In bytes.
-
-    Raises
-    ------
-    ValueError
-        If a fraction is not above 0, or a size is malformed, negative or too large.
-    TypeError
-        If it is neither a number, nor a text, nor None.
+    Raises ValueError if a fraction is not above 0, or a size is malformed, negative or too large;
+    TypeError if it is neither a number, nor a text, nor None.
     """
     if memory_limit is None:
         return parse_bytes(sub_allocator.allocation_limit())
