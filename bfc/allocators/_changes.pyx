@@ -156,12 +156,17 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
 
 cdef cbool has_records(Pool pool, int count) noexcept nogil:
     """Whether there are so many unused records of chunks; the table grows if need be."""
-    cdef size_t unused = pool.chunk_capacity - pool.chunk_count
+    cdef size_t unused = pool.chunk_capacity - pool.chunk_count, capacity
     cdef ChunkHandle slot = pool.free_slot
     while slot != NO_CHUNK and unused < <size_t>count:
         unused += 1
         slot = pool.chunks[slot].next
-    return unused >= <size_t>count or pool.grow_chunks()
+    while unused < <size_t>count:       # it grows by a half each time
+        capacity = pool.chunk_capacity
+        if not pool.grow_chunks():
+            return False
+        unused += pool.chunk_capacity - capacity
+    return True
 
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:

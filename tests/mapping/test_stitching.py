@@ -362,6 +362,15 @@ def test_trimming_waits_for_a_stream_only_if_asked(made: Make) -> None:
     ledger.examine_closed()
 
 
+def test_many_pages_move_at_once_in_a_young_pool(made: Make) -> None:
+    """Each needs a record of a chunk, and the table of records grew only once, by a half: the heap
+    was overrun."""
+    with made(bfc.SimulatedSubAllocator("2 GiB")) as allocator:
+        for stream in (1, 2):
+            allocator.deallocate_raw(allocator.allocate_raw(2000 * MIB, stream))
+        allocator.check()
+
+
 # -- bad input -------------------------------------------------------------------------------------
 
 
