@@ -87,6 +87,7 @@ cdef class Pages(PoolPages):
     cdef void forget_page(self, uint32_t page) noexcept nogil
 
     cdef cbool move_again(self, uint32_t small) noexcept nogil
+    cdef size_t next_lent(self, uint32_t bin_set, uint32_t user, size_t slot) noexcept nogil
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil
     cdef void count_moved(self, uint32_t here, uint32_t there) noexcept nogil
 
@@ -95,6 +96,8 @@ cdef class Pages(PoolPages):
                             vector[Run]& runs) noexcept nogil
     cdef uint64_t hold_from_list(self, uint32_t bin_set, uint64_t wanted, uint32_t longest,
                                  vector[Run]& runs) noexcept nogil
+    cdef uint64_t hold_again(self, uint32_t bin_set, uint32_t user, uint64_t wanted,
+                             vector[Run]& runs) noexcept nogil
     cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
                                 vector[Run]& runs) noexcept nogil
     cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil

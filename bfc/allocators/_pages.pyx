@@ -149,19 +149,30 @@ cdef class Pages(PoolPages):
     cdef cbool move_again(self, uint32_t small) noexcept nogil:
         """Gives the range of small chunks a free page that it has had before. Returns whether there was one."""
         cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
-        cdef PageRecord* record
-        cdef Slot active
         cdef size_t slot
+        cdef uint32_t page
         if bitmap == NULL:
             return False
-        for slot in range(bitmap.slots()):
-            if bitmap.page_at(slot) == NO_PAGE:
-                continue
-            record = &self.records[bitmap.page_at(slot)]
-            active = record.slots[record.active]
-            if active.set == small + 1 and self.pool.bin_sets[active.set].bitmap.is_free(active.number):
-                return self.move(bitmap.page_at(slot), record.in_set(small))
-        return False
+        slot = self.next_lent(small, small + 1, 0)
+        if slot == bitmap.slots():
+            return False
+        page = bitmap.page_at(slot)
+        return self.move(page, self.records[page].in_set(small))
+
+    cdef size_t next_lent(self, uint32_t bin_set, uint32_t user, size_t slot) noexcept nogil:
+        """The first slot of a range, from this one on, whose page is used in the range of `user` and free there. The
+        number of slots: there is none."""
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef PageRecord* record
+        cdef Slot active
+        while slot < bitmap.slots():
+            if bitmap.page_at(slot) != NO_PAGE:
+                record = &self.records[bitmap.page_at(slot)]
+                active = record.slots[record.active]
+                if active.set == user and self.pool.bin_sets[user].bitmap.is_free(active.number):
+                    break
+            slot += 1
+        return slot
 
     cdef cbool move(self, uint32_t page, uint32_t to) noexcept nogil:
         """Lets a free page be used through another of its slots from now on. False: the host is out of memory."""
@@ -228,6 +239,27 @@ cdef class Pages(PoolPages):
                 break
             held += run.count
             slot += run.count
+        return held
+
+    cdef uint64_t hold_again(self, uint32_t bin_set, uint32_t user, uint64_t wanted,
+                             vector[Run]& runs) noexcept nogil:
+        """As `hold`, but takes from the range of `user`, one by one, pages that the range of `bin_set` has had before:
+        they are mapped there. It takes them in the order of their slots there, so that a program that repeats itself
+        moves the same pages each time, and finds its earlier views usable when they are back."""
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef PageRecord* record
+        cdef uint64_t held = 0
+        cdef size_t slot = 0
+        cdef Run run
+        while held < wanted:
+            slot = self.next_lent(bin_set, user, slot)
+            if slot == bitmap.slots():
+                break
+            record = &self.records[bitmap.page_at(slot)]
+            run = Run(user, record.slots[record.active].number, 1)
+            if not self.hold_run(&run, runs):
+                break
+            held += 1
         return held
 
     cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,

@@ -362,6 +362,44 @@ def test_trimming_waits_for_a_stream_only_if_asked(made: Make) -> None:
     ledger.examine_closed()
 
 
+@pytest.mark.parametrize("pages", [24, 25, 26, 28])
+def test_pages_that_move_to_and_fro_are_the_same_in_each_pass(made: Make, pages: int) -> None:
+    """One stream needs nearly the whole device while the other has nothing. Pages used to be picked
+    by the size of the chunk they lay in: other ones moved each time, and views were made again."""
+    device = LedgerDevice(pages * PAGE)
+    allocator = made(device)
+    ledger = PageLedger(device, allocator)
+
+    def allocate(count: int, stream: int) -> int:
+        ptr: int = allocator.allocate_raw(count * PAGE, stream)
+        ledger.take(ptr, stream)
+        return ptr
+
+    def free(blocks: list[int]) -> None:
+        for ptr in blocks:
+            ledger.give_back(ptr)
+            allocator.deallocate_raw(ptr)
+
+    calls = []
+    for _ in range(6):
+        before = allocator.page_stats()
+        first = [allocate(count, 0) for count in (3, 5, 2, 4, 6)]
+        free(first[1::2])
+        other = [allocate(count, 3) for count in (4, 3)]
+        free(first[2:3])
+        last = [first[0], first[4], allocate(8, 0)]
+        free(other)
+        last.append(allocate(7, 0))
+        ledger.examine()
+        free(last)
+        after = allocator.page_stats()
+        assert after["stream_waits"] > before["stream_waits"]
+        calls.append(sum(after[kind] - before[kind] for kind in ("maps", "unmaps", "stitches")))
+    assert calls[2:] == [0] * 4
+    allocator.close()
+    ledger.examine_closed()
+
+
 def test_many_pages_move_at_once_in_a_young_pool(made: Make) -> None:
     """Each needs a record of a chunk, and the table of records grew only once, by a half: the heap
     was overrun."""

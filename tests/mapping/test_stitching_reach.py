@@ -92,6 +92,8 @@ def test_a_program_of_three_streams_on_a_full_device() -> None:
     passes = Passes(trace, int(with_room("llama7b_zero3_lro").live * 1.01))
     assert passes.refused == 0
     assert max(passes.waits) <= 10
+    assert passes.ratio <= 1.015
+    assert passes.calls[2:] == [0] * (PASSES - 2)  # its streams pass the same pages to each other
 
 
 @pytest.mark.parametrize(("live", "smallest", "largest"), CHURNS)

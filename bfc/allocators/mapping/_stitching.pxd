@@ -87,6 +87,7 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t move_pages_to(self, AddressRange addresses, uint64_t wanted,
                                 bint from_others) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept
+    cdef bint may_give(self, AddressRange other, AddressRange addresses) noexcept
     cdef int order_after(self, AddressRange addresses) except -1
     cdef int give_held_to(self, AddressRange addresses, ChunkHandle at, bint from_others, bint for_good) except -1
     cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1

@@ -570,7 +570,8 @@ cdef class Stitching(AddressRanges):
         return 0
 
     cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept:
-        """Holds free pages one by one, those of the stream that has most of them first."""
+        """Holds free pages one by one: of other streams, those that were here before, then those of the stream that
+        has most of them."""
         cdef uint64_t got = 0, most
         cdef AddressRange other, best
         acquire_lock(self.lock[0])
@@ -580,17 +581,23 @@ cdef class Stitching(AddressRanges):
             if got == 0:
                 got = self.pages.hold_from_plan(addresses.bin_set, wanted, 1, True, self.held)
                 self.are_planned = got > 0
+        for other in self.ranges:
+            if from_others and self.may_give(other, addresses):
+                got += self.pages.hold_again(addresses.bin_set, other.bin_set, wanted - got, self.held)
         while from_others and got < wanted:
             most, best = 0, None
             for other in self.ranges:
-                if self.has_same_tag(other, addresses) and not other.is_captured:
-                    if self.pages.count_free(other.bin_set) > most:
-                        most, best = self.pages.count_free(other.bin_set), other
+                if self.may_give(other, addresses) and self.pages.count_free(other.bin_set) > most:
+                    most, best = self.pages.count_free(other.bin_set), other
             if best is None or self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
                 break
             got = self.held.size()
         self.lock.release()
         return got
+
+    cdef bint may_give(self, AddressRange other, AddressRange addresses) noexcept:
+        """Whether a range may take the free pages of another stream's. Needs the lock."""
+        return self.has_same_tag(other, addresses) and not other.is_captured
 
     cdef int order_after(self, AddressRange addresses) except -1:
         """Makes the stream of a range wait for what the streams of the held pages have queued."""
