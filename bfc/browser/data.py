@@ -125,7 +125,7 @@ from bfc.errors import TraceError
 from bfc.libraries import np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
-from bfc.study.counting import Counted, CountedSimulated
+from bfc.study.counting import Counted, CountedSimulated, device_for
 from bfc.study.experiment import Policy
 from bfc.trace import Trace
 from bfc.trace.from_snapshot import live_in
@@ -203,7 +203,7 @@ def data_of(
         raise ValueError(f"a report holds at most {MOST_RUNS} runs side by side, not {count}")
     limits = Limits(min(SAMPLES, MOST_ROWS // count), MOST_SEGMENTS // count)
     for subject in subjects:
-        runs += _runs_of(subject, policies, source, limits)
+        runs += _runs_of(subject, policies, device_for(subject.trace, source), limits)
     first = subjects[0]
     figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
     _keep_maps_small(figures)

@@ -27,7 +27,7 @@ from bfc.cli.sizes import positive
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.pytorch.rules import NEWEST
-from bfc.study.counting import Counted
+from bfc.study.counting import Counted, device_for
 from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
 from bfc.study.figure import plot
 from bfc.study.file_formats import PICKLES, has_devices
@@ -192,6 +192,7 @@ def run(arguments: argparse.Namespace) -> bool:
     for name, path in named(paths):
         trace = read_trace(path, arguments.snapshot_device, arguments.torch, frames=False)
         trace = with_steps(trace, listed)
+        make = device_for(trace, make_device)
         why = ""
         if is_default(arguments):
             default, why = default_policy(trace, arguments)
@@ -207,16 +208,16 @@ def run(arguments: argparse.Namespace) -> bool:
             row = measure(
                 trace,
                 policy,
-                make_device,
+                make,
                 name=name,
                 passes=arguments.passes,
                 progress=functools.partial(_progress, caption),
             )
             wanted = not arguments.no_picture
-            picture = at_its_fullest(trace, policy, make_device) if wanted else None
+            picture = at_its_fullest(trace, policy, make) if wanted else None
             results.append((caption, row, picture))
             if arguments.figure is not None:
-                timelines[policy.name] = over_time(trace, policy, make_device, SAMPLES)
+                timelines[policy.name] = over_time(trace, policy, make, SAMPLES)
     if arguments.figure is not None:
         _draw(timelines, arguments.figure)
     traces = [_as_json(row, picture) for _, row, picture in results]

@@ -21,21 +21,19 @@ from bfc.policies._caching import CachingAllocator
 from bfc.predicting.kinds import OTHER
 from bfc.predicting.places import Places, is_machinery
 from bfc.pytorch.settings import CachingSettings
-from bfc.suballocators.simulated import SimulatedSubAllocator
+from bfc.suballocators.simulated import CUDA_CHUNK, CUDA_HIGHEST, SimulatedSubAllocator
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE, RELEASE
 
 #: The memory of a device that never refuses.
 ENOUGH = 1 << 45
-#: The driver takes addresses in multiples of so many bytes, from the highest down.
-CHUNK, HIGHEST = 32 << 20, 1 << 47
 #: The variables of PyTorch's settings, the one that counts first.
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def simulated_driver(nbytes: int) -> SimulatedSubAllocator:
     """A device that gives addresses as CUDA's driver does."""
-    return SimulatedSubAllocator(nbytes, base=HIGHEST, chunk=CHUNK)
+    return SimulatedSubAllocator(nbytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
 
 
 class Allocation:

@@ -13,7 +13,7 @@ from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
-from bfc.study.counting import CountedSimulated
+from bfc.study.counting import Counted, CountedSimulated, device_for
 from bfc.trace import Trace
 
 #: PyTorch's policy, and the policies that no PyTorch has.
@@ -60,7 +60,7 @@ class Point:
         """Whether a user of PyTorch can have it without bfc."""
         return self.policy == CACHING
 
-    def allocator(self, source: CountedSimulated, torch: str = NEWEST) -> Allocator:
+    def allocator(self, source: Counted, torch: str = NEWEST) -> Allocator:
         """A new allocator over `source`. Rows of PyTorch's policy refuse what that version of
         PyTorch refuses."""
         if self.policy == CACHING:
@@ -98,7 +98,7 @@ def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
     that the trace has (`Trace.torch`), or of the newest."""
     if point.policy in (PAGES, STITCHED) and capacity < CountedSimulated.mapping_granularity:
         return Outcome(int((trace.size[trace.op == 0] > 0).sum()), 0, 0, 0)  # not one page
-    source = CountedSimulated(capacity)
+    source = device_for(trace, lambda: CountedSimulated(capacity))()
     with point.allocator(source, trace.torch or NEWEST) as allocator:
         result = trace.replay(allocator)
         calls = source.driver_calls

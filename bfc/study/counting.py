@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bfc.suballocators import (
@@ -12,6 +12,8 @@ from bfc.suballocators import (
     SimulatedSubAllocator,
     SubAllocator,
 )
+from bfc.suballocators.simulated import CUDA_CHUNK, CUDA_HIGHEST
+from bfc.trace import Trace
 
 
 class Counted(SubAllocator):
@@ -100,3 +102,28 @@ class CountedHost(Counted, HostSubAllocator):
 
 class CountedOpenCL(Counted, OpenCLSubAllocator):
     """Memory of an OpenCL device."""
+
+
+def was_predicted(trace: Trace) -> bool:
+    """Whether a run was predicted, not recorded."""
+    return isinstance(trace.meta, dict) and "predicted" in trace.meta
+
+
+def device_for(trace: Trace, make: Callable[[], Counted]) -> Callable[[], Counted]:
+    """What makes the device that a trace is replayed on.
+
+    A simulated one gives a predicted run the addresses that it had in the prediction, as CUDA's
+    driver does: PyTorch takes the lowest of free blocks of one size, so that what is reserved
+    depends on them. A recorded run keeps addresses that rise: it begins with blocks whose recorded
+    order of addresses the replay has to keep.
+    """
+    if not was_predicted(trace):
+        return make
+
+    def made() -> Counted:
+        device = make()
+        if not isinstance(device, CountedSimulated) or 2 * device.total_bytes > CUDA_HIGHEST:
+            return device
+        return CountedSimulated(device.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
+
+    return made

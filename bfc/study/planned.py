@@ -8,7 +8,7 @@ from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.study.advice import AdviceRow
 from bfc.study.candidates import PLANNED
-from bfc.study.counting import CountedSimulated
+from bfc.study.counting import CountedSimulated, device_for
 from bfc.trace import Trace
 from bfc.trace.beginning import AS_PLACED
 
@@ -31,7 +31,7 @@ def row_of_plan(trace: Trace, device: int) -> AdviceRow | str:
         return str(error)
     if plan.declined is not None:
         return plan.declined
-    source = CountedSimulated(device)
+    source = device_for(trace, lambda: CountedSimulated(device))()
     with CachingAllocator(source, torch=torch) as allocator:
         try:
             allocator.use_plan(plan, strict=True, gate=None)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.libraries import np
 from bfc.study.candidates import Outcome, Point, replay
 from bfc.study.cluster import Cluster
+from bfc.study.counting import was_predicted
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ LOST = (
 class Replays:
     """Replays of one trace, in this process or in others. Use it in a `with` block.
 
-    Columns that a replay does not need are not sent, nor all of `meta` but what `Beginning` reads
-    and the version of PyTorch. `executor` is not shut down; its workers must see this machine's
-    folder of temporary files, except those of `distributed.Client.get_executor()`. Without it, so
-    many `jobs` are started as processes: 1 starts none, and None one for each core that this
-    process may use. `tick` is called with a number of replays when so many more are done.
+    Columns that a replay does not need are not sent, nor all of `meta` but what `Beginning` reads,
+    the version of PyTorch, and whether the run was predicted. `executor` is not shut down; its
+    workers must see this machine's folder of temporary files, except those of
+    `distributed.Client.get_executor()`. Without it, so many `jobs` are started as processes: 1
+    starts none, and None one for each core that this process may use. `tick` is called with a
+    number of replays when so many more are done.
 
     Raises RuntimeError if processes cannot be started, because the main file has no guard; or if
     workers of Dask have no bfc, or another version.
@@ -68,7 +70,9 @@ class Replays:
         jobs: int | None = None,
         tick: Tick | None = None,
     ) -> None:
-        said = {"torch_version": trace.torch}
+        said: dict[str, Any] = {"torch_version": trace.torch}
+        if was_predicted(trace):
+            said["predicted"] = {}
         self.trace = trace._bare(trace.beginning.as_meta() | said)
         self.count = 0
         self._is_started = False

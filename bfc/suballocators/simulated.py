@@ -27,6 +27,9 @@ ANSWERS_NONE = ("alloc", "reserve", "create")
 GRANULARITY = 2 << 20
 #: How many bytes of addresses can be reserved at once: what an x86-64 process has.
 ADDRESS_SPACE = 1 << 47
+#: CUDA's driver takes addresses in multiples of so many bytes, from the highest down: what `chunk`
+#: and `base` are to be for addresses like those of a GPU under Linux.
+CUDA_CHUNK, CUDA_HIGHEST = 32 << 20, 1 << 47
 #: Where the addresses of blocks continue when they have reached the reserved addresses.
 FAR = 1 << 62
 

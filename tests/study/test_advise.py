@@ -15,12 +15,14 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import bfc
-from bfc.study import recorded_settings, workers
+from bfc.predicting.memory import simulated_driver
+from bfc.study import candidates, recorded_settings, workers
 from bfc.study.advise import prove
 from bfc.study.counting import CountedSimulated
 from bfc.study.file_formats import read
@@ -520,3 +522,36 @@ def test_where_a_plan_is_no_help_the_advice_says_why():
     advice = bfc.advise(marked, "100 MiB", jobs=1)
     assert "would not have paid" in advice.no_plan
     assert advice.as_dict()["no_plan"] == advice.no_plan
+
+
+def random_run(seed: int, **meta: Any) -> bfc.Trace:
+    """Requests of 1 to 8 MiB, at most some 40 of them live."""
+    random = Random(seed)
+    events: list[tuple[int, int, int]] = []
+    live: list[int] = []
+    for number in range(1500):
+        if live and (random.random() < 0.5 or len(live) > 40):
+            events.append((1, live.pop(random.randrange(len(live))), 0))
+        else:
+            events.append((0, number, random.randrange(1, 9) * MIB))
+            live.append(number)
+    op, ids, sizes = zip(*events, strict=True)
+    return bfc.Trace(op, ids, sizes, meta={"torch_version": "2.11", **meta})
+
+
+def test_a_predicted_run_has_the_addresses_of_the_prediction():
+    """They fall, and PyTorch took the lowest of free blocks until 2.13: the advice says what the
+    prediction said, and so does a replay."""
+    differ = 0
+    for seed in range(20):
+        run, predicted = random_run(seed), random_run(seed, predicted={"torch": "2.11.0"})
+        allocator = bfc.CachingAllocator(simulated_driver(GIB), torch="2.11")
+        expected = predicted.replay(allocator).peak_bytes_reserved
+        point = candidates.Point(candidates.CACHING, "")
+        assert candidates.replay(predicted, point, GIB).peak_reserved == expected
+        rising = candidates.replay(run, point, GIB).peak_reserved
+        if rising != expected and not differ:
+            rows = bfc.advise(predicted, GIB, jobs=1).rows
+            assert expected in {row.peak_reserved for row in rows if not row.settings}
+        differ += rising != expected
+    assert differ
