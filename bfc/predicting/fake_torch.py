@@ -204,7 +204,7 @@ def _moved(parameter: Any, fn: Any) -> Any:
     with torch.no_grad():
         new = fn(parameter)
         gradient = None if parameter.grad is None else fn(parameter.grad)
-    if parameter.fake_device.type == "meta":  # whose memory cannot become that of another device
+    if "meta" in (parameter.fake_device.type, new.device.type):  # memory of no other device's kind
         return torch.nn.Parameter(new, parameter.requires_grad)
     if new is not parameter:
         parameter.data = new

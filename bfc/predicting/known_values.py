@@ -71,7 +71,7 @@ DRAWN = 1 - 2**-11
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
     *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER),
-    *("sum", "where", "uniform_", "index_put_"),
+    *("sum", "where", "uniform_", "index_put_", "index_fill_"),
 }
 #: Operators whose result has as many elements that are not zero as all arguments together.
 ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
@@ -145,14 +145,16 @@ class KnownValues:
 
     def _most_set(self, name: str, args: Any) -> int | None:
         """How many elements of the result are not zero at most; None if that may be all."""
+        if name == "index_fill_":  # PyTorch 2.15 writes `mask[places] = 1` so
+            tensor, dim, index = args[:3]
+            places = int(index.numel()) * int(tensor.numel()) // max(int(tensor.shape[dim]), 1)
+            return self._and_so_many(tensor, places)
         if name == "index_put_":  # places of zeros are set
             tensor, indices = args[:2]
             if None in indices or any(one.dtype == torch.bool for one in indices):
                 return None
             places = math.prod(torch.broadcast_shapes(*(one.shape for one in indices)))
-            before = self.most(tensor)
-            every = before == tensor.numel()
-            return None if every else before + places * math.prod(tensor.shape[len(indices) :])
+            return self._and_so_many(tensor, places * math.prod(tensor.shape[len(indices) :]))
         if name not in ADDED_UP or not self._most:
             return None
         given = args[0] if type(args[0]) in (list, tuple) else args
@@ -161,6 +163,10 @@ class KnownValues:
         if name != "cat" and (len(shapes) > 1 or len(tensors) < len(given)):
             return None
         return sum(map(self.most, tensors))
+
+    def _and_so_many(self, tensor: Any, places: int) -> int | None:
+        before = self.most(tensor)
+        return None if before == tensor.numel() else before + places
 
     def _learn_number(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         first = result

@@ -146,3 +146,12 @@ def test_repeats_are_summed_up() -> None:
         tensor(100, 64).repeat_interleave(tensor(100, dtype=torch.int64), 0, output_size=300)
     assert sizes(run)[2] == 800
     assert sizes(run)[-2:] == [300 * 8, 300 * 64 * 4]
+
+
+def test_numbers_of_a_dirichlet_are_those_of_a_gamma_before() -> None:
+    with bfc.predict("a100") as run:
+        given = tensor(100, 8).requires_grad_()
+        found = torch.distributions.Dirichlet(given, validate_args=False).rsample()
+        found.sum().backward()
+    assert sizes(run)[:3] == [100 * 8 * 4] * 3
+    assert given.grad is not None

@@ -554,3 +554,26 @@ def test_other_work_on_sparse_tensors_is_refused_in_words() -> None:
         assert matrix._values().is_cuda
         with pytest.raises(NotImplementedError, match="Give the program dense ones"):
             torch.sparse.mm(matrix, torch.randn(100, 8, device="cuda"))
+
+
+def test_an_optimizer_that_reads_of_the_device_divides_by_what_is_not_zero(
+    request: pytest.FixtureRequest,
+) -> None:
+    """NAdam keeps a product of its momenta where new tensors go."""
+    with bfc.predict("a100"):
+        torch.set_default_device("cuda")
+        request.addfinalizer(lambda: torch.set_default_device(None))
+        layer = nn.Linear(8, 8)
+        optimizer = torch.optim.NAdam(layer.parameters())
+        layer(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_arrays_and_shared_memory_of_what_is_on_the_device() -> None:
+    with bfc.predict("a100") as run:
+        data = torch.ones(8, device="cuda")
+        assert data.numpy(force=True).shape == (8,)
+        assert data.share_memory_() is data
+        with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
+            data.numpy()
+    assert assumed(run) == {".numpy()": "zeros"}

@@ -621,6 +621,8 @@ def test_models_without_memory_become_models_on_the_device() -> None:
         layer.to_empty(device="cuda")
         assert layer.weight.is_cuda
         assert torch.cuda.memory_allocated() == 64 * 64 * 4 + 512
+        layer.to("meta")
+        assert torch.cuda.memory_allocated() == 0
 
 
 def test_a_profiler_sees_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

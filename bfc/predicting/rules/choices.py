@@ -59,6 +59,25 @@ def kernels_of_their_own(recorder: Any) -> Iterator[None]:
 
 @around
 @contextmanager
+def products_of_momenta(recorder: Any) -> Iterator[None]:
+    """NAdam divides by 1 less what it reads of the device, if that is the default one: not by 0,
+    as a number that is made up would have it (torch/optim/nadam.py)."""
+    import torch.optim.nadam as nadam
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    build = nadam._get_value
+
+    def get(tensor: Any) -> Any:
+        value = build(tensor)
+        made_up = isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"
+        return 0.5 if made_up and value == 1.0 else value
+
+    with patch.object(nadam, "_get_value", get):
+        yield
+
+
+@around
+@contextmanager
 def finite_gradients(recorder: Any) -> Iterator[None]:
     """No gradient overflows: a `GradScaler` makes each step."""
     from torch.amp.grad_scaler import GradScaler
@@ -404,7 +423,7 @@ def values(recorder: Any) -> Iterator[None]:
     def numpy(build: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, FakeTensor):
-                return zeros(self, ".numpy()")
+                return zeros(self.cpu() if kwargs.get("force") else self, ".numpy()")
             return build(self, *args, **kwargs)
 
         return call
@@ -445,5 +464,6 @@ def values(recorder: Any) -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", place))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
+        stack.enter_context(patch.object(FakeTensor, "share_memory_", lambda self: self))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
         yield

@@ -3,7 +3,8 @@ result depends on values: at most all.
 
 From PyTorch's ATen/native/cuda/LossCTC.cu (ctc_loss_gpu_template and its gradient),
 ATen/native/BatchLinearAlgebra.cpp (linalg_lstsq), ATen/native/SpectralOps.cpp (istft), and
-ATen/native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp.
+ATen/native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp, and
+ATen/native/cuda/Distributions.cpp.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bfc.predicting.rules.interface import (
     composition,
     kernel,
     on_cuda,
+    rule,
 )
 from bfc.predicting.rules.tensors import argument, nbytes
 
@@ -44,6 +46,20 @@ def ctc_loss(call: Call) -> Any:
 def ctc_loss_gradient(call: Call) -> Any:
     """The gradient of the scores."""
     return call.args[1].new_empty(call.args[1].shape)
+
+
+@kernel("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial")
+def drawn(call: Call) -> Any:
+    """A number for each parameter (ATen/native/cuda/Distributions.cpp)."""
+    import torch
+
+    return torch.empty(call.args[0].shape, dtype=call.args[0].dtype, device=call.args[0].device)
+
+
+@rule("aten::_sample_dirichlet")
+def gammas(call: Call) -> Iterator[Workspace | Release]:
+    """Drawn first, and then divided by their sum."""
+    yield Workspace(nbytes(call.result), what="numbers of a gamma distribution")
 
 
 #: Boxes that torchvision compares at once, and the bytes of the bits of as many.
