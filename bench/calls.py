@@ -10,9 +10,9 @@ from __future__ import annotations
 import operator
 import statistics
 import timeit
-from collections.abc import Callable
 
 import bfc
+from bench.histories import POLICIES
 from bench.report import machine, say, spread
 
 REPEATS, NUMBER = 15, 100_000
@@ -25,10 +25,6 @@ STATEMENTS = {
     "the empty loop": "pass",
 }
 BUILTIN, FLOOR = "id(id(1000))", "index(index(1000))"
-POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
-    "bfc": bfc.BFCAllocator,
-    "caching": bfc.CachingAllocator,
-}
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ blocks."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,9 @@ import numpy as np
 import bfc
 
 TRACES = Path(__file__).with_name("traces")
+#: The policies that a benchmark measures, each over a sub-allocator.
+Maker = Callable[[bfc.SubAllocator], bfc.Allocator]
+POLICIES: dict[str, Maker] = {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}
 CHURN_LIVE = (200, 2_000, 20_000, 200_000)
 
 

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import statistics
 import timeit
-from collections.abc import Callable
 
 import bfc
+from bench.histories import POLICIES
 from bench.report import machine, say, spread
 
 REPEATS, NUMBER = 301, 5_000
 PAIR = "deallocate_raw(allocate_raw(1000))"
 SCOPE = "with owner:\n    pass"
-POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
-    "bfc": bfc.BFCAllocator,
-    "caching": bfc.CachingAllocator,
-}
 
 
 def main() -> None:

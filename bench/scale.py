@@ -14,15 +14,12 @@ import time
 from collections.abc import Callable
 
 import bfc
-from bench.histories import churn
+from bench.histories import POLICIES, Maker, churn
 from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC, build
 from bench.report import machine, resident_bytes, say, spread
 
 MANY = 1 << 44
 CROWD = 100_000
-
-Maker = Callable[[bfc.SubAllocator], bfc.Allocator]
-POLICIES: dict[str, Maker] = {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}
 
 
 def main() -> None:

@@ -15,16 +15,13 @@ import time
 from collections.abc import Callable
 
 import bfc
+from bench.histories import POLICIES
 from bench.report import machine, say
 
 BLOCKS = 500
 ENTRIES = 100_000
 REPEATS = 30
 LONG_REPEATS = 7
-POLICIES: dict[str, Callable[[bfc.SubAllocator], bfc.Allocator]] = {
-    "bfc": bfc.BFCAllocator,
-    "caching": bfc.CachingAllocator,
-}
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import bfc
+from bench.histories import POLICIES
 from bench.report import machine, say, spread
 from bfc.compiling import needed
 from bfc.integrations.torch_backend import capsule
@@ -27,7 +28,6 @@ CASES = {
     "2 threads, one allocator": [0, 0],
     "2 threads, two allocators": [0, 1],
 }
-POLICIES = {"bfc": bfc.BFCAllocator, "caching": bfc.CachingAllocator}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -175,3 +176,13 @@ def torch_peer() -> None:
 def dice(request: pytest.FixtureRequest) -> random.Random:
     """Random numbers, the same in every run of a test."""
     return random.Random(request.node.name)
+
+
+@pytest.fixture
+def pyplot() -> Iterator[Any]:
+    """matplotlib without a window. All figures are closed afterwards."""
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+
+    yield pyplot
+    pyplot.close("all")

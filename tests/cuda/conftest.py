@@ -84,6 +84,13 @@ def make_cuda(request: pytest.FixtureRequest) -> Iterator[MakeCUDA]:
     close_all(allocators)
 
 
+@pytest.fixture
+def side() -> Iterator[int]:
+    """A stream that no other stream waits for."""
+    with raw_cuda.stream() as stream:
+        yield stream
+
+
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return torch_harness.build(tmp_path_factory.mktemp("torch"))

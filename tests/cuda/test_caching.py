@@ -37,12 +37,6 @@ def make() -> Iterator[Make]:
     close_all(allocators)
 
 
-@pytest.fixture
-def side() -> Iterator[int]:
-    with raw_cuda.stream() as stream:
-        yield stream
-
-
 def test_a_hit_on_any_stream_calls_no_driver(make, emulated, side) -> None:
     allocator = make()
     for stream in (0, LEGACY, PER_THREAD, side):

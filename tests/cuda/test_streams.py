@@ -21,12 +21,6 @@ def allocator(make_cuda) -> bfc.BFCAllocator:
 
 
 @pytest.fixture
-def side() -> Iterator[int]:
-    with raw_cuda.stream() as stream:
-        yield stream
-
-
-@pytest.fixture
 def blocking() -> Iterator[int]:
     """A stream that the default stream waits for, as CuPy, numba and PyTorch make them."""
     with raw_cuda.stream(flags=0) as stream:

@@ -216,12 +216,6 @@ def test_a_region_that_the_driver_does_not_take_back_is_kept_for_close(served, w
 # -- streams ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def side() -> Iterator[int]:
-    with raw_cuda.stream() as stream:
-        yield stream
-
-
 def test_another_stream_waits_for_the_memorys_last_use(served, whole, emulated, side) -> None:
     whole.free(whole.alloc(1000))
     emulated.hold(0)

@@ -16,16 +16,6 @@ TRACES = Path(__file__).parents[2] / "bench" / "traces"
 LONG = "caching:expandable_segments:True,max_split_size_mb:128"
 
 
-@pytest.fixture
-def pyplot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    yield pyplot
-    pyplot.close("all")
-
-
 @pytest.fixture(scope="module")
 def timelines() -> dict[str, bfc.Timeline]:
     """On 1 GiB both refuse, on 80 GiB none does."""

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import pytest
-from cuda_calls import alloc, code, cu, enter, fill, ok, peek, stream
+from cuda_calls import alloc, code, cu, fill, ok, peek, stream
 
 from bfc.testing import cuda_emulator as emulator
 
 INVALID_VALUE, INVALID_HANDLE = 1, 400
 HOST, DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
-
-
-@pytest.fixture
-def gpu() -> Iterator[emulator.Driver]:
-    """A fresh machine, with the context of device 0 current."""
-    it = emulator.load()
-    it.reset()
-    enter()
-    yield it
-    it.release_all()
-    assert it.complaints == []
 
 
 def rows(to: int, source: np.ndarray, *, deep: bool = False, pitch: int = 16) -> object:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cuda_calls import alloc, code, cu, enter, event, fill, ok, peek, stream
+from cuda_calls import alloc, code, cu, event, fill, ok, peek, stream
 
 from bfc.testing import cuda_emulator as emulator
 
@@ -20,17 +20,6 @@ GLOBAL = MODES.CU_STREAM_CAPTURE_MODE_GLOBAL
 THREAD_LOCAL = MODES.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 RELAXED = MODES.CU_STREAM_CAPTURE_MODE_RELAXED
 ACTIVE, INVALID = 1, 2
-
-
-@pytest.fixture
-def gpu() -> Iterator[emulator.Driver]:
-    """A fresh machine, with the context of device 0 current."""
-    it = emulator.load()
-    it.reset()
-    enter()
-    yield it
-    it.release_all()
-    assert it.complaints == []
 
 
 def begin(queue: Any, mode: Any = GLOBAL) -> None:

@@ -13,16 +13,6 @@ import bfc
 TRACE = Path(__file__).parents[2] / "bench" / "traces" / "gpu_decomfl.npz"
 
 
-@pytest.fixture
-def pyplot():
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    yield pyplot
-    pyplot.close("all")
-
-
 def replay(capacity: str) -> bfc.Replay:
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator(capacity), strict=True) as allocator:
         return bfc.Trace.load(TRACE).replay(allocator, samples=400)
