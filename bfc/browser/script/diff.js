@@ -42,7 +42,7 @@ function drawDiff() {
   const tiles = [diffTile("growth of the peak", diff.peak), diffTile("growth of what is live at the end", diff.end)];
   if (diff.reserved_a !== null && diff.reserved_b !== null) tiles.push(diffTile("growth of what was reserved at most", { a: diff.reserved_a, b: diff.reserved_b, growth: diff.reserved_b - diff.reserved_a }));
   const heads = [[kind], ["first", "number"], ["second", "number"], ["growth", "number"], ["", "wide"], ["blocks", "number"]];
-  const drawn = rows.length ? make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What grew, row by row" }, labelled(table(heads, rows.map((row) => diffRow(kind, row, most))))) : make("p", { class: "hint" }, "Nothing changed.");
+  const drawn = rows.length ? region("What grew, row by row", labelled(table(heads, rows.map((row) => diffRow(kind, row, most))))) : make("p", { class: "hint" }, "Nothing changed.");
   const same = all.length - rows.length;
   const rest = [same && `${many(same, "row")} did not change`, found.left_out[kind] && `${many(found.left_out[kind], "row")} that changed least ${found.left_out[kind] === 1 ? "is" : "are"} left out`].filter(Boolean).join("; ");
   const remarks = diff.remarks.join("; ");

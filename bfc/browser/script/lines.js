@@ -64,7 +64,7 @@ function byLine(found) {
   const rest = others ? `${many(others, "more line")} ${others === 1 ? "has" : "have"} ${bytes(amount)}. ` : "";
   const what = "A block counts for the innermost line of your own code in its stack. ";
   const most = isState ? "" : "“At its most” counts all blocks of the run, wherever you zoomed.";
-  return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Lines of the program" }, labelled(drawn)), make("p", { class: "hint" }, rest + what + most),
+  return make("div", {}, region("Lines of the program", labelled(drawn)), make("p", { class: "hint" }, rest + what + most),
     make("button", { type: "button", class: "more", id: "lines-csv", onclick: () => download(fileName("-lines.csv"), "text/csv", linesCsv(found)) }, "save as CSV"));
 }
 

@@ -39,7 +39,7 @@ function poolTable(pools) {
   if (!pools.length) return [];
   const rows = pools.map(([pool, segments, size, live, blocks]) => make("tr", {}, cell(pool ? `private pool ${pool}` : "default pool", "text"), cell(count(segments), "number"), cell(bytes(size), "number"), cell(bytes(live), "number"), cell(count(blocks), "number")));
   const drawn = table([["pool"], ["segments", "number"], ["taken", "number"], ["live", "number"], ["blocks", "number"]], rows, { id: "pools" });
-  return [make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Pools" }, labelled(drawn))];
+  return [region("Pools", labelled(drawn))];
 }
 
 const share = (row) => make("div", { class: "track whole", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * row.live) / row.size}%`, background: colour(laneColour(row.lane)) } }));
@@ -52,19 +52,9 @@ function drawSegments() {
   const empty = rows.filter((row) => !row.blocks);
   const [size, idle] = [rows.reduce((sum, row) => sum + row.size, 0), rows.reduce((sum, row) => sum + row.size - row.live, 0)];
   $("segments-count").textContent = rows.length ? `${many(rows.length + leftOut, "segment")} of ${bytes(size + leftOutBytes)}${report.kind === "state" ? "" : " at the peak"}, ${bytes(idle)} idle, ${bytes(empty.reduce((sum, row) => sum + row.size, 0))} of it in ${many(empty.length, "segment")} that nothing keeps. The most idle of the others first.` : "Nothing is taken from the device.";
-  const body = make("tbody");
-  const more = make("button", { type: "button", class: "more", onclick: () => grow() });
-  const grow = () => {
-    const from = body.children.length;
-    body.append(...order.slice(from, from + SEGMENTS_AT_ONCE).map((index) => segmentRow(rows[index], blocks[index])));
-    if (body.parentElement) labelled(body.parentElement);
-    more.hidden = body.children.length >= rows.length;
-    more.textContent = `${count(rows.length - body.children.length)} more`;
-  };
-  grow();
-  const drawn = table([["address"], ["size", "number"], ["idle", "number"], ["blocks by address", "wide"], ["blocks", "number"], ["kept by"], ["for"]], []);
-  drawn.tBodies[0].replaceWith(body);
-  $("segments").replaceChildren(...(rows.length ? [...poolTable(byPool), make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Segments" }, labelled(drawn)), more] : []));
+  const heads = [["address"], ["size", "number"], ["idle", "number"], ["blocks by address", "wide"], ["blocks", "number"], ["kept by"], ["for"]];
+  const rowAt = (at) => segmentRow(rows[order[at]], blocks[order[at]]);
+  $("segments").replaceChildren(...(rows.length ? [...poolTable(byPool), ...growing("Segments", heads, rows.length, rowAt, SEGMENTS_AT_ONCE)] : []));
 }
 
 function startSegments() {

@@ -56,7 +56,7 @@ function bars(head, rows, whole) {
     make("td", { class: "name", title: name }, choose ? make("button", { type: "button", class: "link" }, name) : name),
     make("td", { class: "wide" }, make("div", { class: "track", "aria-hidden": "true" }, make("i", { style: { width: `${(100 * amount) / most}%`, background: tint ?? "" } }))),
     cell(bytes(amount), "number"), cell(percent(amount, whole), "number"), cell(count(blocks), "number")));
-  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `By ${head}` }, table([[head], ["", "wide"], ["bytes", "number"], ["share", "number"], ["blocks", "number"]], body));
+  return region(`By ${head}`, table([[head], ["", "wide"], ["bytes", "number"], ["share", "number"], ["blocks", "number"]], body));
 }
 
 function byOwner(found) {
@@ -95,20 +95,9 @@ function byAge(found) {
 function blockList() {
   const { size } = report.blocks;
   const rows = selectBlocks().sort((a, b) => size[b] - size[a]);
-  const body = make("tbody");
-  const more = make("button", { type: "button", class: "more", onclick: () => grow() });
-  const grow = () => {
-    const from = body.children.length;
-    body.append(...rows.slice(from, from + ROWS_AT_ONCE).map(blockRow));
-    if (body.parentElement) labelled(body.parentElement);
-    more.hidden = body.children.length >= rows.length;
-    more.textContent = `${count(rows.length - body.children.length)} more`;
-  };
-  grow();
   if (!rows.length) return make("p", { class: "hint" }, "No block.");
-  const list = table([["size", "number"], ["owner"], ["line"], ["address"], ["events"]], [], { class: "blocks" });
-  list.tBodies[0].replaceWith(body);
-  return make("div", {}, make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "List of blocks" }, labelled(list)), more);
+  const heads = [["size", "number"], ["owner"], ["line"], ["address"], ["events"]];
+  return make("div", {}, growing("List of blocks", heads, rows.length, (at) => blockRow(rows[at]), ROWS_AT_ONCE, { class: "blocks" }));
 }
 
 function blockRow(block) {

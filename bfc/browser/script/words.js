@@ -61,6 +61,25 @@ function labelled(made) {
   return made;
 }
 
+/** A table that scrolls by itself, under a name for screen readers. */
+const region = (name, content) => make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name }, content);
+
+/** A table of many rows, which shows `step` more at each click: the region, and the button for more. */
+function growing(name, heads, length, rowAt, step, attributes = {}) {
+  const drawn = table(heads, [], attributes);
+  const body = drawn.tBodies[0];
+  const more = make("button", { type: "button", class: "more", onclick: () => grow() });
+  const grow = () => {
+    const from = body.children.length;
+    for (let at = from; at < Math.min(from + step, length); at += 1) body.append(rowAt(at));
+    labelled(drawn);
+    more.hidden = body.children.length >= length;
+    more.textContent = `${count(length - body.children.length)} more`;
+  };
+  grow();
+  return [region(name, drawn), more];
+}
+
 /** The value of a colour of page.css, as the theme has it now. */
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
