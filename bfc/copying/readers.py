@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +23,9 @@ BYTE = np.dtype(np.uint8)
 # -- bfc's own -------------------------------------------------------------------------------------
 
 
-def _buffer(thing: Any) -> Any:
-    return thing if isinstance(thing, Buffer) else None
-
-
-def _of_buffer(buffer: Buffer, _thing: Any, _stream: int) -> View:
+def _buffer(buffer: Any, _stream: int) -> View | None:
+    if not isinstance(buffer, Buffer):
+        return None
     root = buffer
     while isinstance(root, BufferView):
         root = root.base
@@ -88,47 +86,34 @@ def _refuse_gone(block: Buffer | None) -> None:
         )
 
 
-def _view(thing: Any) -> View | None:
+def _view(thing: Any, _stream: int) -> View | None:
     """A `View` that another part of bfc has made."""
     return thing if isinstance(thing, View) else None
-
-
-def _of_view(view: View, _thing: Any, _stream: int) -> View:
-    return view
 
 
 # -- the host --------------------------------------------------------------------------------------
 
 
-def _numpy(thing: Any) -> Any:
-    return thing if isinstance(thing, (np.ndarray, np.generic)) else None
-
-
-def _of_numpy(thing: Any, _thing: Any, _stream: int) -> View:
+def _numpy(thing: Any, _stream: int) -> View | None:
+    if not isinstance(thing, (np.ndarray, np.generic)):
+        return None
     view = of_array(np.asarray(thing))
     if isinstance(thing, np.generic):
         view.readonly = True
     return view
 
 
-def _buffer_protocol(thing: Any) -> Any:
+def _buffer_protocol(thing: Any, _stream: int) -> View | None:
     try:
-        return np.asarray(memoryview(thing))
+        array = np.asarray(memoryview(thing))
     except (TypeError, BufferError):  # BufferError: not possible for this memory or dtype
         return None
-
-
-def _of_buffer_protocol(array: Any, thing: Any, _stream: int) -> View:
     return of_array(array, thing)
 
 
-def _array_interface(thing: Any) -> Any:
+def _array_interface(thing: Any, _stream: int) -> View | None:
     known = hasattr(thing, "__array_interface__") or hasattr(thing, "__array_struct__")
-    return thing if known else None
-
-
-def _of_array_interface(_found: Any, thing: Any, _stream: int) -> View:
-    return of_array(np.asarray(thing), thing)
+    return of_array(np.asarray(thing), thing) if known else None
 
 
 def _of_items(thing: Any) -> View:
@@ -145,13 +130,11 @@ def _of_items(thing: Any) -> View:
 # -- pyopencl --------------------------------------------------------------------------------------
 
 
-def _cl_array(thing: Any) -> Any:
+def _cl_array(array: Any, _stream: int) -> View | None:
     """An array of pyopencl. If there is one, pyopencl is imported already."""
     arrays = sys.modules.get("pyopencl.array")
-    return thing if arrays is not None and isinstance(thing, arrays.Array) else None
-
-
-def _of_cl_array(array: Any, _thing: Any, _stream: int) -> View:
+    if arrays is None or not isinstance(array, arrays.Array):
+        return None
     if array.base_data is None:
         return View("opencl", 0, 0, array.dtype, array.shape, array.strides)
     view = _in_opencl(array.base_data, array.dtype, array.shape, array.strides, array.offset)
@@ -160,17 +143,13 @@ def _of_cl_array(array: Any, _thing: Any, _stream: int) -> View:
     return view
 
 
-def _cl_memory(thing: Any) -> Any:
+def _cl_memory(memory: Any, _stream: int) -> View | None:
     """A buffer, an image or shared virtual memory of pyopencl."""
     cl = sys.modules.get("pyopencl")
-    if cl is None or not isinstance(thing, (cl.MemoryObjectHolder, cl.SVMPointer)):
+    if cl is None or not isinstance(memory, (cl.MemoryObjectHolder, cl.SVMPointer)):
         return None
-    if isinstance(thing, cl.Image):
+    if isinstance(memory, cl.Image):
         raise TypeError("bfc.copy does not copy OpenCL images: their layout is the driver's own")
-    return thing
-
-
-def _of_cl_memory(memory: Any, _thing: Any, _stream: int) -> View:
     return _in_opencl(memory, BYTE, (memory.size,), (1,), 0)
 
 
@@ -211,11 +190,10 @@ def _find_whole(view: View, memory: Any) -> None:
 # -- __cuda_array_interface__ ----------------------------------------------------------------------
 
 
-def _cuda_interface(thing: Any) -> Any:
-    return getattr(thing, "__cuda_array_interface__", None)
-
-
-def _of_cuda_interface(interface: Any, thing: Any, _stream: int) -> View:
+def _cuda_interface(thing: Any, _stream: int) -> View | None:
+    interface = getattr(thing, "__cuda_array_interface__", None)
+    if interface is None:
+        return None
     from bfc.drivers.cuda import calls
 
     if not isinstance(interface, dict):
@@ -301,17 +279,11 @@ def _exported_on_cuda(thing: Any, ordinal: int, stream: int, managed: bool) -> t
     return _exported(thing, stream=stream), ordinal, stream
 
 
-def _dlpack_device(thing: Any) -> Any:
-    return (
-        thing.__dlpack_device__()
-        if hasattr(thing, "__dlpack__") and hasattr(thing, "__dlpack_device__")
-        else None
-    )
-
-
-def _of_dlpack(numbers: Any, thing: Any, stream: int) -> View:
+def _dlpack(thing: Any, stream: int) -> View | None:
     """The view of a DLPack capsule. It is not consumed: its own destructor frees the memory."""
-    device, ordinal = map(int, numbers)
+    if not hasattr(thing, "__dlpack__") or not hasattr(thing, "__dlpack_device__"):
+        return None
+    device, ordinal = map(int, thing.__dlpack_device__())
     if device not in _KINDS:
         raise TypeError(f"memory on DLPack's device {device} cannot be copied")
     on_cuda = device in (_CUDA, _CUDA_MANAGED)
@@ -364,27 +336,12 @@ def _dtype_of(code: int, bits: int, lanes: int) -> np.dtype[Any]:
 # -- the table of protocols ------------------------------------------------------------------------
 
 
-class Protocol(NamedTuple):
-    """`find(thing)` returns what the protocol offers for an object, or None if the object does not
-    support it. `read(found, thing, stream)` makes a view of that; `stream` is for a DLPack producer
-    on CUDA.
-    """
-
-    find: Callable[[Any], Any]
-    read: Callable[[Any, Any, int], View]
-
-
-#: The first protocol that an object supports is used: many arrays support several of the last four.
-PROTOCOLS = (
-    Protocol(_buffer, _of_buffer),
-    Protocol(_view, _of_view),
-    Protocol(_numpy, _of_numpy),
-    Protocol(_cl_array, _of_cl_array),
-    Protocol(_cl_memory, _of_cl_memory),
-    Protocol(_cuda_interface, _of_cuda_interface),
-    Protocol(_buffer_protocol, _of_buffer_protocol),
-    Protocol(_dlpack_device, _of_dlpack),
-    Protocol(_array_interface, _of_array_interface),
+#: Each returns None for an object that does not support its protocol; `stream` is for a DLPack
+#: producer on CUDA. The first that an object supports is used: many arrays support several of the
+#: last four.
+PROTOCOLS: tuple[Callable[[Any, int], View | None], ...] = (
+    *(_buffer, _view, _numpy, _cl_array, _cl_memory),
+    *(_cuda_interface, _buffer_protocol, _dlpack, _array_interface),
 )
 
 
@@ -395,10 +352,10 @@ def view_of(thing: Any, *, writes: bool = False, stream: int = 1) -> View:
     for a buffer that was freed, and InvalidPointerError for CUDA memory that the driver does not
     know.
     """
-    for find, read in PROTOCOLS:
-        found = find(thing)
-        if found is not None:
-            return read(found, thing, stream)
+    for read in PROTOCOLS:
+        view = read(thing, stream)
+        if view is not None:
+            return view
     if writes:
         raise TypeError(
             f"a {type(thing).__name__} has no memory to copy into: use a NumPy or pyopencl "
