@@ -65,7 +65,7 @@ def _check_and_copy(
     if stands_still(to.shape, to.strides):
         _host.refuse_shared_places()
     if source.dtype.kind == "c" and to.dtype.kind in _host.REAL:
-        _host.warn_of_imaginary(4)
+        _host.warn_of_imaginary()
         conj = False
     change = kernels.CONJUGATE * conj | kernels.NEGATE * neg
     _route(to, source, change, non_blocking, named)
@@ -225,13 +225,6 @@ def _cast_on_host(
     _to_device(second, to, between, change, False)
 
 
-def requires_temporaries(*, same_device: bool, peers: bool, alike: bool) -> bool:
-    """PyTorch's rule: whether a copy goes through packed memory of one dtype."""
-    if same_device or alike:
-        return False
-    return not peers
-
-
 def _across(stream: CopyStream, to: View, source: View, change: int, non_blocking: bool) -> None:
     """Copies between the host and a device. A blocking copy waits for the stream exactly once."""
     if to.on_host:
@@ -370,7 +363,7 @@ def _between(
     """Copies between CUDA devices, on the source's stream. The copy runs after all work queued on
     the destination's stream now, and before all work queued there later."""
     ends = None if change else _as_bytes(to, source)
-    if not requires_temporaries(same_device=False, peers=peers, alike=ends is not None):
+    if peers or ends is not None:  # else, as in PyTorch, through packed memory of one dtype
         casts = bool(change) or to.dtype != source.dtype
         if casts and not first.prepare(to.dtype, source.dtype):
             return _cast_on_host(first, second, to, source, change)

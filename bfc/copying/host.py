@@ -30,11 +30,10 @@ def refuse_shared_places() -> None:
     )
 
 
-def warn_of_imaginary(stacklevel: int) -> None:
+def warn_of_imaginary() -> None:
     """The one warning of a copy from complex to real, before anything is written."""
-    warnings.warn(
-        "the imaginary part is dropped: the destination is real", ComplexWarning, stacklevel
-    )
+    text = "the imaginary part is dropped: the destination is real"
+    warnings.warn(text, ComplexWarning, stacklevel=4)  # of the call of bfc.copy
 
 
 def _is_number(dtype: np.dtype[Any]) -> bool:

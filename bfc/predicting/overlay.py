@@ -115,12 +115,12 @@ class Overlay:
             self._check(not stat.S_ISDIR(self.mode(found) or stat.S_IFDIR), errno.ENOTDIR, text)
         head, _, name = text.rstrip("/").rpartition("/")
         if name in ("", ".", ".."):
-            return self._walk(text, True)
+            return self._walk(text)
         folder = self._resolved.get(head)
         if folder is None:
-            folder = self._resolved[head] = self._walk(head, True)
+            folder = self._resolved[head] = self._walk(head)
         text = f"{folder}/{name}" if folder != "/" else f"/{name}"
-        return self._walk(text, True) if follow and self._link(text) is not None else text
+        return self._walk(text) if follow and self._link(text) is not None else text
 
     def _link(self, path: str) -> str | None:
         if self.is_untouched(path):
@@ -130,7 +130,8 @@ class Overlay:
         except OSError:
             return None
 
-    def _walk(self, path: str, follow: bool) -> str:
+    def _walk(self, path: str) -> str:
+        """A path without links."""
         found, links = "/", 0
         rest = path.split("/")[::-1]
         while rest:
@@ -142,7 +143,7 @@ class Overlay:
                 found = os.path.dirname(found)
                 continue
             here = f"{found}/{part}" if found != "/" else f"/{part}"
-            target = self._link(here) if rest or follow else None
+            target = self._link(here)
             if target is None:
                 found = here
                 continue

@@ -48,21 +48,10 @@ def dump(
     torch: str = NEWEST,
 ) -> None:
     """The file of `Snapshot.dump`: what `as_torch` returns, pickled with protocol 4."""
-    written = content(device, regions, history, settings, torch)
+    rest = rest_as_torch(settings, torch)
+    written = pickled(Columns(regions, history), ordinal_of(device), rest)
     with replacing(path) as file:
         file.write(written)
-
-
-def content(
-    device: str,
-    regions: RegionColumns,
-    history: HistoryColumns,
-    settings: CachingSettings | None,
-    torch: str = NEWEST,
-) -> bytes:
-    """What `dump` writes."""
-    rest = rest_as_torch(settings, torch)
-    return pickled(Columns(regions, history), ordinal_of(device), rest)
 
 
 def ordinal_of(device: str) -> int:

@@ -18,7 +18,7 @@ PATIENCE = 10.0
 
 
 @contextlib.contextmanager
-def connected(address: str, seconds: float = PATIENCE) -> Iterator[Executor]:
+def connected(address: str) -> Iterator[Executor]:
     """An executor over the cluster of a scheduler, such as "tcp://10.0.0.1:8786", which may take
     some seconds to answer: what `distributed.Client.get_executor` returns. The client is closed at
     the end.
@@ -33,9 +33,9 @@ def connected(address: str, seconds: float = PATIENCE) -> Iterator[Executor]:
             f"distributed cannot be imported ({error})\n  try: pip install 'dask[distributed]'"
         ) from error
     try:
-        client = distributed.Client(address, timeout=seconds, set_as_default=False)
+        client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except OSError as error:
-        raise OSError(f"no scheduler of Dask answers at {address} within {seconds:g} s") from error
+        raise OSError(f"no scheduler of Dask answers at {address} within {PATIENCE:g} s") from error
     with _quiet_cancellations(), client:
         yield client.get_executor()
 

@@ -10,18 +10,19 @@ from bfc.errors import SubAllocatorError
 from bfc.suballocators.base import SubAllocator
 
 ALIGNMENT = 256  # which any sub-allocator can give
+SLOTS = 8
 
 Wrong = Callable[["Ground"], object]
 
 
 class Ground:
-    """So many `slots` of reserved addresses of a sub-allocator, each of its granularity, and pages.
-    All of it is given back at the end."""
+    """Some reserved addresses of a sub-allocator, in SLOTS of its granularity, and pages. All of it
+    is given back at the end."""
 
-    def __init__(self, source: SubAllocator, slots: int = 8) -> None:
+    def __init__(self, source: SubAllocator) -> None:
         self.source = source
         self.size = source.mapping_granularity
-        self.nbytes = slots * self.size
+        self.nbytes = SLOTS * self.size
         address = source.reserve(self.nbytes)
         assert address is not None, f"{source!r} has no {self.nbytes} bytes of addresses"
         self.address = address
@@ -70,9 +71,9 @@ class Ground:
 
 
 @contextmanager
-def ground(source: SubAllocator, slots: int = 8) -> Iterator[Ground]:
+def ground(source: SubAllocator) -> Iterator[Ground]:
     """A `Ground` that is left at the end of the block, also after an error."""
-    own = Ground(source, slots)
+    own = Ground(source)
     try:
         yield own
     finally:

@@ -33,7 +33,7 @@ from copy_memory import (
 )
 
 import bfc
-from bfc.copying import cuda_stream, engine, kernels
+from bfc.copying import cuda_stream, kernels
 from bfc.drivers.cuda import calls as driver_calls
 
 pytestmark = pytest.mark.filterwarnings(
@@ -604,11 +604,3 @@ def test_memory_that_the_device_reads_in_place_is_kept_until_it_has(emulated):
     emulated.release(stream)
     bfc.copy(to, values(), non_blocking=True, stream=stream)
     assert sys.getrefcount(host) == references
-
-
-def test_when_temporaries_are_needed():
-    """The rows of PyTorch's table."""
-    for same_device, alike, peers in itertools.product((False, True), repeat=3):
-        wanted = not (same_device or alike or peers)
-        facts = {"same_device": same_device, "alike": alike, "peers": peers}
-        assert engine.requires_temporaries(**facts) == wanted

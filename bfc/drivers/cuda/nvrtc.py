@@ -65,18 +65,15 @@ def _nvrtc() -> Any:
 
 def _nvrtc_to_install() -> str:
     """What to install: NVRTC must match the CUDA version of cuda-bindings."""
-    if _version_of("cuda-bindings").startswith("12."):
-        return "pip install 'nvidia-cuda-nvrtc-cu12==12.*', which 'bfc-allocator[cuda12]' brings"
-    return "pip install 'nvidia-cuda-nvrtc==13.*', which 'bfc-allocator[cuda]' brings"
-
-
-def _version_of(package: str) -> str:
     from importlib import metadata
 
     try:
-        return metadata.version(package)
+        bindings = metadata.version("cuda-bindings")
     except metadata.PackageNotFoundError:
-        return ""
+        bindings = ""
+    if bindings.startswith("12."):
+        return "pip install 'nvidia-cuda-nvrtc-cu12==12.*', which 'bfc-allocator[cuda12]' brings"
+    return "pip install 'nvidia-cuda-nvrtc==13.*', which 'bfc-allocator[cuda]' brings"
 
 
 def _check_nvrtc(error: Any, name: str) -> None:
