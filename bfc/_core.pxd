@@ -465,7 +465,7 @@ cdef class PoolPages:
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     cbool indexed) noexcept nogil
-    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil
+    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil
 
 
 cdef class SharedCounter:

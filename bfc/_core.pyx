@@ -196,8 +196,8 @@ cdef class PoolPages:
         """Serves a request that no chunk fits, or returns NO_CHUNK."""
         return NO_CHUNK
 
-    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil:
-        """Told that a page of a range of small chunks lies whole in this free chunk. Whether the page has moved."""
+    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil:
+        """Told that these bytes of a range of small chunks have become free. Whether pages have moved."""
         return False
 
 
@@ -569,7 +569,7 @@ cdef class Pool:
         """Tells a range's bitmap that these bytes, now a part of a free chunk, have become free."""
         if owner.bitmap.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
                 and owner.kind == SMALL:
-            self.pages.move_back(handle)
+            self.pages.move_back(self.chunks[handle].bin_set, ptr, size)
 
     cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
                                     uint32_t features) noexcept nogil:

@@ -127,23 +127,22 @@ cdef class Pages(PoolPages):
         self.count -= 1
         self.all_known_below = min(self.all_known_below, page)
 
-    cdef cbool move_back(self, ChunkHandle handle) noexcept nogil:
-        """Moves the pages that lie whole in a free chunk of a range of small chunks back to their primary slots. What
+    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil:
+        """Moves the pages that a free in a range of small chunks has made wholly free back to their primary slots. What
         is free where then depends only on what is live, so that a program that repeats itself finds its earlier views
         usable. Returns whether there was such a page."""
-        cdef uint32_t small = self.pool.chunks[handle].bin_set, page
         cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
-        cdef uint64_t ptr = self.pool.chunks[handle].ptr
-        cdef size_t slot = bitmap.slot_at(ptr + self.page_size - 1)
-        cdef size_t end = bitmap.slot_at(ptr + self.pool.chunks[handle].size)
+        cdef size_t slot
+        cdef uint32_t page
         cdef PageRecord* record
         cdef cbool some = False
-        while slot < end:
+        for slot in range(bitmap.slot_at(ptr), bitmap.slot_at(ptr + size - 1) + 1):
+            if not bitmap.is_free(slot):
+                continue
             page = bitmap.page_at(slot)
             record = &self.records[page]
             if record.slots[record.primary].set != small:
                 some = self.move(page, record.primary) or some
-            slot += 1
         return some
 
     cdef cbool move_again(self, uint32_t small) noexcept nogil:
