@@ -107,6 +107,7 @@ cdef class Stitching(AddressRanges):
     cdef int list_pages(self, uint32_t number, list pages) except -1
     cdef int sweep(self, Faults faults, bint wait, bint again) except -1
     cdef int unmap_retired(self, Retired retired) except -1
+    cdef void free_addresses(self, uint64_t ptr) noexcept
     cdef uint64_t trim(self, uint64_t keep, bint wait, Faults faults) except? 0xFFFFFFFFFFFFFFFF
     cdef int retire_all(self) except -1
     cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept

@@ -658,13 +658,13 @@ cdef class Stitching(AddressRanges):
         except BaseException:
             acquire_lock(self.lock[0])
             if self.has_lost():
-                self.pool.chunks[handle].state = MAPPED_ELSEWHERE     # for good
+                self.pool.chunks[handle].state = MAPPED_ELSEWHERE     # until it has been unmapped
             else:
                 cancel_mapping(self.pool, handle, False)
             self.note_unmapped(addresses, NO_CHUNK)
             self.lock.release()
             if self.has_lost():
-                self.keep_stuck(mapped, 0, 0)
+                self.keep_stuck(mapped, ptr, 0)
             self.touched.nbytes = 0
             raise
         del pages[:count]
@@ -1174,7 +1174,23 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         if retired.nbytes:
             self.call_unreserve(retired.ptr, retired.nbytes)
+        else:
+            self.free_addresses(retired.ptr)
         return 0
+
+    cdef void free_addresses(self, uint64_t ptr) noexcept:
+        """Lets the addresses of a range be used again at which `map_again` failed."""
+        cdef AddressRange addresses
+        cdef ChunkHandle handle
+        for addresses in self.ranges:
+            if not addresses.is_known or not addresses.ptr <= ptr < addresses.ptr + addresses.nbytes:
+                continue
+            acquire_lock(self.lock[0])
+            handle = self.chunk_around(addresses, ptr)
+            if self.pool.chunks[handle].state == MAPPED_ELSEWHERE and not self.has_page(addresses, ptr):
+                forget_absent(self.pool, handle)
+            self.note_unmapped(addresses, NO_CHUNK)
+            self.lock.release()
 
     # -- giving back --------------------------------------------------------------------------------------------------
 

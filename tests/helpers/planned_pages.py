@@ -1,0 +1,87 @@
+"""Allocators that serve plans from mapped pages, next to an account of every page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mapping_faults import NotesStuck
+from page_ledger import LedgerDevice, PageLedger
+
+import bfc
+
+MIB = 1 << 20
+PAGE = 2 * MIB
+
+
+def made(policy: str, source: bfc.SubAllocator, **options: Any) -> Any:
+    if policy == "caching":
+        return bfc.CachingAllocator(source, stitch=True, **options)
+    return bfc.BFCAllocator(source, virtual_memory=True, page_size=PAGE, **options)
+
+
+def simple(policy: str, steps: int = 3, streams: tuple[int, ...] = (0, 0, 0)) -> bfc.Plan:
+    """4 MiB of weights; in each step 8 MiB, and 2 and 3 MiB that live one after the other."""
+    rows, marks = [(0, 0, 4 * MIB, 0)], []
+    for step in range(steps):
+        marks.append(len(rows))
+        a = 1 + 3 * step
+        one, two, three = streams
+        rows += [(0, a, 8 * MIB, one), (0, a + 1, 2 * MIB, two), (1, a + 1, 0, two)]
+        rows += [(0, a + 2, 3 * MIB, three), (1, a + 2, 0, three), (1, a, 0, one)]
+    return bfc.Plan.from_trace(bfc.Trace(*zip(*rows, strict=True)), marks=marks, fallback=policy)
+
+
+def one_step(pool: bfc.Allocator) -> None:
+    with pool.step("train"):
+        first = pool.allocate(8 * MIB)
+        second = pool.allocate(2 * MIB)
+        del second
+        third = pool.allocate(3 * MIB)
+        del third, first
+
+
+class Device(NotesStuck, LedgerDevice):
+    """A simulated device that knows who may use what, and what it has failed to unmap."""
+
+
+class World:
+    """An allocator on such a device, and what a program has of it."""
+
+    def __init__(self, policy: str, capacity: str = "64 MiB", plan: bfc.Plan | None = None) -> None:
+        self.device = Device(capacity)
+        self.allocator = made(policy, self.device)
+        self.ledger = PageLedger(self.device, self.allocator)
+        if plan is not None:
+            self.allocator.use_plan(plan)
+
+    def take(self, nbytes: int, stream: int = 0) -> int:
+        ptr = self.allocator.allocate_raw(nbytes, stream)
+        self.ledger.take(ptr, stream)
+        return ptr
+
+    def drop(self, *addresses: int) -> None:
+        for address in addresses:
+            self.ledger.give_back(address)
+            self.allocator.deallocate_raw(address)
+
+    def examine(self) -> None:
+        self.ledger.read()
+        assert self.allocator.check() is None
+        figures = self.allocator.page_stats()
+        assert bool(figures["lost_slots"]) >= bool(self.device.stuck)
+        assert figures["pages"] * PAGE + sum(self.device.live.values()) == self.device.live_bytes
+        assert self.allocator.stats().bytes_reserved == self.device.live_bytes
+        for block in self.ledger.live.values():
+            list(self.ledger._places(block.ptr, block.nbytes))
+
+    def end(self) -> None:
+        """All of it goes back, once the device has recovered."""
+        self.examine()
+        self.drop(*list(self.ledger.live))
+        self.allocator.use_plan(None)
+        self.allocator.release_free_regions()
+        self.allocator.release_free_regions()  # what could not be unmapped is tried again
+        self.examine()
+        assert self.device.live_bytes == 0
+        self.allocator.close()
+        self.ledger.examine_closed()
