@@ -324,6 +324,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         vector[uint32_t] bin_sets
         size_t alive
         uint64_t missed
+        uint64_t peak
         void add_area(PlanArea area) except +
         size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) except +
         void set_growths(const int64_t* numbers) except +
@@ -343,7 +344,9 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         cbool are_idle(int region, uint32_t first, uint32_t count)
         uint32_t row_begin(int region, uint32_t page)
         uint32_t alike_from(uint32_t stream, PlanPages run, cbool& is_own)
+        PlanPages pages_for(uint32_t stream, uint64_t size)
         PlanPages away_for(uint32_t stream, uint64_t size)
+        uint32_t owner_of(int region, uint32_t page)
         size_t count_lendable(uint32_t stream)
         size_t choose(uint32_t stream, size_t wanted, cbool for_long, vector[PlanPages]& runs)
         size_t places()
@@ -358,6 +361,9 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint32_t stream_of(uint64_t handle)
         uint32_t bind_stream(uint64_t handle)
         void set_region(int region, cbool is_present, uint64_t at)
+        size_t streams()
+        cbool is_bound(uint32_t stream)
+        uint64_t handle_of(uint32_t stream)
         vector[uint64_t] bound()
         cbool is_empty(int region)
         void end()

@@ -1,11 +1,12 @@
 """Pages that have several addresses. All methods need the allocator's lock, and call no device."""
 
 cimport cython
+from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Pool, PoolPages
+from bfc._core cimport ChunkHandle, PlanServer, Pool, PoolPages
 
 cdef extern from "stitched_views.hpp" namespace "bfc" nogil:
     const uint32_t NO_SLOT "bfc::PageRecord::kNone"
@@ -78,8 +79,15 @@ cdef class Pages(PoolPages):
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t count_idle(self) noexcept nogil
+    cdef PlanServer* plan_for(self, uint32_t bin_set) noexcept nogil
     cdef uint32_t stream_in_plan(self, uint32_t bin_set) noexcept nogil
-    cdef uint64_t hold_from_plan(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, cbool for_long,
+    cdef uint64_t count_of_others(self, uint32_t bin_set) noexcept nogil
+    cdef uint64_t count_shared(self) noexcept nogil
+    cdef uint64_t most_shared(self) noexcept nogil
+    cdef void let_known_go(self, uint32_t bin_set, vector[Run]& runs) noexcept nogil
+    cdef cbool is_in_views(self, uint32_t bin_set) noexcept nogil
+    cdef cbool has_moved(self, uint32_t bin_set, size_t slot) noexcept nogil
+    cdef uint64_t hold_from_plan(self, uint32_t stream, uint64_t wanted, uint32_t longest, cbool for_long,
                                  vector[Run]& runs) noexcept nogil
     cdef cbool is_idle(self, Run* run) noexcept nogil
 

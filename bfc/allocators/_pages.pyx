@@ -305,19 +305,54 @@ cdef class Pages(PoolPages):
 
     # A plan's region is a range like others, but what is idle in it is in no bin and in no bitmap: the plan knows it.
 
-    cdef uint32_t stream_in_plan(self, uint32_t bin_set) noexcept nogil:
-        """Which of the plan's streams may lend pages to a lane. NO_STREAM: none may."""
+    cdef PlanServer* plan_for(self, uint32_t bin_set) noexcept nogil:
+        """The plan whose pages a lane may have, or NULL."""
         cdef Lane* lane = &self.pool.bin_sets[bin_set].lane
-        if self.pool.plan == NULL or not self.pool.plan.has_pages() or self.pool.plan_rests:
+        cdef PlanServer* plan = self.pool.plan
+        if plan == NULL or not plan.has_pages() or self.pool.plan_rests or lane.pool[0] or lane.pool[1]:
+            return NULL
+        return plan
+
+    cdef uint32_t stream_in_plan(self, uint32_t bin_set) noexcept nogil:
+        """The plan's stream that a lane is of. NO_STREAM: it is of none, or may have none of the plan's pages."""
+        cdef PlanServer* plan = self.plan_for(bin_set)
+        if plan == NULL or self.pool.bin_sets[bin_set].lane.thread:
             return NO_STREAM
-        if lane.thread or lane.pool[0] or lane.pool[1]:
-            return NO_STREAM
-        return self.pool.plan.stream_of(lane.stream)
+        return plan.stream_of(self.pool.bin_sets[bin_set].lane.stream)
 
     cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil:
-        """How many pages a plan can lend to a lane."""
+        """How many pages a plan can lend to a lane of the same stream."""
         cdef uint32_t stream = self.stream_in_plan(bin_set)
         return self.pool.plan.count_lendable(stream) if stream != NO_STREAM else 0
+
+    cdef uint64_t count_of_others(self, uint32_t bin_set) noexcept nogil:
+        """How many pages a plan can lend to a lane of other streams than that."""
+        cdef PlanServer* plan = self.plan_for(bin_set)
+        cdef uint32_t own = self.stream_in_plan(bin_set), stream
+        cdef uint64_t count = 0
+        if plan != NULL:
+            for stream in range(<uint32_t>plan.streams()):
+                if stream != own and plan.is_bound(stream):
+                    count += plan.count_lendable(stream)
+        return count
+
+    cdef uint64_t count_shared(self) noexcept nogil:
+        """How many pages the streams of the plan in use have, in its regions and beside them."""
+        cdef uint64_t nbytes = 0
+        cdef uint32_t bin_set
+        for bin_set in range(<uint32_t>self.pool.bin_sets.size()):
+            if self.stream_in_plan(bin_set) != NO_STREAM:
+                nbytes += self.pool.bin_sets[bin_set].mapped_bytes
+        for bin_set in range(2):
+            nbytes += self.pool.bin_sets[self.pool.set_of_region(self.pool.plan, <int>bin_set)].mapped_bytes
+        return nbytes // self.page_size
+
+    cdef uint64_t most_shared(self) noexcept nogil:
+        """How many pages the plan in use needs: where streams have areas of their own, which are not full at the same
+        time, as many as were live at once."""
+        cdef PlanServer* plan = self.pool.plan
+        cdef uint64_t needed = plan.pages(0) + plan.pages(1)
+        return min(needed, self.pages_for(plan.peak)) if plan.streams() > 1 else needed
 
     cdef uint64_t count_idle(self) noexcept nogil:
         """How many pages of plans no block has a byte of. 0 where the host has no memory to count them."""
@@ -349,10 +384,9 @@ cdef class Pages(PoolPages):
                     idle += page == 0
         return idle
 
-    cdef uint64_t hold_from_plan(self, uint32_t bin_set, uint64_t wanted, uint32_t longest, cbool for_long,
+    cdef uint64_t hold_from_plan(self, uint32_t stream, uint64_t wanted, uint32_t longest, cbool for_long,
                                  vector[Run]& runs) noexcept nogil:
-        """As `hold`, but takes pages of the plan in use: those that it needs last."""
-        cdef uint32_t stream = self.stream_in_plan(bin_set)
+        """As `hold`, but takes pages of a stream of the plan in use, or (NO_STREAM) none: those that it needs last."""
         cdef vector[PlanPages] rows
         cdef PlanPages row
         cdef Run run
@@ -368,6 +402,35 @@ cdef class Pages(PoolPages):
                 row.first += run.count
                 row.count -= run.count
         return held
+
+    cdef void let_known_go(self, uint32_t bin_set, vector[Run]& runs) noexcept nogil:
+        """Of single pages that are held, lets those go that are mapped into this range already."""
+        cdef size_t i, kept = 0, count = runs.size()
+        for i in range(count):
+            if (self.records[self.pool.bin_sets[runs[i].set].bitmap.page_at(runs[i].first)].in_set(bin_set) == NO_SLOT
+                    or not self.free_run(&runs[i])):
+                runs[kept] = runs[i]
+                kept += 1
+        while runs.size() > kept:
+            runs.pop_back()
+
+    cdef cbool is_in_views(self, uint32_t bin_set) noexcept nogil:
+        """Whether a view relies on slots of this range."""
+        cdef uint32_t number
+        cdef size_t i
+        cdef StitchedView* view
+        for number in range(self.views.count()):
+            view = &self.views.at(number)
+            if view.state == KEPT or view.state == LIVE:
+                for i in range(view.runs.size()):
+                    if view.runs[i].set == bin_set:
+                        return True
+        return False
+
+    cdef cbool has_moved(self, uint32_t bin_set, size_t slot) noexcept nogil:
+        """Whether the page in a slot is used through a slot of another range now."""
+        cdef uint32_t page = self.pool.bin_sets[bin_set].bitmap.page_at(slot)
+        return page != NO_PAGE and self.records[page].slots[self.records[page].active].set != bin_set
 
     cdef cbool is_idle(self, Run* run) noexcept nogil:
         """Whether nothing lives in these slots, and their pages are used through them."""

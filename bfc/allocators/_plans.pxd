@@ -68,7 +68,7 @@ cdef class Planned:
     cdef object fill_server(self, uint64_t at, object served)
     cdef list add_orders(self, uint64_t at, object orders)
     cdef int begin_step(self, str kind) except -1
-    cdef PlanServer* new_server(self, object served) except NULL
+    cdef PlanServer* new_server(self, object plan, object served) except NULL
     cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1
     cdef int make_lengths_fit(self, str kind) except -1
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1

@@ -200,7 +200,7 @@ cdef class Planned:
         self.lock.release()
         return is_idle
 
-    cdef PlanServer* new_server(self, object served) except NULL:
+    cdef PlanServer* new_server(self, object plan, object served) except NULL:
         """A server of the places of a plan, without sequences."""
         cdef vector[uint64_t] streams = served.streams
         cdef const uint64_t[::1] offsets = served.offset
@@ -211,6 +211,7 @@ cdef class Planned:
         try:
             if self.stitching is not None:
                 server.set_pages(self.stitching.page_shift())
+                server.peak = plan.peak
         except BaseException:
             del server
             raise
@@ -219,7 +220,7 @@ cdef class Planned:
     cdef int install(self, object plan, object served, bint resumed) except -1:
         cdef bint from_start
         cdef cbool added
-        cdef PlanServer* server = self.new_server(served)
+        cdef PlanServer* server = self.new_server(plan, served)
         try:
             sequences = self.fill_server(<uint64_t>server, served)
             acquire_lock(self.lock[0])
@@ -341,7 +342,7 @@ cdef class Planned:
         except PlanError:
             self.refused[kind] = nbytes, 1 << 62
             return 0
-        other = self.new_server(served)
+        other = self.new_server(plan, served)
         try:
             self.fill_server(<uint64_t>other, served)
             if self.stitching is not None and not self.give_up_ranges(self.server, BODY):

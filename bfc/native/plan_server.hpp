@@ -58,6 +58,7 @@ public:
     std::vector<uint32_t> bin_sets;     // by stream; then, where there are pages, those of the two regions
     size_t alive = 0;                   // places and guests in use
     uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
+    uint64_t peak = 0;                  // the most that was live in the recording, all streams together
 
     // `streams` are the numbers of the plan's streams. `home` is another name of stream 0.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
@@ -177,6 +178,10 @@ public:
             count_obstacles();
         }
     }
+    size_t streams() const noexcept { return numbers_.size(); }
+    bool is_bound(uint32_t stream) const noexcept { return is_bound_[stream]; }
+    // The stream that stands for one of the plan's.
+    uint64_t handle_of(uint32_t stream) const noexcept { return handles_[stream] ? handles_[stream] : home_; }
     // The streams that stand for those of the plan. May throw std::bad_alloc.
     std::vector<uint64_t> bound() const {
         std::vector<uint64_t> found;
@@ -274,6 +279,7 @@ public:
         std::swap(lengths_, other.lengths_);
         std::swap(growths_, other.growths_);
         std::swap(span_, other.span_);
+        std::swap(peak, other.peak);
         std::swap(away_[1], other.away_[1]);        // all of them, in both
         std::swap(lendable_[1], other.lendable_[1]);
         count_obstacles();
@@ -382,19 +388,29 @@ public:
         return count;
     }
 
-    // The first row of pages that are away of the place that `take` would look at for a request. `count` is 0 if there
-    // is none.
-    PageRun away_for(uint32_t stream, uint64_t size) noexcept {
-        PageRun run{0, 0, 0};
+    // The pages of the place that `take` would look at for a request. `count` is 0 if there is none.
+    PageRun pages_for(uint32_t stream, uint64_t size) noexcept {
         Sequence* now = active_[stream];
         const int64_t found = now && has_pages() ? now->matcher.find(size) : kNone;
-        if (found < 0) return run;
+        if (found < 0) return {0, 0, 0};
         const Place& place = places_[now->places[found]];
-        run.region = region_of(place.offset);
-        const uint32_t end = last_page(place.offset, place.size) + 1;
-        run.first = next(away_[run.region], page_of(place.offset), end, true);
+        const uint32_t first = page_of(place.offset);
+        return {region_of(place.offset), first, last_page(place.offset, place.size) + 1 - first};
+    }
+    // The first row of them that are away.
+    PageRun away_for(uint32_t stream, uint64_t size) noexcept {
+        PageRun run = pages_for(stream, size);
+        const uint32_t end = run.first + run.count;
+        run.first = next(away_[run.region], run.first, end, true);
         run.count = next(away_[run.region], run.first, end, false) - run.first;
         return run;
+    }
+
+    // The stream that alone may use a page, or kNoStream.
+    uint32_t owner_of(int region, uint32_t page) const noexcept {
+        for (uint32_t stream = 0; stream < streams(); ++stream)
+            if (is_own_page(stream, region, page)) return stream;
+        return kNoStream;
     }
 
     // How many pages a stream may use for something else: those that are wholly its own and idle.
@@ -413,15 +429,18 @@ public:
     }
 
     // Chooses idle pages of a stream for the request that `take_late` was asked for last: those that no request needs in
-    // its expected life, or else last, in the longest rows. `for_long`: its life is not known. Appends them to `runs`,
-    // and returns how many they are: none where the host is out of memory.
+    // its expected life, or else last, in the longest rows. `for_long`: its life is not known, and the iteration may come
+    // again. Appends them to `runs`, and returns how many they are: none where the host is out of memory.
     size_t choose(uint32_t stream, size_t wanted, bool for_long, std::vector<PageRun>& runs) noexcept {
         size_t count = count_lendable(stream);
         Sequence* now = active_[stream];
         const size_t all = now ? now->places.size() : 0;
-        const size_t end = for_long || asking_ != now ? all : std::min(all, horizon_);
-        for (size_t i = now ? now->matcher.first_open() : 0; i < end && count > wanted; ++i) {
-            if (now->matcher.is_served(i) || (asking_ == now && static_cast<int64_t>(i) == except_)) continue;
+        const bool lasts = for_long || asking_ != now;
+        const size_t open = now ? now->matcher.first_open() : 0;
+        const size_t end = lasts ? open + all : std::min(all, horizon_);
+        for (size_t at = open; at < end && count > wanted; ++at) {
+            const size_t i = at < all ? at : at - all;      // behind the last one: of the next such iteration
+            if (at < all && (now->matcher.is_served(i) || (asking_ == now && static_cast<int64_t>(i) == except_))) continue;
             const Place& place = places_[now->places[i]];
             std::vector<uint64_t>& bits = lendable_[region_of(place.offset)];
             each_word(page_of(place.offset), last_page(place.offset, place.size) + 1, [&](uint32_t word, uint64_t mask) {

@@ -40,7 +40,10 @@ struct PageRecord {
     void drop(uint32_t i) {
         slots.erase(slots.begin() + i);
         if (active > i) --active;
-        if (primary > i) --primary;
+        if (primary > i)
+            --primary;
+        else if (primary == i)
+            primary = active;
     }
 
     // The index in `slots` of its slot in the range of a set of bins; kNone: it has none.

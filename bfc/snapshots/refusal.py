@@ -189,7 +189,14 @@ def _advice(
     limit, waiting = format_bytes(stats.bytes_limit), stats.bytes_waiting_for_streams
     if requested > stats.bytes_limit:
         lines.append(f"a smaller request: it is above the limit of {limit}")
-    if requested <= stats.pool_bytes - stats.bytes_in_use:
+    free_pages = pages.pages - pages.in_use if pages is not None else 0
+    if pages is not None and 0 < requested <= free_pages * pages.page_size:
+        lines.append(
+            f"memory that others keep: {free_pages} pages are wholly free, but belong to a stream "
+            f"that captures a graph, to a tag, or to a plan; release_free_regions() and "
+            f"use_plan(None) give up what nothing lives in"
+        )
+    elif requested <= stats.pool_bytes - stats.bytes_in_use:
         lines.append(
             "less fragmentation: enough is free, but in pieces; "
             "print(allocator.snapshot()) shows what stands between them"

@@ -39,6 +39,7 @@ cdef class Stitching(AddressRanges):
     cdef list retired                   # of Retired
     cdef list left                      # of MappedRun: what is mapped where tags sleep, since it could not be unmapped
     cdef vector[Run] held               # what the thread that maps has taken
+    cdef vector[uint64_t] orderable     # the plan's streams that may be waited for
     cdef bint are_planned               # some of it are pages of a plan
     cdef bint is_unmapping              # whether what is held is being unmapped
     cdef bint without_calls             # no calls: what is unmapped and released now went when its tag fell asleep
@@ -64,8 +65,13 @@ cdef class Stitching(AddressRanges):
     cdef ChunkHandle chunk_around(self, AddressRange addresses, uint64_t ptr) noexcept
     cdef uint64_t move_into_plan(self, AddressRange addresses, uint64_t stream, uint64_t wanted,
                                  ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t room_in_plan(self) noexcept
+    cdef uint64_t bring_back(self, AddressRange addresses, uint32_t first, uint32_t count,
+                             uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
+    cdef bint hold_moved(self, AddressRange addresses, uint32_t slot) noexcept
     cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1
     cdef bint hold_region(self, AddressRange addresses) noexcept
+    cdef void leave_moved(self, AddressRange addresses, Faults faults) noexcept
     cdef bint has_failed(self) noexcept
     cdef int try_again(self) except -1
     cdef void unreserve_again(self, Faults faults) noexcept
@@ -74,6 +80,7 @@ cdef class Stitching(AddressRanges):
     cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef uint64_t missing_at_end(self, AddressRange addresses, uint64_t rounded) noexcept
     cdef uint64_t room(self) noexcept
+    cdef uint64_t room_before_others(self, AddressRange addresses) noexcept
     cdef uint64_t free_of_others(self, AddressRange addresses) noexcept
     cdef bint has_same_tag(self, AddressRange other, AddressRange addresses) noexcept
     cdef bint has_other_tag(self, AddressRange other, AddressRange addresses) noexcept
@@ -88,8 +95,12 @@ cdef class Stitching(AddressRanges):
                                 bint from_others) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept
     cdef bint may_give(self, AddressRange other, AddressRange addresses) noexcept
-    cdef int order_after(self, AddressRange addresses) except -1
-    cdef int give_held_to(self, AddressRange addresses, ChunkHandle at, bint from_others, bint for_good) except -1
+    cdef int ask_captures(self) except -1
+    cdef uint32_t best_lender(self, AddressRange addresses) noexcept
+    cdef int order_after(self, uint64_t stream) except -1
+    cdef uint64_t user_of(self, AddressRange addresses, uint32_t slot) noexcept
+    cdef int give_held_to(self, AddressRange addresses, uint64_t stream, ChunkHandle at, bint from_others,
+                          bint for_good) except -1
     cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1
     cdef int map_again(self, AddressRange addresses, list pages, ChunkHandle at) except -1
     cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages)

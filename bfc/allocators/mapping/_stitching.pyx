@@ -329,24 +329,29 @@ cdef class Stitching(AddressRanges):
         return self.move_pages_to(addresses, 1, True) > 0 or self.trim_other_tags(addresses, 1)
 
     cdef bint provide_large(self, AddressRange addresses, Wanted* wanted) except -1:
-        cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing
+        cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing, first
         cdef uint64_t missing_at_end = self.missing_at_end(addresses, wanted.rounded)
         acquire_lock(self.lock[0])
         own = self.pages.count_free(addresses.bin_set) + self.pages.count_free(addresses.bin_set - 1)
         own += self.pages.count_lendable(addresses.bin_set)
         self.lock.release()     # fewer may be free by the time they are held: then the request is looked at again
         missing = pages - own if own < pages else 0
+        first = min(room, self.room_before_others(addresses))
+        others = self.free_of_others(addresses) if missing > first else 0
+        room = min(room, max(first, missing - min(missing, others)))
         if missing_at_end <= room and (missing_at_end <= missing
                                        or self.is_within_headroom(missing_at_end, wanted.rounded)):
             return self.grow(addresses, missing_at_end, NO_CHUNK) > 0
         if missing == 0:
             return self.stitch(addresses, pages, wanted)
-        others = self.free_of_others(addresses) if missing > room else 0
         if missing > room + others:
             return self.trim_other_tags(addresses, missing - room - others)
         if room and self.grow(addresses, min(missing, room), NO_CHUNK):
             return True
-        return self.move_pages_to(addresses, missing, True) > 0
+        if self.move_pages_to(addresses, missing, True):
+            return True
+        room = self.room()      # perhaps more than what may be made before others are asked
+        return room > 0 and self.grow(addresses, min(missing, room), NO_CHUNK) > 0
 
     cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1:
         """Makes pages for a chunk that is to be as large as `rounded`, and maps them behind it. Whether it has them."""
@@ -399,10 +404,21 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return 0 if self.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
 
+    cdef uint64_t room_before_others(self, AddressRange addresses) noexcept:
+        """How many pages may be made before free ones of other streams are taken. The areas that a plan gives its
+        streams are not full at the same time: where they have as many pages as were ever live at once in the recording,
+        they take idle ones of each other."""
+        acquire_lock(self.lock[0])
+        cdef cbool shares = (self.pages.stream_in_plan(addresses.bin_set) != NO_STREAM
+                             and self.pool.plan.streams() > 1)
+        self.lock.release()
+        return self.room_in_plan() if shares else ~<uint64_t>0
+
     cdef uint64_t free_of_others(self, AddressRange addresses) noexcept:
         cdef AddressRange other
-        cdef uint64_t count = 0
+        cdef uint64_t count
         acquire_lock(self.lock[0])
+        count = self.pages.count_of_others(addresses.bin_set)
         for other in self.ranges:
             if self.has_same_tag(other, addresses):
                 count += self.pages.count_free(other.bin_set)
@@ -540,10 +556,8 @@ cdef class Stitching(AddressRanges):
         """Lets a range use free pages of the stream's large chunks, or `from_others`. Returns how many."""
         cdef uint64_t got
         cdef bint for_good
-        cdef AddressRange other
         if from_others:
-            for other in self.ranges:       # nobody may wait for a stream that captures: its pages stay
-                other.is_captured = self.fences.is_captured(other.asked_of)
+            self.ask_captures()
         got = self.hold_free(addresses, wanted, from_others)
         if got == 0:
             return 0
@@ -553,14 +567,35 @@ cdef class Stitching(AddressRanges):
         for_good = from_others or self.pool.bin_sets[addresses.bin_set].bitmap.slots() == 0
         for_good = for_good and not self.are_planned        # a plan's places need theirs again
         self.lock.release()
-        self.give_held_to(addresses, NO_CHUNK, from_others, for_good)
+        self.give_held_to(addresses, addresses.stream, NO_CHUNK, from_others, for_good)
         return got
 
-    cdef int give_held_to(self, AddressRange addresses, ChunkHandle at, bint from_others, bint for_good) except -1:
-        """Lets a range use what is held, at a chunk of it or (NO_CHUNK) wherever there is room."""
+    cdef int ask_captures(self) except -1:
+        """Asks which streams are captured: nobody may wait for one of them, so their pages stay."""
+        cdef vector[uint64_t] handles
+        cdef uint64_t handle
+        cdef AddressRange other
+        cdef uint32_t stream
+        for other in self.ranges:
+            other.is_captured = self.fences.is_captured(other.asked_of)
+        self.orderable.clear()
+        acquire_lock(self.lock[0])
+        if self.pool.plan != NULL:
+            for stream in range(<uint32_t>self.pool.plan.streams()):
+                if self.pool.plan.is_bound(stream):
+                    try_push_back(handles, self.pool.plan.handle_of(stream))
+        self.lock.release()
+        for handle in handles:
+            if not self.fences.is_captured(handle):
+                self.orderable.push_back(handle)
+        return 0
+
+    cdef int give_held_to(self, AddressRange addresses, uint64_t stream, ChunkHandle at, bint from_others,
+                          bint for_good) except -1:
+        """Lets a stream use what is held, in a range: at a chunk of it or (NO_CHUNK) wherever there is room."""
         try:
             if from_others:
-                self.order_after(addresses)
+                self.order_after(stream)
             self.map_held(addresses, at)
             self.activate_held(addresses, for_good)
         except BaseException:
@@ -579,7 +614,8 @@ cdef class Stitching(AddressRanges):
         if not from_others:
             got = self.pages.hold(addresses.bin_set | 1, wanted, 1, self.held)
             if got == 0:
-                got = self.pages.hold_from_plan(addresses.bin_set, wanted, 1, True, self.held)
+                got = self.pages.hold_from_plan(self.pages.stream_in_plan(addresses.bin_set), wanted, 1, True,
+                                                self.held)
                 self.are_planned = got > 0
         for other in self.ranges:
             if from_others and self.may_give(other, addresses):
@@ -589,7 +625,10 @@ cdef class Stitching(AddressRanges):
             for other in self.ranges:
                 if self.may_give(other, addresses) and self.pages.count_free(other.bin_set) > most:
                     most, best = self.pages.count_free(other.bin_set), other
-            if best is None or self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
+            if best is not None:
+                if self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
+                    break
+            elif self.pages.hold_from_plan(self.best_lender(addresses), wanted - got, 1, True, self.held) == 0:
                 break
             got = self.held.size()
         self.lock.release()
@@ -599,8 +638,26 @@ cdef class Stitching(AddressRanges):
         """Whether a range may take the free pages of another stream's. Needs the lock."""
         return self.has_same_tag(other, addresses) and not other.is_captured
 
-    cdef int order_after(self, AddressRange addresses) except -1:
-        """Makes the stream of a range wait for what the streams of the held pages have queued."""
+    cdef uint32_t best_lender(self, AddressRange addresses) noexcept:
+        """The plan's stream that has most idle pages for another one, or NO_STREAM. Needs the lock."""
+        cdef PlanServer* plan = self.pages.plan_for(addresses.bin_set)
+        cdef uint32_t own = self.pages.stream_in_plan(addresses.bin_set), best = NO_STREAM, stream
+        cdef uint64_t most = 0, count
+        cdef size_t i
+        if plan == NULL:
+            return NO_STREAM
+        for stream in range(<uint32_t>plan.streams()):
+            if stream == own or not plan.is_bound(stream):
+                continue
+            for i in range(self.orderable.size()):
+                if self.orderable[i] == plan.handle_of(stream):
+                    count = plan.count_lendable(stream)
+                    if count > most:
+                        most, best = count, stream
+        return best
+
+    cdef int order_after(self, uint64_t stream) except -1:
+        """Makes a stream wait for what the streams of the held pages have queued."""
         cdef AddressRange other
         cdef Run run
         cdef set streams = set()
@@ -608,11 +665,23 @@ cdef class Stitching(AddressRanges):
         for run in self.held:
             for other in self.ranges:
                 if other.bin_set == run.set:
-                    streams.add(other.asked_of)
-        for stream in sorted(streams):
-            self.calls.stream_waits += 1
-            self.source.sub_allocator.order(stream, addresses.stream)
+                    streams.add(self.user_of(other, run.first))
+        for user in sorted(streams):
+            if user != stream:
+                self.calls.stream_waits += 1
+                self.source.sub_allocator.order(user, stream)
         return 0
+
+    cdef uint64_t user_of(self, AddressRange addresses, uint32_t slot) noexcept:
+        """The stream that has used a page in a slot."""
+        cdef uint64_t user = addresses.asked_of
+        cdef uint32_t stream
+        acquire_lock(self.lock[0])
+        if addresses.plan != NULL:      # it lends only pages that one stream alone uses
+            stream = addresses.plan.owner_of(addresses.region, slot)
+            user = addresses.plan.handle_of(stream) if stream != NO_STREAM else user
+        self.lock.release()
+        return user
 
     cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1:
         """Maps the held pages into a range, but for those that are mapped there already. They are absent there. `at`:
@@ -756,7 +825,7 @@ cdef class Stitching(AddressRanges):
         cdef uint32_t index = NO_STREAM     # the stream's number in the plan
         cdef PlanServer* plan = self.pool.plan
         cdef AddressRange addresses
-        cdef PlanPages row = PlanPages(0, 0, 0)
+        cdef PlanPages row = PlanPages(0, 0, 0), place = PlanPages(0, 0, 0)
         cdef uint64_t got = 1, calls = self.count_calls()
         self.is_refused = False
         self.sweep(None, False, False)
@@ -769,11 +838,14 @@ cdef class Stitching(AddressRanges):
                 index = plan.stream_of(stream)
                 if index != NO_STREAM:
                     row = plan.away_for(index, rounded)
+                    place = plan.pages_for(index, rounded)
             self.lock.release()
             got = 0
             addresses = self.region_of(plan, row.region) if row.count else None
             if addresses is not None:
                 got = self.fill_at(addresses, row.first, row.count, index, stream)
+            if got == 0 and addresses is not None and addresses.bitmap.page_at(row.first) != NO_PAGE:
+                got = self.bring_back(addresses, place.first, place.count, stream)
         self.note_request(calls)
         return 0
 
@@ -783,7 +855,7 @@ cdef class Stitching(AddressRanges):
         while there are fewer than the plan needs. Returns how many. Only a page that no other stream shares may be one
         that the stream has used before."""
         cdef PlanServer* plan = addresses.plan
-        cdef uint64_t planned = plan.pages(0) + plan.pages(1), got = 0, wanted
+        cdef uint64_t got = 0, wanted
         cdef uint64_t ptr = addresses.ptr + first * self.page_size
         cdef PlanPages row = PlanPages(addresses.region, first, count)
         cdef ChunkHandle at = self.cut_at(addresses, ptr)
@@ -794,12 +866,56 @@ cdef class Stitching(AddressRanges):
         try:
             if is_own:
                 got = self.move_into_plan(addresses, stream, wanted, at)
-            if got == 0 and self.pages.count + wanted <= planned and wanted <= self.room():
+            if got == 0 and wanted <= min(self.room(), self.room_in_plan()):
                 got = self.grow(addresses, wanted, at)
         finally:
             if got == 0:
                 self.join_at(addresses, ptr)
         return got
+
+    cdef uint64_t room_in_plan(self) noexcept:
+        """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
+        cdef uint64_t most = 0, there = 0
+        acquire_lock(self.lock[0])
+        if self.pool.plan != NULL:
+            most, there = self.pages.most_shared(), self.pages.count_shared()
+        self.lock.release()
+        return most - there if there < most else 0
+
+    cdef uint64_t bring_back(self, AddressRange addresses, uint32_t first, uint32_t count,
+                             uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
+        """Lets a place of a stream have the pages again that it lacks, if all of them lie free in ranges, of other
+        streams, too, or can still be made. Returns how many."""
+        cdef uint64_t got, room = min(self.room(), self.room_in_plan())
+        cdef uint32_t slot
+        cdef cbool are_free = True
+        self.ask_captures()
+        acquire_lock(self.lock[0])
+        for slot in range(first, first + count):
+            if not are_free or not addresses.plan.is_away(addresses.region, slot):
+                continue
+            if addresses.bitmap.page_at(slot) == NO_PAGE:
+                are_free = room > 0
+                room -= are_free
+            else:
+                are_free = self.pages.has_moved(addresses.bin_set, slot) and self.hold_moved(addresses, slot)
+        if not are_free:
+            self.pages.let_go(self.held)
+        got = self.held.size()
+        self.lock.release()
+        if got > 0:
+            self.give_held_to(addresses, stream, NO_CHUNK, True, True)
+        return got
+
+    cdef bint hold_moved(self, AddressRange addresses, uint32_t slot) noexcept:
+        """Holds the page of a slot where it is used now, if it is free there. Needs the lock."""
+        cdef PageRecord* record = &self.pages.records[addresses.bitmap.page_at(slot)]
+        cdef Run run = Run(record.slots[record.active].set, record.slots[record.active].number, 1)
+        cdef AddressRange other
+        for other in self.ranges:
+            if other.bin_set == run.set and other.is_captured:
+                return False
+        return self.pages.is_idle(&run) and self.pages.hold_run(&run, self.held)
 
     cdef ChunkHandle chunk_around(self, AddressRange addresses, uint64_t ptr) noexcept:
         """The chunk of a range that an address lies in. Needs the lock."""
@@ -847,16 +963,18 @@ cdef class Stitching(AddressRanges):
         acquire_lock(self.lock[0])
         bin_set = self.pool.find_lane(&lane)
         if bin_set != NO_LANE:
-            got = self.pages.hold(bin_set | 1, wanted, 1, self.held)
+            self.pages.hold(bin_set | 1, wanted, 1, self.held)
+            self.pages.let_known_go(addresses.bin_set, self.held)    # they belong elsewhere in this region
+            got = self.held.size()
         self.lock.release()
         if got == 0:
             return 0
-        self.give_held_to(addresses, at, False, True)
+        self.give_held_to(addresses, stream, at, False, True)
         return got
 
     cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1:
-        """Gives a region back: its pages and its addresses. False: something lives there, or its pages are lent, or the
-        device failed; then it stays, and may be given back later."""
+        """Gives a region back: its pages, but for those that moved to other ranges, and its addresses. False: something
+        lives there, or in a view of its pages, or the device failed; then it stays, and may be given back later."""
         cdef ChunkHandle first
         cdef bint is_bare
         self.retire_all()
@@ -869,6 +987,7 @@ cdef class Stitching(AddressRanges):
             self.let_held_go()
             return False
         self.unmap_held(addresses, faults)
+        self.leave_moved(addresses, faults)
         acquire_lock(self.lock[0])
         first = self.pool.regions[addresses.ptr + addresses.nbytes].first
         is_bare = self.pool.chunks[first].state == UNMAPPED and self.pool.chunks[first].next == NO_CHUNK
@@ -889,10 +1008,11 @@ cdef class Stitching(AddressRanges):
         cdef uint64_t slot
         cdef bint is_held
         acquire_lock(self.lock[0])
-        is_held = addresses.plan.is_empty(addresses.region)
+        is_held = addresses.plan.is_empty(addresses.region) and not self.pages.is_in_views(addresses.bin_set)
         handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
         while handle != NO_CHUNK and is_held:
-            is_held = self.pool.chunks[handle].state in (UNMAPPED, LEAVING, DIVIDED)
+            is_held = (self.pool.chunks[handle].state in (UNMAPPED, LEAVING, DIVIDED)
+                       or self.pages.has_moved(addresses.bin_set, bitmap.slot_at(self.pool.chunks[handle].ptr)))
             if self.pool.chunks[handle].state == DIVIDED:
                 run = Run(addresses.bin_set, <uint32_t>bitmap.slot_at(self.pool.chunks[handle].ptr),
                           <uint32_t>(self.pool.chunks[handle].size // self.page_size))
@@ -907,6 +1027,20 @@ cdef class Stitching(AddressRanges):
             self.pages.let_go(self.held)
         self.lock.release()
         return is_held
+
+    cdef void leave_moved(self, AddressRange addresses, Faults faults) noexcept:
+        """Unmaps the pages that are used elsewhere from a region in which nothing lives."""
+        cdef uint32_t slot, page
+        cdef cbool has_moved
+        for slot in range(<uint32_t>addresses.bitmap.slots()):
+            acquire_lock(self.lock[0])
+            has_moved = self.pages.has_moved(addresses.bin_set, slot)
+            page = addresses.bitmap.page_at(slot)
+            if has_moved:           # so that a free of another thread does not move it back
+                self.pages.records[page].primary = self.pages.records[page].active
+            self.lock.release()
+            if has_moved:
+                self.unmap_slot(page, Slot(addresses.bin_set, slot), faults)
 
     # -- views --------------------------------------------------------------------------------------------------------
 
@@ -945,7 +1079,8 @@ cdef class Stitching(AddressRanges):
         if held < pages:
             held += self.pages.hold(addresses.bin_set - 1, pages - held, ANY_LENGTH, self.held)
         if held < pages:
-            held += self.pages.hold_from_plan(addresses.bin_set, pages - held, ANY_LENGTH, False, self.held)
+            held += self.pages.hold_from_plan(self.pages.stream_in_plan(addresses.bin_set), pages - held, ANY_LENGTH,
+                                              False, self.held)
         is_short = held < pages and (self.pages.count_free(addresses.bin_set)
                                      + self.pages.count_free(addresses.bin_set - 1)
                                      + self.pages.count_lendable(addresses.bin_set) + held < pages)
