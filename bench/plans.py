@@ -17,7 +17,9 @@ plan, is divided by the most that is live; an asterisk is where the default gate
 Then the processor time of a replay, for each event, of the undisturbed run.
 
 `--pages` does the same on memory that is mapped in pages of 2 MiB, beside stitching, with all
-requests on one stream.
+requests on one stream. `--streams` takes the runs of several streams as they are, whose plans have
+areas of their own for each: it also says what it costs that these share pages, in waits of a stream
+for another and in calls of the driver, for each iteration after the first twelve.
 
 `--lengths` serves two runs whose lengths vary with plans of their first iterations. Most of the
 lengths, and in the first run the longest, come only after these.
@@ -83,6 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--minimalloc", type=Path, metavar="FOLDER", help="a built clone")
     parser.add_argument("--served", action="store_true", help="serve plans of repeated runs")
     parser.add_argument("--pages", action="store_true", help="serve them from mapped pages")
+    parser.add_argument("--streams", action="store_true", help="serve runs of several streams")
     parser.add_argument("--lengths", action="store_true", help="serve lengths that vary")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
@@ -93,6 +96,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if chosen.pages:
         show_pages(chosen.folder or HERE / "traces", chosen.traces)
+        return
+    if chosen.streams:
+        show_streams(chosen.folder or HERE / "traces", chosen.traces)
         return
     if chosen.lengths:
         show_lengths(chosen.folder or HERE / "traces")
@@ -261,6 +267,40 @@ def in_pages(run: Repeated, label: str) -> list[float]:
     return row
 
 
+def show_streams(folder: Path, names: list[str] | None) -> None:
+    """What stitching reserves for several streams, with and without plans, and what that costs."""
+    say("reserved / most live; waits between streams and calls of the driver, an iteration")
+    columns = ("caching", "waits", "calls", "+ plan", "waits", "calls", "hits")
+    say(f"{'':40}" + "".join(f"{name:>11}" for name in columns))
+    for name, run in runs_that_repeat(folder, names).items():
+        if not run.iteration.stream.any():
+            continue
+        for label in DISTURBED:
+            row = "".join(
+                f"{f:11.4f}" for with_plan in (False, True) for f in shared(run, label, with_plan)
+            )
+            say(f"{label:16}{name:24}{row}")
+
+
+def shared(run: Repeated, label: str, with_plan: bool) -> list[float]:
+    recording, _ = histories(run, label)
+    counts, reserved = [], 0.0
+    for rounds in (2 * ROUNDS, 4 * ROUNDS):
+        trace = histories(run, label, rounds)[1]
+        with stitching_caching(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            if with_plan:
+                allocator.use_plan(bfc.Plan.from_trace(recording))
+            reserved = trace.replay(allocator).peak_bytes_reserved / most_live(trace)
+            figures = allocator.page_stats()
+            calls = sum(
+                figures[kind] for kind in ("creates", "maps", "set_accesses", "unmaps", "releases")
+            )
+            counts.append((figures["stream_waits"], calls))
+            hits = 100 * allocator.plan_stats().get("agreement", 0)
+    each = [(last - first) / (2 * ROUNDS) for first, last in zip(*counts, strict=True)]
+    return [reserved, *each, *([hits] if with_plan else [])]
+
+
 def one_stream(trace: bfc.Trace) -> bfc.Trace:
     return bfc.Trace(trace.op, trace.id, trace.size, np.zeros_like(trace.stream), meta=trace.meta)
 
@@ -287,17 +327,17 @@ def shown(figures: list[float], declined: Sequence[str]) -> str:
     )
 
 
-def histories(run: Repeated, label: str) -> tuple[bfc.Trace, bfc.Trace]:
+def histories(run: Repeated, label: str, rounds: int = ROUNDS) -> tuple[bfc.Trace, bfc.Trace]:
     """What a plan is made of, and what it then serves."""
     parts = DISTURBED.get(label, {})
     dice = np.random.default_rng(100)
     recording = history(run, [disturbed(run, dice, **parts) for _ in range(RECORDED)])
     dice = np.random.default_rng(200)
-    iterations = [disturbed(run, dice, **parts) for _ in range(ROUNDS)]
+    iterations = [disturbed(run, dice, **parts) for _ in range(rounds)]
     if label not in BETWEEN:
         return recording, history(run, iterations)
     mixed = [each for part in iterations for each in (part, between(run, label))]
-    return recording, history(run, mixed, ["train", label] * ROUNDS)
+    return recording, history(run, mixed, ["train", label] * rounds)
 
 
 def served(run: Repeated, label: str) -> Served:
