@@ -17,7 +17,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_push_back
+from bfc.native.nothrow cimport try_push_back, try_reserve
 from bfc._core cimport (
     DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane,
     PageBitmap, PlanPages, PlanServer,
@@ -1091,6 +1091,7 @@ cdef class Stitching(AddressRanges):
             view = &self.pages.views.at(number[0])
             view.pages = <uint32_t>pages
             view.set = set_of_views
+            opened = try_reserve(view.runs, self.held.size())
             for run in self.held:
                 opened = opened and try_push_back(view.runs, run)
             if not opened:
