@@ -4,9 +4,10 @@ Each trace is played several times in a row with everything freed in between, un
 BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True). The first table of each has one
 stream and pages of 2 MiB: what is reserved for each byte that is live, the calls of the driver in
 each pass, and the most calls of one request; then what is reserved with the page size that the
-allocator chooses itself, which is for BFCAllocator. The second has the traces of several streams on
-a device that is 1 % larger than what is live, and who waits for whom. The third has programs
-without a rhythm. Nothing is timed.
+allocator chooses itself, which is for BFCAllocator. The second has the trace of several streams on
+a device that is 1 % larger than what is live, and who waits for whom; and the other traces with
+their blocks dealt to two streams, on 3 % more than is live. The third has programs without a
+rhythm. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ ROOM = 80 * GIB
 #: The memory of GPUs that people have, in GiB.
 USUAL = (4, 6, 8, 11, 12, 16, 24, 32, 40, 48, 80)
 HEADROOMS = (0.0, 0.05)
+#: Devices that are full, to the peak of the live bytes: of a trace that has several streams, and of
+#: one whose blocks are dealt to so many.
+FULL, FULL_DEALT, DEALT = 1.01, 1.03, 2
 #: Live blocks, and the smallest and the largest size of random churn.
 CHURNS = ((200, 1 * MIB, 256 * MIB), (200, 64 << 10, 256 * MIB), (1000, 256 << 10, 64 * MIB))
 CHURN_EVENTS = 20_000
@@ -116,6 +120,16 @@ def on_one_stream(trace: bfc.Trace) -> bfc.Trace:
     return bfc.Trace(trace.op, trace.id, trace.size)
 
 
+def dealt(trace: bfc.Trace, streams: int) -> bfc.Trace:
+    """Its blocks on several streams, by their sizes: each distinct size has one stream."""
+    allocates = trace.op == 0
+    rank = np.unique(trace.size[allocates], return_inverse=True)[1] % streams
+    ids, first = np.unique(trace.id[allocates], return_index=True)
+    return bfc.Trace(
+        trace.op, trace.id, trace.size, rank[first[np.searchsorted(ids, trace.id)]].astype(np.int64)
+    )
+
+
 def usual_device(live: int) -> int:
     """The smallest usual device that holds so much, and 2.5 % more."""
     return next(it for it in USUAL if it * GIB >= live * 1.025) * GIB
@@ -160,16 +174,18 @@ def ratio_or_refused(passes: Passes) -> str:
 
 def report_streams(listed: dict[str, bfc.Trace], make: Make) -> None:
     say()
-    say(f"{'by stream':30}{'device':>9}{'reserved':>9}{'calls':>34}{'waits of passes 1 to 6':>34}")
+    say(f"{'by stream':34}{'device':>7}{'reserved':>9}{'calls':>50}{'waits of passes 1 to 6':>44}")
     for name, trace in listed.items():
-        if len(np.unique(trace.stream)) == 1:
-            continue
-        with_room = Passes(trace, ROOM, make)
-        full = Passes(trace, int(with_room.live * 1.01), make)
-        for device, passes in (("80 GiB", with_room), ("1.01", full)):
+        is_own = len(np.unique(trace.stream)) > 1
+        played = trace if is_own else dealt(trace, DEALT)
+        with_room = Passes(played, ROOM, make)
+        share = FULL if is_own else FULL_DEALT
+        full = Passes(played, int(with_room.live * share), make)
+        title = name if is_own else f"{name}, dealt to {DEALT}"
+        for device, passes in (("80 GiB", with_room), (f"{share:.2f}", full)):
             say(
-                f"{name:30}{device:>9}{ratio_or_refused(passes):>9}{joined(passes.calls):>34}"
-                f"{joined(passes.waits):>34}"
+                f"{title:34}{device:>7}{ratio_or_refused(passes):>9}{joined(passes.calls):>50}"
+                f"{joined(passes.waits):>44}"
             )
 
 
