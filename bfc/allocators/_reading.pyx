@@ -31,6 +31,10 @@ cdef extern from "bins.hpp":
     pass
 cdef extern from "history.hpp":
     pass
+cdef extern from "owners.hpp":
+    pass
+cdef extern from "starts.hpp":
+    pass
 cdef extern from "page_bitmap.hpp":
     pass
 cdef extern from "plan_server.hpp":
@@ -303,18 +307,6 @@ cdef StitchedView* view_of(Pages pages, ChunkHandle handle) noexcept nogil:
     if not owner.is_range or owner.bitmap != NULL or owner.asleep or chunk.state & STATE not in (IN_USE, WAITING):
         return NULL
     return &pages.views.at(pages.views.of_chunk(handle))
-
-
-cdef extern from "bins.hpp":
-    pass
-cdef extern from "owners.hpp":
-    pass
-cdef extern from "starts.hpp":
-    pass
-cdef extern from "usage.hpp":
-    pass
-cdef extern from "page_bitmap.hpp":
-    pass
 
 
 def _by_falling_bytes(item):

@@ -77,14 +77,14 @@ def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         prog="bfc",
         description="A GPU memory allocator that you can use, see into and trust.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
     for command in (demo, predict, advise, report, replay, diff, plan, anonymise, devices):
         command.add_to(added)
-    for one in (parser, *added.choices.values()):  # so that it can stand before and after
-        one.add_argument(
+    for one in (parser, *added.choices.values()):
+        one.formatter_class = argparse.RawDescriptionHelpFormatter  # their epilogs have tables
+        one.add_argument(  # to all, so that it can stand before and after the command
             "--traceback",
             action="store_true",
             default=argparse.SUPPRESS,

@@ -59,7 +59,6 @@ def add_to(subparsers: Any) -> None:
         "advise",
         help="find the settings under which a recorded run fits on a device",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("run_", metavar="RUN", type=Path, help=FILE)

@@ -30,7 +30,6 @@ def add_to(subparsers: Any) -> None:
         "anonymise",
         help="strip names and times from a recording, to share it",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("source", metavar="IN", type=Path, help=FILE)

@@ -41,7 +41,6 @@ def add_to(subparsers: Any) -> None:
         "demo",
         help="record a small training, and show what to do with it",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "folder",

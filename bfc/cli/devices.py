@@ -24,7 +24,6 @@ def add_to(subparsers: Any) -> None:
         "devices",
         help="list the devices, their memory and limits, and what is missing",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_formats(parser)
     parser.set_defaults(run=run)

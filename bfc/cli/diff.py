@@ -58,7 +58,6 @@ def add_to(subparsers: Any) -> None:
         "diff",
         help="show what grew between two recorded runs",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("first", metavar="A", type=Path, help=f"the first run: {FILE}")

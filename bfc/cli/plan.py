@@ -41,7 +41,6 @@ def add_to(subparsers: Any) -> None:
         "plan",
         help="find places for a recorded run's blocks, and say what they take",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("source", metavar="RUN", type=Path, help=FILE)

@@ -67,7 +67,6 @@ def add_to(subparsers: Any) -> None:
         usage="bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
         "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_options(parser)
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m")

@@ -107,7 +107,6 @@ def add_to(subparsers: Any) -> None:
         "replay",
         help="replay recorded allocations and show how they are laid out",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", type=Path, help=FILES)

@@ -39,7 +39,6 @@ def add_to(subparsers: Any) -> None:
         "report",
         help="write a page for the browser that shows recorded runs",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", type=Path, help=FILES)

@@ -122,20 +122,8 @@ call_in_child(note_fork)
 
 
 cdef class Table:
-    """The functions for some pools, which are opened when their device is first used.
-
-    Parameters
-    ----------
-    open_pool : callable
-        Returns the `Allocator` of a device, by its number.
-    devices : int
-        How many there are.
-
-    Raises
-    ------
-    ValueError
-        If there are none, or more than 64.
-    """
+    """The functions for the pools of so many devices, which are opened when their device is first used: `open_pool`
+    returns the `Allocator` of a device, by its number. Raises ValueError if there are none, or more than 64."""
 
     cdef bfc_allocator functions
     cdef object open_pool
@@ -164,13 +152,7 @@ cdef class Table:
         return self.invalid.get()
 
     def capsule(self):
-        """The table in a PyCapsule, which keeps it alive.
-
-        Returns
-        -------
-        PyCapsule
-            Named "bfc.allocator".
-        """
+        """The table in a PyCapsule named "bfc.allocator", which keeps it alive."""
         Py_INCREF(self)
         try:
             return PyCapsule_New(&self.functions, BFC_ALLOCATOR_CAPSULE, drop)
@@ -179,15 +161,8 @@ cdef class Table:
             raise
 
     def note_ordered(self, int device, int64_t stream):
-        """Note that a stream runs its work in order, so that a hit there need not ask the device.
-
-        Parameters
-        ----------
-        device : int
-            The number of the device.
-        stream : int
-            The stream's handle. It must live as long as the table.
-        """
+        """Notes that a stream runs its work in order, so that a hit there need not ask the device. The handle must live
+        as long as the table."""
         self.check_device(device)
         cdef int count = self.ordered_count[device].load()
         if count < ORDERED:
