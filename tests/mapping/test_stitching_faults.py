@@ -169,6 +169,15 @@ def of_another_stream() -> World:
     return world
 
 
+def had_by_two_streams() -> World:
+    """All that is free is another stream's, and is mapped in the range of stream 0, too."""
+    world = World("48 MiB")
+    world.make_holes(4)
+    for stream in (1, 0, 1):
+        world.cache(36, stream=stream)
+    return world
+
+
 def limited() -> World:
     world = World("1 GiB", memory_limit="30 MiB")
     world.make_holes(4)
@@ -177,7 +186,7 @@ def limited() -> World:
 
 FILLS = [
     empty, cached, with_holes, full_of_holes, with_views, with_many_views, of_another_stream,
-    limited,
+    had_by_two_streams, limited,
 ]  # fmt: skip
 
 # -- operations ------------------------------------------------------------------------------------
