@@ -419,7 +419,9 @@ cdef class Planned:
         cdef uint64_t needed = base + self.server.region_size(BODY), taken
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
             self.give_back_side()       # the policy may hold the memory, and nothing lives in it
-        taken = self.bytes_taken() if self.stitching is None else <uint64_t>0   # pages are made as they are needed
+        taken = self.bytes_taken()
+        if self.stitching is not None:      # pages are made as they are needed, no more than are live at once
+            needed, taken = min(needed, self.server.peak), 0
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
