@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mapping_faults import NotesStuck
@@ -85,3 +88,80 @@ class World:
         assert self.device.live_bytes == 0
         self.allocator.close()
         self.ledger.examine_closed()
+
+
+class Halting(bfc.SimulatedSubAllocator):
+    """Stops before its call of this number, until it may go on."""
+
+    def __init__(self, capacity: str, at: int) -> None:
+        super().__init__(capacity)
+        self.left = at
+        self.inside, self.may_go_on = threading.Event(), threading.Event()
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.inside.set()
+            self.may_go_on.wait(60)
+
+    def reserve(self, nbytes: int) -> int | None:
+        self.count()
+        return super().reserve(nbytes)
+
+    def unreserve(self, address: int, nbytes: int) -> None:
+        self.count()
+        super().unreserve(address, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        self.count()
+        return super().create(nbytes)
+
+    def release(self, page: int) -> None:
+        self.count()
+        super().release(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.count()
+        super().map(address, pages)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.count()
+        super().unmap(address, nbytes)
+
+    def order(self, first: int, then: int) -> None:
+        self.count()
+        super().order(first, then)
+
+
+def fork_in_every_call(policy: str, capacity: str, operation: Callable[[Any], None]) -> None:
+    """A child that is forked while another thread is in a call of the source has all of the pool,
+    and closes it. `operation` has no block of its own in the end."""
+    counted = Halting(capacity, -1)
+    with made(policy, counted) as pool:
+        operation(pool)
+        calls = -1 - counted.left
+    for at in range(1, calls + 1):
+        device = Halting(capacity, at)
+        with made(policy, device) as pool:
+            thread = threading.Thread(target=operation, args=(pool,))
+            thread.start()
+            assert device.inside.wait(60)
+            child = os.fork()
+            if child == 0:  # pytest must not go on here, whatever happens
+                code = 1
+                try:
+                    assert pool.check() is None
+                    for size in (7, 3, 5):
+                        pool.allocate(size * MIB).free()
+                    pool.release_free_regions()
+                    assert pool.check() is None
+                    pool.close()
+                    code = int(device.live_bytes != 0)
+                finally:
+                    os._exit(code)
+            status = os.waitpid(child, 0)[1]
+            device.may_go_on.set()
+            thread.join()
+            assert status == 0, f"call {at} of {calls}"
+            assert pool.check() is None
+        assert not device.live_bytes

@@ -14,7 +14,7 @@ import pytest
 from delayed_host import LateHost
 from mapping_faults import fail_every_call
 from page_ledger import RuleError
-from planned_pages import MIB, PAGE, World, made, simple
+from planned_pages import MIB, PAGE, World, fork_in_every_call, made, simple
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
@@ -258,6 +258,27 @@ def test_every_call_of_the_source_may_fail_where_streams_share(kinds: Any) -> No
         return world
 
     fail_every_call(fill, shared_steps, kinds)
+
+
+def test_a_child_forked_in_any_call_has_what_streams_share() -> None:
+    plan = simple("caching", streams=(0, 5, 0))
+
+    def share(pool: Any) -> None:
+        pool.use_plan(plan)
+        with pool.step("train"):
+            first, second = pool.allocate(8 * MIB), pool.allocate(2 * MIB, stream=5)
+            del first, second
+        large = pool.allocate(14 * MIB, stream=7)
+        del large
+        with pool.step("train"):
+            first, second = pool.allocate(8 * MIB), pool.allocate(2 * MIB, stream=5)
+            del first, second
+        taken = pool.allocate(6 * MIB, stream=7)
+        pool.use_plan(None)
+        pool.release_free_regions()
+        del taken
+
+    fork_in_every_call("caching", "18 MiB", share)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import gc
 import os
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from mapping_faults import FAULT, fail_every_call
 from page_ledger import PageLedger
 from plan_model import SlowPlan
-from planned_pages import MIB, PAGE, World, made, one_step, simple
+from planned_pages import MIB, PAGE, World, fork_in_every_call, made, one_step, simple
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
@@ -418,45 +418,6 @@ def test_a_forked_child_has_a_plan_of_its_own() -> None:
         del weights
 
 
-class Halting(bfc.SimulatedSubAllocator):
-    """Stops before its call of this number, until it may go on."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__("64 MiB")
-        self.left = at
-        self.inside, self.may_go_on = threading.Event(), threading.Event()
-
-    def count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.inside.set()
-            self.may_go_on.wait(60)
-
-    def reserve(self, nbytes: int) -> int | None:
-        self.count()
-        return super().reserve(nbytes)
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        self.count()
-        super().unreserve(address, nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        self.count()
-        return super().create(nbytes)
-
-    def release(self, page: int) -> None:
-        self.count()
-        super().release(page)
-
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self.count()
-        super().map(address, pages)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self.count()
-        super().unmap(address, nbytes)
-
-
 def all_of_it(pool: Any, plan: bfc.Plan) -> None:
     """What `disturbed_steps` does, without an account."""
     pool.use_plan(plan)
@@ -476,35 +437,7 @@ def all_of_it(pool: Any, plan: bfc.Plan) -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_child_forked_in_any_call_of_another_thread_has_all_of_it(policy: str) -> None:
     plan = simple(policy)
-    counted = Halting(-1)
-    with made(policy, counted) as pool:
-        all_of_it(pool, plan)
-        calls = -1 - counted.left
-    for at in range(1, calls + 1):
-        device = Halting(at)
-        with made(policy, device) as pool:
-            thread = threading.Thread(target=all_of_it, args=(pool, plan))
-            thread.start()
-            assert device.inside.wait(60)
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    assert pool.check() is None
-                    for size in (9, 3, 7):
-                        pool.allocate(size * MIB).free()
-                    pool.release_free_regions()
-                    assert pool.check() is None
-                    pool.close()
-                    code = int(device.live_bytes != 0)
-                finally:
-                    os._exit(code)
-            status = os.waitpid(child, 0)[1]
-            device.may_go_on.set()
-            thread.join()
-            assert status == 0, f"call {at} of {calls}"
-            assert pool.check() is None
-        assert not device.live_bytes
+    fork_in_every_call(policy, "64 MiB", lambda pool: all_of_it(pool, plan))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
