@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Iterator
@@ -44,6 +45,7 @@ def forget() -> None:
     """Drops what is kept for all predictions."""
     FakeTensorMode.cache_clear()
     _MADE.clear()
+    _fake_class.cache_clear()
 
 
 def try_backward(mode: Any, too_late: str) -> None:
@@ -95,6 +97,8 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data)
     yield FakeTensor, "__deepcopy__", _deepcopy
     yield FakeTensor, "__reduce_ex__", _reduced
+    yield FakeTensor, "as_subclass", _as_subclass
+    yield torch.Tensor, "_make_subclass", staticmethod(_made_subclass(torch.Tensor._make_subclass))
     yield FakeTensorMode, "create_symbolic_nested_int", _nested_int
     for lazy in (parameters.UninitializedParameter, parameters.UninitializedBuffer):
         yield lazy, "__new__", _refuse_lazy
@@ -127,6 +131,34 @@ def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
             new.grad = _deepcopy(self.grad, memo)
     memo[id(self)] = new
     return new
+
+
+@functools.cache
+def _fake_class(cls: Any) -> Any:
+    """A subclass of tensors, whose tensors are fake."""
+    made = type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
+    function = getattr(cls.__torch_function__, "__func__", None)
+    if function is not None:  # a class that dispatches has been given one that changes nothing
+        made.__torch_function__ = classmethod(function)
+    return made
+
+
+def _as_subclass(self: Any, cls: Any) -> Any:
+    """As of a real tensor, which becomes one of another class: images of torchvision are such."""
+    with torch._C.DisableTorchFunctionSubclass():
+        made = self.view_as(self)
+    if not issubclass(FakeTensor, cls):
+        made.__class__ = cls if issubclass(cls, FakeTensor) else _fake_class(cls)
+    return made
+
+
+def _made_subclass(build: Any) -> Any:
+    def make(cls: Any, data: Any, require_grad: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return build(cls, data, require_grad, *args, **kwargs)
+        return _as_subclass(data.detach(), cls).requires_grad_(require_grad)
+
+    return make
 
 
 def _set_data(self: Any, new: Any) -> None:

@@ -262,10 +262,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if not isinstance(func, OpOverload):
             return self._higher_order(func, args, kwargs)
         for one in types:
-            if (
-                one is not FakeTensor
-            ):  # a DTensor, say, calls operators on the tensors that it holds
-                return NotImplemented
+            if one is not FakeTensor and not issubclass(one, FakeTensor):
+                return NotImplemented  # a DTensor, say, which calls operators on what it holds
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = Operator(func)

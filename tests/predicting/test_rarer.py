@@ -205,14 +205,17 @@ def test_files_of_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (package / "torch.py").write_text(
         "from safetensors import safe_open\n"
         "def load_file(*args): 1 / 0\n"
-        "save = load = save_file = save_model = load_file\n"
+        "save = load = save_file = save_model = _is_complete = load_file\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("safetensors", "safetensors.torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     with bfc.predict("a100"):
         from safetensors import safe_open
-        from safetensors.torch import load, load_file, save, save_file, save_model
+        from safetensors.torch import _is_complete, load, load_file, save, save_file, save_model
+
+        assert _is_complete(torch.ones(8, device="cuda"))  # which accelerate asks, too
+        assert not _is_complete(torch.ones(8, device="cuda")[:4])
 
         save_file(
             {"a": torch.ones(512, 512, device="cuda")}, tmp_path / "a.safetensors", {"format": "pt"}
@@ -472,6 +475,23 @@ def test_the_older_fsdp_moves_its_shards(group: Any) -> None:
         copy.copy(optimizer.state_dict())
 
 
+def test_of_processes_that_are_spawned_the_first_runs_here(group: Any) -> None:
+    ranks = []
+
+    def main(rank: int, size: int) -> None:
+        ranks.append(rank)
+        torch.distributed.init_process_group("nccl", rank=rank, world_size=size)
+        model = nn.parallel.DistributedDataParallel(nn.Linear(64, 64).to(rank), device_ids=[rank])
+        model(torch.ones(2, 64).to(rank)).sum().backward()
+
+    with bfc.predict("a100") as run:
+        torch.multiprocessing.spawn(main, args=(4,), nprocs=4)
+        assert torch.multiprocessing.spawn(ranks.append, nprocs=2, join=False).join()
+    assert ranks == [0, 0]
+    assert run.peak_allocated > 4 * 64 * 64 * 2
+    assert assumed(run)["4 processes: the first of them, in this one"] == "rank 0"
+
+
 def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
     masks = types.ModuleType("transformers.masking_utils")
     masks.find_packed_sequence_indices = lambda positions: positions
@@ -577,3 +597,27 @@ def test_arrays_and_shared_memory_of_what_is_on_the_device() -> None:
         with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
             data.numpy()
     assert assumed(run) == {".numpy()": "zeros"}
+
+
+class Image(torch.Tensor):
+    """As torchvision's images: a class of its own, which results have, too."""
+
+    @staticmethod
+    def __new__(cls, data: Any) -> Any:
+        return torch.Tensor._make_subclass(cls, data)
+
+
+def test_tensors_of_other_classes_stay_so() -> None:
+    with bfc.predict("a100"):
+        for image in (Image(torch.ones(3, 8, 8)), torch.ones(3, 8, 8).as_subclass(Image)):
+            moved = image.to("cuda") * 2
+            assert isinstance(image, Image)
+            assert isinstance(moved, Image)
+            assert isinstance(moved.as_subclass(torch.Tensor), FakeTensor)
+            assert moved.is_cuda
+        layer = nn.Conv2d(3, 4, 3).cuda()
+        layer(moved).sum().backward()
+        assert type(layer.weight.grad) is FakeTensor
+        assert isinstance(copy.deepcopy(image), torch.Tensor)
+    assert torch.ones(2).as_subclass(Image).tolist() == [1, 1]
+    assert type(Image(torch.ones(2))) is Image

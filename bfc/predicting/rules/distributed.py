@@ -1,7 +1,8 @@
 """Several processes: the memory of one of them, over a process group that sends nothing.
 
 From torch/distributed/device_mesh.py (which computes with ranks), torch/nn/parallel/distributed.py
-(which compares shapes between processes) and torch/distributed/utils.py.
+(which compares shapes between processes), torch/distributed/utils.py and
+torch/multiprocessing/spawn.py.
 
 The program itself makes the group: `torch.distributed.init_process_group("fake", ...)`. NCCL's own
 buffers are not counted.
@@ -62,6 +63,45 @@ def one_of_many(recorder: Any) -> Iterator[None]:
             _group(distributed.init_process_group, recorder, replace),
         )
         yield
+
+
+@around
+@contextmanager
+def first_process(recorder: Any) -> Iterator[None]:
+    """`torch.multiprocessing.spawn` runs what the first process would run, in this one: a new one
+    would not know of the prediction."""
+    import torch.multiprocessing as multiprocessing
+
+    def run(
+        fn: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        *others: Any,
+        **kw: Any,
+    ) -> Any:
+        recorder.assume(f"{nprocs} processes: the first of them, in this one", "rank 0")
+        fn(0, *args)
+        join = others[0] if others else kw.get("join", True)
+        return None if join else _Joined()
+
+    with ExitStack() as stack:
+        for name in ("spawn", "start_processes"):
+            stack.enter_context(patch.object(multiprocessing, name, run))
+        yield
+
+
+class _Joined:
+    """As the context that `spawn` returns: its process has ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *args: Any, **kwargs: Any) -> bool:
+        """All have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """None is left."""
+        return []
 
 
 @around

@@ -276,7 +276,14 @@ def _safetensors(
             return opened(filename, framework, device, *args, **kw)
         return _Opened(kept.load("cpu"), _place(device))
 
+    def is_complete(tensor: Any) -> bool:
+        """Whether a tensor has all of its storage: by size, since it has no address."""
+        size = int(tensor.numel()) * int(tensor.element_size())
+        return size == int(tensor.untyped_storage().nbytes())
+
+    asked = {"torch._is_complete": is_complete} if hasattr(real, "_is_complete") else {}
     return {
+        **asked,
         "torch.save_file": save_file,
         "torch.save": save_bytes,
         "torch.save_model": save_model,
