@@ -53,6 +53,10 @@ def run(
     """
     if not module and not os.path.isfile(script):
         raise FileNotFoundError(f"no such script: {script}")
+    if not module and script.endswith(".ipynb"):
+        raise ValueError(
+            f"{script} is a notebook: `jupyter nbconvert --to script {script}` makes a script of it"
+        )
     ran: Ran | None = None
     process = os.getpid()
 

@@ -221,6 +221,7 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
             "behind it: bfc predict train.py --device cuda",
         ),
         (["predict", "train.py", "--device", "24"], "Write 24GiB"),
+        (["predict", "notebook.ipynb"], "jupyter nbconvert --to script notebook.ipynb"),
         (["predict", "train.py", "--settings", "no_such_key:1"], "no_such_key"),
         (["predict", "train.py", "--steps", "-1"], "--steps is 0"),
         (["predict", "train.py", "--save", "model.pt"], "an .npz trace, not model.pt"),
@@ -228,6 +229,7 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
 )
 def test_a_wrong_call_is_told(script, capsys, words, said) -> None:
     script("import torch\ntorch.ones(1, device='cuda')\n")
+    Path("notebook.ipynb").write_text("{}")
     assert main(words) == 2
     assert said in capsys.readouterr().err
 
