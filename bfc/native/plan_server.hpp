@@ -60,7 +60,7 @@ public:
     uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
     uint64_t peak = 0;                  // the most that was live in the recording, all streams together
 
-    // `streams` are the numbers of the plan's streams. `home` is another name of stream 0.
+    // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
                const std::vector<uint64_t>& streams, uint64_t home)
         : bin_sets(streams.size(), 0), base_(base), span_(span), home_(home), numbers_(streams),
@@ -138,7 +138,7 @@ public:
 
     // Which of the plan's streams a stream stands for. kNoStream: none, or it has not been bound yet.
     uint32_t stream_of(uint64_t handle) noexcept {
-        if (handle == home_) handle = 0;
+        handle = named(handle);
         if (last_stream_ < handles_.size() && handles_[last_stream_] == handle) return last_stream_;
         for (uint32_t i = 0; i < handles_.size(); ++i)
             if (is_bound_[i] && handles_[i] == handle) return last_stream_ = i;
@@ -148,7 +148,7 @@ public:
     // Lets a stream stand for the plan's stream of that number, or else for the first that no other stands for. Stream 0
     // stands for none but stream 0. kNoStream: none is left.
     uint32_t bind_stream(uint64_t handle) noexcept {
-        if (handle == home_) handle = 0;
+        handle = named(handle);
         uint32_t chosen = kNoStream;
         for (uint32_t i = 0; i < handles_.size(); ++i) {
             if (is_bound_[i]) continue;
@@ -181,12 +181,12 @@ public:
     size_t streams() const noexcept { return numbers_.size(); }
     bool is_bound(uint32_t stream) const noexcept { return is_bound_[stream]; }
     // The stream that stands for one of the plan's.
-    uint64_t handle_of(uint32_t stream) const noexcept { return handles_[stream] ? handles_[stream] : home_; }
+    uint64_t handle_of(uint32_t stream) const noexcept { return named(handles_[stream]); }
     // The streams that stand for those of the plan. May throw std::bad_alloc.
     std::vector<uint64_t> bound() const {
         std::vector<uint64_t> found;
         for (size_t i = 0; i < handles_.size(); ++i)
-            if (is_bound_[i]) found.push_back(handles_[i]);
+            if (is_bound_[i]) found.push_back(named(handles_[i]));
         return found;
     }
 
@@ -587,6 +587,13 @@ private:
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
     int64_t except_ = kNone;
+
+    // The home stream is stream 0 in a plan. What is stream 0 in the program is another stream then, and has its name;
+    // but memory that the host uses has no streams.
+    uint64_t named(uint64_t handle) const noexcept {
+        if (handle == home_) return 0;
+        return handle == 0 && home_ != ~uint64_t{0} ? home_ : handle;
+    }
 
     static uint64_t from(uint32_t cell) noexcept { return ~uint64_t{0} << (cell & 63); }
 

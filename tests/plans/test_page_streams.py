@@ -93,6 +93,24 @@ def test_a_captured_stream_keeps_its_idle_pages_and_the_error_says_so() -> None:
     world.end()
 
 
+@pytest.mark.parametrize("stitch", [False, True])
+def test_stream_0_gets_no_place_of_an_allocators_own_stream(stitch: bool) -> None:
+    """The plan's stream 0 is the allocator's own, and what that has used stream 0 would not wait
+    for."""
+    device = bfc.SimulatedSubAllocator("256 MiB")
+    with bfc.CachingAllocator(device, stream=9, stitch=stitch) as pool:
+        pool.use_plan(one_block(), gate=None)
+        with pool.step("train"):
+            own = pool.allocate(40 * MIB)
+            at = own.ptr
+            del own
+            other = pool.allocate(40 * MIB, stream=0)
+            again = pool.allocate(40 * MIB, stream=9)
+            assert pool.plan_stats()["hits"] == 1
+            assert at == again.ptr != other.ptr
+            del other, again
+
+
 def several_streams(dice: random.Random) -> tuple[Run, bfc.Plan]:
     run = some_run(dice, iterations=4, streams=3)
     trace = run.trace

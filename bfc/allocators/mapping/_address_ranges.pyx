@@ -310,7 +310,7 @@ cdef class AddressRanges:
             handles = range.plan.bound()
         self.lock.release()
         for handle in handles:
-            streams.add(handle or range.asked_of)       # the home stream is 0 in a plan
+            streams.add(handle)
         return streams
 
     cdef void close_late(self) noexcept:
