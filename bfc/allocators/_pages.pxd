@@ -106,6 +106,7 @@ cdef class Pages(PoolPages):
                                  vector[Run]& runs) noexcept nogil
     cdef uint64_t hold_again(self, uint32_t bin_set, uint32_t user, uint64_t wanted,
                              vector[Run]& runs) noexcept nogil
+    cdef uint64_t hold_highest(self, uint32_t bin_set, uint64_t wanted, vector[Run]& runs) noexcept nogil
     cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
                                 vector[Run]& runs) noexcept nogil
     cdef cbool is_unshared(self, uint32_t page, cbool in_ranges_too) noexcept nogil

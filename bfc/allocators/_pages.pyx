@@ -261,6 +261,22 @@ cdef class Pages(PoolPages):
             held += 1
         return held
 
+    cdef uint64_t hold_highest(self, uint32_t bin_set, uint64_t wanted, vector[Run]& runs) noexcept nogil:
+        """As `hold`, but takes the pages at the end of a range, one by one: they were made last, when most was live, and
+        are needed least at other times."""
+        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef size_t slot = bitmap.slots()
+        cdef uint64_t held = 0
+        cdef Run run
+        while slot > 0 and held < wanted:
+            slot -= 1
+            if bitmap.is_free(slot):
+                run = Run(bin_set, <uint32_t>slot, 1)
+                if not self.hold_run(&run, runs):
+                    break
+                held += 1
+        return held
+
     cdef uint64_t hold_unshared(self, uint32_t bin_set, uint64_t wanted, cbool in_ranges_too,
                                 vector[Run]& runs) noexcept nogil:
         """As `hold`, but takes only pages that no view has and, unless `in_ranges_too`, no other range."""

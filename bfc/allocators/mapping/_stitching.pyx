@@ -626,7 +626,7 @@ cdef class Stitching(AddressRanges):
                 if self.may_give(other, addresses) and self.pages.count_free(other.bin_set) > most:
                     most, best = self.pages.count_free(other.bin_set), other
             if best is not None:
-                if self.pages.hold(best.bin_set, wanted - got, 1, self.held) == 0:
+                if self.pages.hold_highest(best.bin_set, wanted - got, self.held) == 0:
                     break
             elif self.pages.hold_from_plan(self.best_lender(addresses), wanted - got, 1, True, self.held) == 0:
                 break
