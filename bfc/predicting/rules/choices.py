@@ -151,9 +151,10 @@ def one_hot(recorder: Any) -> Iterator[None]:
     """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
     another type, which is then converted (ATen/native/Onehot.cpp)."""
     import torch
+    import torch.jit._builtins as _builtins
     import torch.nn.functional as functional
 
-    build = functional.one_hot
+    build, table = functional.one_hot, _builtins._get_builtin_table()
 
     def rows(tensor: Any, num_classes: int = -1) -> Any:
         given = on_cuda(tensor) and tensor.dtype == torch.int64 and tensor.numel()
@@ -167,6 +168,7 @@ def one_hot(recorder: Any) -> Iterator[None]:
     with (
         patch.object(functional, "one_hot", rows),
         patch.object(torch._C._nn, "one_hot", rows),
+        patch.dict(table, {id(rows): "aten::one_hot"}),  # so that torch.jit takes it for its own
     ):
         yield
 
