@@ -30,7 +30,8 @@ def one_hot(indices: torch.Tensor) -> torch.Tensor:
     return functional.one_hot(indices, 4)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.*:FutureWarning")
 def test_one_hot_writes_ones_into_zeros() -> None:
     """For subclasses PyTorch compares all numbers with all, and converts the answers."""
     with bfc.predict("a100") as run:
