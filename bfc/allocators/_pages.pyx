@@ -262,8 +262,8 @@ cdef class Pages(PoolPages):
         return held
 
     cdef uint64_t hold_highest(self, uint32_t bin_set, uint64_t wanted, vector[Run]& runs) noexcept nogil:
-        """As `hold`, but takes the pages at the end of a range, one by one: they were made last, when most was live, and
-        are needed least at other times."""
+        """As `hold`, but takes the pages at the end of a range, one by one: they were made last, when most was live,
+        and are needed least at other times."""
         cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
         cdef size_t slot = bitmap.slots()
         cdef uint64_t held = 0
