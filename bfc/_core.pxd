@@ -581,6 +581,7 @@ cdef class Pool:
                                 FreeChunk& found) noexcept nogil
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
+    cdef cbool free_plain_chunk(self, ChunkHandle handle) noexcept nogil
     cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
     cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
                           uint32_t features) noexcept nogil
@@ -632,4 +633,5 @@ cdef class Pool:
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 
 
-cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil
+cdef inline uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
+    return (size + granularity - 1) & ~(granularity - 1)

@@ -75,10 +75,6 @@ cdef enum:
     REGION_BITS = 21                # PyTorch's smallest segments have 2 MiB
 
 
-cdef uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:
-    return (size + granularity - 1) & ~(granularity - 1)
-
-
 cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
     """A set of bins whose chunks are handed out whole, of any size."""
     cdef BinSet bin_set
@@ -509,13 +505,20 @@ cdef class Pool:
         prefetch(&self.chunks[chunk.prev if chunk.prev != NO_CHUNK else handle])
         prefetch(&self.chunks[chunk.next if chunk.next != NO_CHUNK else handle])
 
-    cdef inline cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
+    cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
-        if self.features == 0:
-            return self.free_and_merge(&self.counters, handle, 0)
-        if self.features == COUNTS:
-            return self.free_and_merge(&self.counters, handle, COUNTS)
         return self.free_and_merge(&self.counters, handle, self.features)
+
+    cdef inline cbool free_plain_chunk(self, ChunkHandle handle) noexcept nogil:
+        """The same, made for what a call mostly frees: a chunk that is in use, and no more. It has been taken out of
+        the table of starts."""
+        if self.chunks[handle].state & ~<uint32_t>INDEXED == IN_USE and not self.notes_frees:
+            if self.features == 0:
+                return self.free_and_merge(&self.counters, handle, PLAIN)
+            if self.features == COUNTS:
+                return self.free_and_merge(&self.counters, handle, PLAIN | COUNTS)
+        self.chunks[handle].state &= ~<uint32_t>INDEXED
+        return self.free_chunk(handle)
 
     cdef inline cbool free_and_merge(self, Counters* counters, ChunkHandle handle,
                                      uint32_t features) noexcept nogil:
@@ -697,8 +700,7 @@ cdef class Pool:
         if handle == NO_CHUNK:
             return False
         self.prefetch_neighbours(handle)
-        self.chunks[handle].state &= ~<uint32_t>INDEXED
-        if self.free_chunk(handle):
+        if self.free_plain_chunk(handle):
             return True
         self.starts.insert(ptr, handle)     # where it was: there is room
         self.chunks[handle].state |= INDEXED
@@ -706,7 +708,15 @@ cdef class Pool:
 
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil:
         """Frees a chunk in use, unless other streams use it, too: then returns False, and nothing has changed."""
-        return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
+        cdef uint64_t ptr = self.chunks[handle].ptr
+        if self.chunks[handle].state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
+            return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
+        self.starts.erase(ptr, handle)
+        if self.free_plain_chunk(handle):
+            return True
+        self.starts.insert(ptr, handle)     # where it was: there is room
+        self.chunks[handle].state |= INDEXED
+        return False
 
     cdef uint64_t largest_free(self) noexcept nogil:
         cdef uint64_t largest = 0

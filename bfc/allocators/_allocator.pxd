@@ -180,7 +180,6 @@ cdef class Allocator(BufferOwner):
     cdef Buffer own_buffer(self, Buffer buffer)
     cdef int hand_over(self, ChunkHandle handle) except -1
 
-    cdef int free_at_once(self, uint64_t address) except -1
     cdef int free_address(self, uint64_t address) except -1
     cdef object undo_at(self, uint64_t address)
 

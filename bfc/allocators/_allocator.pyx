@@ -12,8 +12,8 @@ import time
 cimport cython
 from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
+from cpython.object cimport PyObject, PyTypeObject
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
@@ -86,6 +86,15 @@ cdef extern from "plan_server.hpp":
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
 
+cdef extern from "quick_methods.hpp" namespace "bfc":
+    ctypedef PyObject** Arguments
+    ctypedef PyObject* (*Method)(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) noexcept
+    ctypedef PyObject* (*QuickMethod "bfc::Method")(PyObject*, Arguments, Py_ssize_t, PyObject*) except NULL
+    Method put_in_front(PyTypeObject* type, const char* name, QuickMethod quick) except? NULL
+
+cdef extern from "py_int.hpp" namespace "bfc":
+    cbool plain_int "bfc::small_int"(PyObject* number, uint64_t* found)
+
 cdef extern from *:
     """
     // Python's headers up to 3.12 declare these without extern "C". So they get other names here, which link to
@@ -119,6 +128,38 @@ cdef inline object owned(PyObject* made):
     found = <object>made
     Py_DECREF(found)
     return found
+
+
+cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
+    """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
+    if nbytes == 0 or not self.reasons.none():
+        return False
+    if on != self.home_stream and (not (self.by_stream or self.has_lanes) or self.may_be_unordered
+                                   or on == self.default_stream_alias):
+        return False
+    cdef uint32_t owner = owner_here(self) if owners_used else 0
+    acquire_lock(self.lock)
+    cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
+    if owner and is_hit:
+        self.pool.set_owner(placed.handle, owner)
+    self.lock.release()
+    if BFC_DEBUG >= 2 and self.pool.check_is_due():
+        self.check_books()
+    return is_hit
+
+
+cdef inline int free_at_address(Allocator self, uint64_t address) except -1:
+    """The fast path of a free: one that needs nothing but the pool. Returns whether it was one."""
+    if not self.reasons.none():
+        return False
+    acquire_lock(self.lock)
+    cdef bint freed = self.pool.free_plain(address)
+    if freed:
+        self.frees.count.add(1)
+    self.lock.release()
+    if BFC_DEBUG >= 2 and self.pool.check_is_due():
+        self.check_books()
+    return freed
 
 
 cdef object closed():
@@ -561,22 +602,8 @@ cdef class Allocator(BufferOwner):
         return 0
 
     @cython.final
-    cdef inline int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
-        """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
-        if nbytes == 0 or not self.reasons.none():
-            return False
-        if on != self.home_stream and (not (self.by_stream or self.has_lanes) or self.may_be_unordered
-                                       or on == self.default_stream_alias):
-            return False
-        cdef uint32_t owner = owner_here(self) if owners_used else 0
-        acquire_lock(self.lock)
-        cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
-        if owner and is_hit:
-            self.pool.set_owner(placed.handle, owner)
-        self.lock.release()
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return is_hit
+    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
+        return hit_at_once(self, nbytes, on, placed)
 
     cdef int take_back(self, Placement* placed) except -1:
         """Frees an allocation whose address cannot be returned: Python has no memory for the int."""
@@ -1426,7 +1453,7 @@ cdef class Allocator(BufferOwner):
         for each other stream. Source: `BFCAllocator::DeallocateRaw`, TensorFlow's behaviour, 2.5.
         """
         cdef uint64_t address
-        if small_int(ptr, &address) and address and self.reasons.none() and self.free_at_once(address):
+        if small_int(ptr, &address) and address and free_at_address(self, address):
             return
         address = address_from(ptr)
         if address == 0:
@@ -1435,18 +1462,6 @@ cdef class Allocator(BufferOwner):
             self.lock.release()
             return
         self.free_address(address)
-
-    @cython.final
-    cdef int free_at_once(self, uint64_t address) except -1:
-        """The fast path of a free: one that needs nothing but the pool. Returns whether it was one."""
-        acquire_lock(self.lock)
-        cdef bint freed = self.pool.free_plain(address)
-        if freed:
-            self.frees.count.add(1)
-        self.lock.release()
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return freed
 
     cdef int free_address(self, uint64_t address) except -1:
         if self.recorder.keeps_free_frames:
@@ -2893,3 +2908,52 @@ cdef class Allocator(BufferOwner):
             if tag.is_asleep:
                 names.add(tag.name)
         return frozenset(names)
+
+
+# -- the plainest calls -----------------------------------------------------------------------------------------------
+# One plain int, no keyword, and no open scope of a stream. These stand in front of the methods, which read arguments by
+# keyword, too, and do the same. What they do not serve, the methods do from the beginning.
+
+cdef Method allocate_raw_as_asked, allocate_as_asked, deallocate_raw_as_asked
+
+
+cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
+    cdef Placement placed
+    cdef uint64_t size
+    cdef PyObject* address
+    if count != 1 or names != NULL or scopes_open or not plain_int(given[0], &size):
+        return allocate_raw_as_asked(self, given, count, names)
+    if not hit_at_once(<Allocator>self, size, 0, &placed):
+        (<Allocator>self).allocate_placement(size, 0, None, None, False, &placed)
+    address = (<Allocator>self).addresses.get(placed.ptr)
+    if address == NULL:
+        (<Allocator>self).take_back(&placed)
+    return address
+
+
+cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
+    cdef Placement placed
+    cdef uint64_t size, on = (<Allocator>self).home_stream
+    if count != 1 or names != NULL or scopes_open or not plain_int(given[0], &size):
+        return allocate_as_asked(self, given, count, names)
+    cdef Buffer buffer = Buffer.__new__(Buffer)     # first: nothing may fail once memory was taken
+    if not hit_at_once(<Allocator>self, size, on, &placed):
+        (<Allocator>self).allocate_placement(size, on, None, None, False, &placed)
+    become(buffer, <Allocator>self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
+    (<Allocator>self).live_buffers += placed.allocation_id != 0
+    Py_INCREF(buffer)
+    return <PyObject*>buffer
+
+
+cdef PyObject* deallocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
+    cdef uint64_t address
+    if (count != 1 or names != NULL or not plain_int(given[0], &address) or address == 0
+            or not free_at_address(<Allocator>self, address)):
+        return deallocate_raw_as_asked(self, given, count, names)
+    Py_INCREF(None)
+    return <PyObject*>None
+
+
+allocate_raw_as_asked = put_in_front(<PyTypeObject*>Allocator, "allocate_raw", allocate_raw_plainly)
+allocate_as_asked = put_in_front(<PyTypeObject*>Allocator, "allocate", allocate_plainly)
+deallocate_raw_as_asked = put_in_front(<PyTypeObject*>Allocator, "deallocate_raw", deallocate_raw_plainly)

@@ -1,6 +1,7 @@
 """C++ headers: structures and locks on the hottest paths, each with few functions.
 
-Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. In order:
+Only `gil_wait.hpp`, `py_int.hpp` and `quick_methods.hpp` know Python, and none knows an
+allocator. In order:
 
     debug.h             assertions: none, cheap ones, or all
     memory.hpp          hints to the system about memory that will soon be touched
@@ -15,6 +16,7 @@ Only `gil_wait.hpp` and `py_int.hpp` know Python, and none knows an allocator. I
     gil_wait.hpp        waiting for that lock, or for the GIL
     number_map.hpp      a map of numbers that come from a file
     py_int.hpp          plain ints, read without calling Python
+    quick_methods.hpp   a function in front of a method, for its plainest call
     pages.hpp           pages that a driver can register
     forward.hpp         the names of what stands behind pointers
     bins.hpp            free chunks by size and order

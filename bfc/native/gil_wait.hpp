@@ -56,13 +56,16 @@ inline void acquire_with_gil(Lock& lock) noexcept {
     if (!acquired) lock.wait_and_acquire();     // no deadlock: the lock's holder never waits for the GIL
 }
 
-// While this thread waits, other Python threads run. No thread waits for the GIL while it holds the lock: see lock.hpp.
-inline void acquire(Lock& lock) noexcept {
-    if (lock.try_acquire()) return;
+__attribute__((noinline, cold)) inline void wait_and_acquire(Lock& lock) noexcept {
     if (holds_gil())
         acquire_with_gil(lock);
     else
         lock.wait_and_acquire();
+}
+
+// While this thread waits, other Python threads run. No thread waits for the GIL while it holds the lock: see lock.hpp.
+inline void acquire(Lock& lock) noexcept {
+    if (__builtin_expect(!lock.try_acquire(), 0)) wait_and_acquire(lock);
 }
 
 // Releases a lock that the caller holds if others wait for it, and takes it again.
