@@ -325,6 +325,9 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         size_t alive
         uint64_t missed
         uint64_t peak
+        uint64_t passed
+        uint64_t apart
+        void note_passed(cbool as_planned)
         void add_area(PlanArea area) except +
         size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) except +
         void set_growths(const int64_t* numbers) except +

@@ -365,10 +365,12 @@ cdef class Pages(PoolPages):
 
     cdef uint64_t most_shared(self) noexcept nogil:
         """How many pages the plan in use needs: where streams have areas of their own, which are not full at the same
-        time, as many as were live at once."""
+        time, as many as were live at once, and as many as they went on taking of each other."""
         cdef PlanServer* plan = self.pool.plan
         cdef uint64_t needed = plan.pages(0) + plan.pages(1)
-        return min(needed, self.pages_for(plan.peak)) if plan.streams() > 1 else needed
+        if plan.streams() > 1:
+            return min(needed, self.pages_for(plan.peak)) + self.pages_for(plan.apart)
+        return needed
 
     cdef uint64_t count_idle(self) noexcept nogil:
         """How many pages of plans no block has a byte of. 0 where the host has no memory to count them."""

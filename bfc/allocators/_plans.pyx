@@ -687,6 +687,7 @@ cdef class Planned:
             self.found = self.server.counts.hits + self.server.counts.moved - self.found_before
             self.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             self.asked -= self.asked_before
+            self.server.note_passed(self.found == self.asked)
             missed = self.server.missed
             self.server.missed = 0
         self.lock.release()

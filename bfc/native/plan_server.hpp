@@ -59,6 +59,8 @@ public:
     size_t alive = 0;                   // places and guests in use
     uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
     uint64_t peak = 0;                  // the most that was live in the recording, all streams together
+    uint64_t passed = 0;                // bytes that streams have taken of each other in this step
+    uint64_t apart = 0;                 // bytes beyond `peak` that they may have, so that they need not take them
 
     // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
@@ -177,6 +179,15 @@ public:
             set(away_[region], 0, pages(region));
             count_obstacles();
         }
+    }
+    // A step has ended, which came as planned or not. Streams that take memory of each other wait for each other: where
+    // they do so in step after step, they may have memory of their own in place of what they took.
+    void note_passed(bool as_planned) noexcept {
+        constexpr uint32_t kSettled = 4;        // the first steps after a change pass memory once
+        if (!as_planned || passed + passed_before_ == 0) passing_steps_ = 0;
+        if (as_planned && passed > 0 && ++passing_steps_ > kSettled) apart += passed;
+        passed_before_ = passed;
+        passed = 0;
     }
     size_t streams() const noexcept { return numbers_.size(); }
     bool is_bound(uint32_t stream) const noexcept { return is_bound_[stream]; }
@@ -584,6 +595,8 @@ private:
     std::vector<uint64_t> away_[2];     // by region: a bit for each page
     std::vector<uint64_t> lendable_[2]; // the same; for `choose`
     size_t obstacles_ = 0;              // guests, and pages that are away
+    uint64_t passed_before_ = 0;        // `passed`, of the step before
+    uint32_t passing_steps_ = 0;        // the last steps in which streams took memory of each other: of two steps, one did
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
     int64_t except_ = kNone;

@@ -212,6 +212,67 @@ def test_a_wait_that_is_forgotten_is_found() -> None:
     assert any(late_run(WithoutOrder, seed)[0].faults for seed in range(48))
 
 
+def to_and_fro() -> list[tuple[int, int, int, int]]:
+    """A step. Two streams in turn have nearly all that the other had."""
+    rows: list[tuple[int, int, int, int]] = []
+    for stream, sizes in ((0, (24, 10)), (3, (18, 14)), (0, (16, 18)), (3, (30, 2))):
+        keys = range(len(rows), len(rows) + len(sizes))
+        rows += [(0, key, nbytes * MIB, stream) for key, nbytes in zip(keys, sizes, strict=True)]
+        rows += [(1, key, 0, stream) for key in keys]
+    return rows
+
+
+@pytest.mark.parametrize("capacity", ["1 GiB", "52 MiB"])
+def test_streams_do_not_go_on_taking_pages_of_each_other_where_there_is_room(capacity: str) -> None:
+    """They did in each step, since there were to be no more pages than were live at once. Only the
+    limit may hold them to that."""
+    step = to_and_fro()
+    rows = [(op, 100 * at + key, *rest) for at in range(3) for op, key, *rest in step]
+    marks = range(0, len(rows), len(step))
+    plan = bfc.Plan.from_trace(bfc.Trace(*zip(*rows, strict=True)), marks=marks)
+    assert plan.peak < 52 * MIB < plan.span
+    world = World("caching", capacity, plan)
+    pool = world.allocator
+    passed = []
+    for _ in range(12):
+        before = pool.page_stats()
+        held = {}
+        with pool.step("train"):
+            for op, key, nbytes, stream in step:
+                if op == 0:
+                    held[key] = world.take(nbytes, stream)
+                else:
+                    world.drop(held.pop(key))
+            world.examine()
+        after = pool.page_stats()
+        passed.append(sum(after[kind] - before[kind] for kind in ("maps", "stream_waits")))
+    assert passed[1] > 0
+    assert (passed[-1] == 0) == (capacity == "1 GiB")
+    world.end()
+
+
+def test_a_plan_that_has_ended_costs_later_steps_nothing_while_it_holds_weights() -> None:
+    """Each step asked whether its region can go, for which all views were unmapped first."""
+    pool = made("caching", bfc.SimulatedSubAllocator("1 GiB"))
+    pool.use_plan(simple("caching"))
+    pool.allocate_raw(4 * MIB)  # the weights
+    pool.use_plan(None)
+    calls = []
+    for _ in range(4):
+        before = pool.page_stats()
+        with pool.step("train"):
+            pieces = [pool.allocate_raw(nbytes * MIB) for nbytes in (6, 4, 6, 4, 6, 4)]
+            for piece in pieces[::2]:
+                pool.deallocate_raw(piece)
+            pool.deallocate_raw(pool.allocate_raw(18 * MIB))
+            for piece in pieces[1::2]:
+                pool.deallocate_raw(piece)
+        after = pool.page_stats()
+        calls.append(sum(after[kind] - before[kind] for kind in ("maps", "unmaps", "stitches")))
+    assert calls[0] > 0
+    assert calls[1:] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("capacity", ["1 GiB", "32 MiB"])
 def test_streams_share_what_was_live_at_once(capacity: str) -> None:
     """Each stream's area is full while the others' are not: the plan takes 96 MiB of addresses, 32

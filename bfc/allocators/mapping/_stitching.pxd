@@ -70,6 +70,7 @@ cdef class Stitching(AddressRanges):
                              uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
     cdef bint hold_moved(self, AddressRange addresses, uint32_t slot) noexcept
     cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1
+    cdef bint is_vacant(self, AddressRange addresses) noexcept
     cdef bint hold_region(self, AddressRange addresses) noexcept
     cdef void leave_moved(self, AddressRange addresses, Faults faults) noexcept
     cdef bint has_failed(self) noexcept

@@ -660,16 +660,23 @@ cdef class Stitching(AddressRanges):
         """Makes a stream wait for what the streams of the held pages have queued."""
         cdef AddressRange other
         cdef Run run
+        cdef uint64_t passed = 0
         cdef set streams = set()
         # What is held was free before: the work that used it is queued already, and no more is added meanwhile.
         for run in self.held:
             for other in self.ranges:
                 if other.bin_set == run.set:
-                    streams.add(self.user_of(other, run.first))
+                    user = self.user_of(other, run.first)
+                    if user != stream:
+                        passed += run.count * self.page_size
+                        streams.add(user)
         for user in sorted(streams):
-            if user != stream:
-                self.calls.stream_waits += 1
-                self.source.sub_allocator.order(user, stream)
+            self.calls.stream_waits += 1
+            self.source.sub_allocator.order(user, stream)
+        acquire_lock(self.lock[0])
+        if self.pool.plan != NULL:
+            self.pool.plan.passed += passed
+        self.lock.release()
         return 0
 
     cdef uint64_t user_of(self, AddressRange addresses, uint32_t slot) noexcept:
@@ -977,6 +984,8 @@ cdef class Stitching(AddressRanges):
         lives there, or in a view of its pages, or the device failed; then it stays, and may be given back later."""
         cdef ChunkHandle first
         cdef bint is_bare
+        if not self.is_vacant(addresses):       # before any view goes, and any stream is waited for
+            return False
         self.retire_all()
         self.sweep(faults, True, True)
         if addresses.some_stuck:
@@ -999,6 +1008,13 @@ cdef class Stitching(AddressRanges):
         if is_bare:
             self.unreserve(addresses, faults)
         return is_bare
+
+    cdef bint is_vacant(self, AddressRange addresses) noexcept:
+        """Whether nothing lives in the places of a region."""
+        acquire_lock(self.lock[0])
+        cdef bint is_empty = addresses.plan.is_empty(addresses.region)
+        self.lock.release()
+        return is_empty
 
     cdef bint hold_region(self, AddressRange addresses) noexcept:
         """Holds all pages of a region. False: some are in use, and nothing is held."""
