@@ -367,7 +367,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         size_t streams()
         cbool is_bound(uint32_t stream)
         uint64_t handle_of(uint32_t stream)
-        vector[uint64_t] bound()
+        vector[uint64_t] bound() except +
         cbool is_empty(int region)
         void end()
         void begin(size_t sequence)

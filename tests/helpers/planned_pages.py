@@ -133,9 +133,11 @@ class Halting(bfc.SimulatedSubAllocator):
         super().order(first, then)
 
 
-def fork_in_every_call(policy: str, capacity: str, operation: Callable[[Any], None]) -> None:
+def fork_in_every_call(
+    policy: str, capacity: str, operation: Callable[[Any], None], streams: Sequence[int] = (0,)
+) -> None:
     """A child that is forked while another thread is in a call of the source has all of the pool,
-    and closes it. `operation` has no block of its own in the end."""
+    on each of the streams, and closes it. `operation` has no block of its own in the end."""
     counted = Halting(capacity, -1)
     with made(policy, counted) as pool:
         operation(pool)
@@ -151,8 +153,9 @@ def fork_in_every_call(policy: str, capacity: str, operation: Callable[[Any], No
                 code = 1
                 try:
                     assert pool.check() is None
-                    for size in (7, 3, 5):
-                        pool.allocate(size * MIB).free()
+                    for stream in streams:
+                        for size in (7, 3, 5):
+                            pool.allocate(size * MIB, stream=stream).free()
                     pool.release_free_regions()
                     assert pool.check() is None
                     pool.close()

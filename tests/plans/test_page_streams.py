@@ -360,6 +360,16 @@ def test_a_child_forked_in_any_call_has_what_streams_share() -> None:
     fork_in_every_call("caching", "18 MiB", share)
 
 
+def test_a_child_knows_what_is_mapped_where_streams_pass_pages_to_and_fro() -> None:
+    """The slot that was mapped last was taken for one whose mapping was in flight at the fork."""
+
+    def pass_pages(pool: Any) -> None:
+        for stream, nbytes in ((3, 6), (0, 2), (3, 8), (3, 6), (0, 2), (0, 6), (3, 6), (5, 8)):
+            pool.allocate(nbytes * MIB, stream=stream).free()
+
+    fork_in_every_call("caching", "8 MiB", pass_pages, streams=(0, 3, 5))
+
+
 @pytest.fixture(autouse=True)
 def no_garbage() -> Iterator[None]:
     yield

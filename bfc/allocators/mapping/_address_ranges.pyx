@@ -306,9 +306,11 @@ cdef class AddressRanges:
         cdef vector[uint64_t] handles
         cdef uint64_t handle
         acquire_lock(self.lock[0])
-        if range.plan != NULL:
-            handles = range.plan.bound()
-        self.lock.release()
+        try:
+            if range.plan != NULL:
+                handles = range.plan.bound()
+        finally:
+            self.lock.release()
         for handle in handles:
             streams.add(handle)
         return streams
@@ -784,7 +786,7 @@ cdef class AddressRanges:
                 del self.ranges[i]
             elif self.going.nbytes and range.ptr == self.going.ptr:
                 self.remove(range)
-            elif range.has_table and range.ptr <= self.touched.ptr < range.ptr + range.nbytes:
+            elif self.touched.nbytes and range.has_table and range.ptr <= self.touched.ptr < range.ptr + range.nbytes:
                 self.forget_touched(range)
         self.touched.nbytes = self.going.nbytes = 0
         self.forget_lost()
