@@ -172,7 +172,7 @@ def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None
 
 
 def test_a_scheduler_that_does_not_answer_is_said(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("bfc.study.cluster.connected.__wrapped__.__defaults__", (0.5,))
+    monkeypatch.setattr("bfc.study.cluster.PATIENCE", 0.5)
     address = "tcp://127.0.0.1:1"
     assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
     said = capsys.readouterr().err
