@@ -656,15 +656,16 @@ def test_a_refused_request_of_pytorchs_gives_ordinary_segments_back(
 
 @expandable_segments
 def test_native_threads_allocate_while_python_maps_and_unmaps(expandable, whole, emulated) -> None:
-    seed, overwritten = 12, []
+    seed, overwritten, rounds = 12, [], 0
     with raw_cuda.stream(2) as side, raw_cuda.stream(2) as other:
 
         def hammer() -> None:
-            overwritten.append(whole.hammer([0, side, other], rounds=200_000, seed=seed))
+            """Again if Python has hardly had a turn meanwhile, as on a busy machine."""
+            while rounds <= 10 and len(overwritten) < 50:
+                overwritten.append(whole.hammer([0, side, other], rounds=200_000, seed=seed))
 
         native = threading.Thread(target=hammer)
         native.start()
-        rounds = 0
         while native.is_alive():
             kept = [expandable.allocate(n << 10, rounds % 2 * side) for n in (900, 1500, 30)]
             rounds += 1
@@ -680,7 +681,7 @@ def test_native_threads_allocate_while_python_maps_and_unmaps(expandable, whole,
                     f"roundup_power2_divisions:{4 if rounds % 3 else 1}"
                 )
         native.join()
-        assert overwritten == [0], f"seed {seed}"
+        assert not any(overwritten), f"seed {seed}"
         assert rounds > 10
         expandable.empty_cache()
         assert expandable.stats().bytes_in_use == 0
