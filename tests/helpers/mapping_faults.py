@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from page_ledger import LedgerDevice, PageLedger
+
 import bfc
 from bfc.suballocators.simulated import Call
 
@@ -48,6 +50,29 @@ class NotesStuck(bfc.SimulatedSubAllocator):
         except bfc.SubAllocatorError as error:
             self.stuck.update(error.lost)
             raise
+
+
+class AccountedDevice(NotesStuck, LedgerDevice):
+    """Which also knows who may use what."""
+
+
+class PagedProgram:
+    """What a program has of an allocator on such a device."""
+
+    def __init__(self, device: AccountedDevice, allocator: Any) -> None:
+        self.device = device
+        self.allocator = allocator
+        self.ledger = PageLedger(device, allocator)
+
+    def take(self, nbytes: int, stream: int = 0) -> int:
+        ptr: int = self.allocator.allocate_raw(nbytes, stream)
+        self.ledger.take(ptr, stream)
+        return ptr
+
+    def drop(self, *addresses: int) -> None:
+        for address in addresses:
+            self.ledger.give_back(address)
+            self.allocator.deallocate_raw(address)
 
 
 Order = tuple[Call, tuple[int, ...], bfc.SubAllocatorError | None]

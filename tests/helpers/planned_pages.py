@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from mapping_faults import NotesStuck
-from page_ledger import LedgerDevice, PageLedger
+from mapping_faults import AccountedDevice, PagedProgram
 
 import bfc
 
@@ -43,29 +43,14 @@ def one_step(pool: bfc.Allocator) -> None:
         del third, first
 
 
-class Device(NotesStuck, LedgerDevice):
-    """A simulated device that knows who may use what, and what it has failed to unmap."""
-
-
-class World:
-    """An allocator on such a device, and what a program has of it."""
+class World(PagedProgram):
+    """An allocator on a device that keeps account of its pages, and what a program has of it."""
 
     def __init__(self, policy: str, capacity: str = "64 MiB", plan: bfc.Plan | None = None) -> None:
-        self.device = Device(capacity)
-        self.allocator = made(policy, self.device)
-        self.ledger = PageLedger(self.device, self.allocator)
+        device = AccountedDevice(capacity)
+        super().__init__(device, made(policy, device))
         if plan is not None:
             self.allocator.use_plan(plan)
-
-    def take(self, nbytes: int, stream: int = 0) -> int:
-        ptr = self.allocator.allocate_raw(nbytes, stream)
-        self.ledger.take(ptr, stream)
-        return ptr
-
-    def drop(self, *addresses: int) -> None:
-        for address in addresses:
-            self.ledger.give_back(address)
-            self.allocator.deallocate_raw(address)
 
     def examine(self) -> None:
         self.ledger.read()
@@ -88,6 +73,16 @@ class World:
         assert self.device.live_bytes == 0
         self.allocator.close()
         self.ledger.examine_closed()
+
+
+def world_with(plan: bfc.Plan, policy: str, capacity: str = "64 MiB") -> World:
+    """For `fail_every_call`: a world whose plan is asked for again where a call fails meanwhile."""
+    world = World(policy, capacity)
+    for _ in range(2):
+        with suppress(bfc.SubAllocatorError):
+            world.allocator.use_plan(plan)
+            break
+    return world
 
 
 class Halting(bfc.SimulatedSubAllocator):

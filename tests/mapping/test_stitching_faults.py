@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from mapping_faults import KINDS, NotesStuck, calls_of, fail_every_call
-from page_ledger import LedgerDevice, PageLedger
+from mapping_faults import KINDS, AccountedDevice, PagedProgram, calls_of, fail_every_call
 
 import bfc
 
@@ -21,37 +20,25 @@ MIB = 1 << 20
 PAGE = 2 * MIB
 
 
-class Device(NotesStuck, LedgerDevice):
-    """Which also knows who may use what."""
-
-
-def bfc_made(device: Device, **more: Any) -> Any:
+def bfc_made(device: AccountedDevice, **more: Any) -> Any:
     return bfc.BFCAllocator(device, virtual_memory=True, page_size="2 MiB", headroom=0.05, **more)
 
 
-def caching_made(device: Device, **more: Any) -> Any:
+def caching_made(device: AccountedDevice, **more: Any) -> Any:
     return bfc.CachingAllocator(device, stitch=True, **more)
 
 
-class World:
-    """An allocator on such a device, and what a program has of it."""
+class World(PagedProgram):
+    """An allocator on a device that keeps account of its pages, and what a program has of it."""
 
     make = staticmethod(bfc_made)
 
     def __init__(self, capacity: str = "48 MiB", **more: Any) -> None:
-        self.device = Device(capacity)
-        self.allocator = self.make(self.device, **more)
-        self.ledger = PageLedger(self.device, self.allocator)
+        device = AccountedDevice(capacity)
+        super().__init__(device, self.make(device, **more))
 
     def take(self, mebibytes: float, stream: int = 0) -> int:
-        ptr = self.allocator.allocate_raw(int(mebibytes * MIB), stream)
-        self.ledger.take(ptr, stream)
-        return ptr
-
-    def drop(self, *addresses: int) -> None:
-        for address in addresses:
-            self.ledger.give_back(address)
-            self.allocator.deallocate_raw(address)
+        return super().take(int(mebibytes * MIB), stream)
 
     def cache(self, *mebibytes: float, stream: int = 0) -> None:
         self.drop(*[self.take(size, stream) for size in mebibytes])

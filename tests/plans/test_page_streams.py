@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from delayed_host import LateHost
 from mapping_faults import fail_every_call
 from page_ledger import RuleError
-from planned_pages import MIB, PAGE, World, fork_in_every_call, made, simple
+from planned_pages import MIB, PAGE, World, fork_in_every_call, made, simple, world_with
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
@@ -328,15 +328,7 @@ def shared_steps(world: World) -> None:
 def test_every_call_of_the_source_may_fail_where_streams_share(kinds: Any) -> None:
     plan = simple("caching", streams=(0, 5, 0))
 
-    def fill() -> World:
-        world = World("caching", "18 MiB")
-        for _ in range(2):
-            with suppress(bfc.SubAllocatorError):
-                world.allocator.use_plan(plan)
-                break
-        return world
-
-    fail_every_call(fill, shared_steps, kinds)
+    fail_every_call(lambda: world_with(plan, "caching", "18 MiB"), shared_steps, kinds)
 
 
 def test_a_child_forked_in_any_call_has_what_streams_share() -> None:

@@ -18,7 +18,7 @@ import pytest
 from mapping_faults import FAULT, fail_every_call
 from page_ledger import PageLedger
 from plan_model import SlowPlan
-from planned_pages import MIB, PAGE, World, fork_in_every_call, made, one_step, simple
+from planned_pages import MIB, PAGE, World, fork_in_every_call, made, one_step, simple, world_with
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
@@ -251,15 +251,7 @@ def disturbed_steps(world: World) -> None:
 def test_every_call_of_the_source_may_fail(policy: str, kinds: Any) -> None:
     plan = simple(policy)
 
-    def fill() -> World:
-        world = World(policy)
-        for _ in range(2):
-            with suppress(bfc.SubAllocatorError):
-                world.allocator.use_plan(plan)
-                break
-        return world
-
-    fail_every_call(fill, disturbed_steps, kinds)
+    fail_every_call(lambda: world_with(plan, policy), disturbed_steps, kinds)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

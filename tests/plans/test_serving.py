@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plan_model import SlowPlan
+from planned_pages import one_step, simple
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
@@ -34,27 +35,6 @@ def larger(run: Run, factor: int) -> Run:
     trace = run.trace
     sizes = trace.size * np.uint64(factor)
     return Run(bfc.Trace(trace.op, trace.id, sizes, trace.stream), run.marks)
-
-
-def simple(policy: str = "caching", steps: int = 3) -> bfc.Plan:
-    """4 MiB of weights; in each step 8 MiB, and 2 and 3 MiB that live one after the other."""
-    ops, ids, sizes, marks = [0], [0], [4 * MIB], []
-    for step in range(steps):
-        marks.append(len(ops))
-        a = 1 + 3 * step
-        ops += [0, 0, 1, 0, 1, 1]
-        ids += [a, a + 1, a + 1, a + 2, a + 2, a]
-        sizes += [8 * MIB, 2 * MIB, 0, 3 * MIB, 0, 0]
-    return bfc.Plan.from_trace(bfc.Trace(ops, ids, sizes), marks=marks, fallback=policy)
-
-
-def one_step(pool: bfc.Allocator) -> None:
-    with pool.step("train"):
-        first = pool.allocate(8 * MIB)
-        second = pool.allocate(2 * MIB)
-        del second
-        third = pool.allocate(3 * MIB)
-        del third, first
 
 
 def checked(pool: bfc.Allocator) -> bfc.Allocator:
@@ -225,7 +205,7 @@ def test_a_step_keeps_its_allocator(policy: str):
 def test_no_place_is_for_a_graph():
     """It could not be handed out again: the graph writes there whenever it is replayed."""
     source = Capturing("256 MiB")
-    with bfc.CachingAllocator(source, plan=simple()) as pool:
+    with bfc.CachingAllocator(source, plan=simple("caching")) as pool:
         weights = pool.allocate(4 * MIB)
         with pool.step("train"):
             before = pool.plan_stats()["hits"]
@@ -657,7 +637,9 @@ def test_a_program_learns_its_plan_while_it_runs(policy: str):
 
 
 def test_a_forked_child_has_a_plan_of_its_own():
-    with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="1 GiB", plan=simple()) as pool:
+    with bfc.CachingAllocator(
+        bfc.HostSubAllocator(), memory_limit="1 GiB", plan=simple("caching")
+    ) as pool:
         weights = pool.allocate(4 * MIB)
         with pool.step("train"):
             first = pool.allocate(8 * MIB)
@@ -680,14 +662,14 @@ def test_a_forked_child_has_a_plan_of_its_own():
 
 def test_a_closed_allocator_serves_no_plan():
     source = bfc.SimulatedSubAllocator("1 GiB")
-    pool = bfc.CachingAllocator(source, plan=simple())
+    pool = bfc.CachingAllocator(source, plan=simple("caching"))
     step = pool.step("train")
     with step:
         held = pool.allocate(8 * MIB)
         pool.close()
     assert not source.live_bytes
     with pytest.raises(bfc.ClosedError):
-        pool.use_plan(simple())
+        pool.use_plan(simple("caching"))
     with pytest.raises(bfc.ClosedError), pool.step("train"):
         pass
     del held
