@@ -789,7 +789,7 @@ cdef class Allocator(BufferOwner):
         gate : float or None, optional
             The plan is served only if the policy reserved less than this part of what it needed without the
             plan, when it replayed the recording. None serves any plan. An allocator that maps memory page by
-            page serves any plan: it lends the pages that a plan leaves idle, each to its own stream.
+            page serves any plan: it lends the pages that a plan leaves idle, at first to their own stream.
 
         Raises
         ------
@@ -842,7 +842,7 @@ cdef class Allocator(BufferOwner):
         if self.strict:
             raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
         if self.stitches:
-            gate = None     # a plan in pages needs no more than stitching does, on one stream
+            gate = None     # a plan in pages needs hardly more than stitching does: it lends what is idle
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         declined = None if gate is None else plan._declined(gate)

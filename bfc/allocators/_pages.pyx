@@ -356,11 +356,12 @@ cdef class Pages(PoolPages):
         """How many pages the streams of the plan in use have, in its regions and beside them."""
         cdef uint64_t nbytes = 0
         cdef uint32_t bin_set
+        cdef int region
         for bin_set in range(<uint32_t>self.pool.bin_sets.size()):
             if self.stream_in_plan(bin_set) != NO_STREAM:
                 nbytes += self.pool.bin_sets[bin_set].mapped_bytes
-        for bin_set in range(2):
-            nbytes += self.pool.bin_sets[self.pool.set_of_region(self.pool.plan, <int>bin_set)].mapped_bytes
+        for region in range(2):
+            nbytes += self.pool.bin_sets[self.pool.set_of_region(self.pool.plan, region)].mapped_bytes
         return nbytes // self.page_size
 
     cdef uint64_t most_shared(self) noexcept nogil:
