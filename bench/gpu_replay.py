@@ -1,21 +1,26 @@
 """Recorded runs on the memory of a GPU: `python -m bench.gpu_replay`. The first pass takes memory
 from the driver, and later ones find it. Each trace is replayed under every policy on ordinary and
-on mapped memory; `--emulated` does so on the emulated driver, whose calls cost next to nothing.
+on mapped memory. Where a run repeats, its iteration with the highest peak follows on one stream,
+with and without a plan: six times, and what twenty-four times take more than six.
+`--emulated` does so on the emulated driver, whose calls cost next to nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import bfc
 from bench import gpu
+from bench.plans import one_stream
+from bench.repeated import ROUNDS, history, repeated
 from bench.report import say, spread
 from bfc.testing import cuda_emulator
 
 TRACES = Path(__file__).parent / "traces"
 PASSES = 5
+TURNS = 3
 MIB = 1 << 20
 Make = Callable[[bfc.CUDASubAllocator], bfc.Allocator]
 POLICIES: dict[str, Make] = {
@@ -27,6 +32,13 @@ POLICIES: dict[str, Make] = {
     "BFC": lambda source: bfc.BFCAllocator(source, allow_growth=True),
     "BFC, virtual memory": lambda source: bfc.BFCAllocator(source, virtual_memory=True),
 }
+#: With plans for the policy they fall back to.
+PLANNED = {
+    "caching": "caching",
+    "caching, stitch": "caching",
+    "BFC": "bfc",
+    "BFC, virtual memory": "bfc",
+}
 
 
 def measure(source: bfc.CUDASubAllocator, trace: bfc.Trace, make: Make) -> str:
@@ -34,12 +46,34 @@ def measure(source: bfc.CUDASubAllocator, trace: bfc.Trace, make: Make) -> str:
         passes = [trace.replay(allocator) for _ in range(PASSES + 1)]
         reserved = allocator.stats().peak_pool_bytes
     first, *later = [found.ns_per_event for found in passes]
+    row = shown(first, later, reserved, trace)
     refused = passes[0].failed
+    return f"{row}  {refused} refused" if refused else row
+
+
+def shown(first: float, later: list[float], reserved: int, trace: bfc.Trace) -> str:
     return (
         f"{first / 1000:9.2f}{spread([ns / 1000 for ns in later]):>27}"
         f"{reserved / MIB:12.1f}{reserved / trace.peak_bytes_live():8.3f}"
-        + (f"  {refused} refused" if refused else "")
     )
+
+
+def measure_repeated(
+    source: bfc.CUDASubAllocator, traces: Sequence[bfc.Trace], make: Make, plan: bfc.Plan | None
+) -> str:
+    """Of a trace of few iterations, and of one of more."""
+    few, many = traces
+    first, later, reserved = 0.0, [], 0
+    for _ in range(TURNS):
+        seconds = []
+        for trace in traces:
+            with make(source) as allocator:
+                allocator.use_plan(plan, gate=None)
+                seconds.append(trace.replay(allocator).seconds)
+                reserved = allocator.stats().peak_pool_bytes
+        first = seconds[0] * 1e9 / len(few)
+        later.append((seconds[1] - seconds[0]) * 1e9 / (len(many) - len(few)))
+    return shown(first, later, reserved, many)
 
 
 def main() -> None:
@@ -60,6 +94,19 @@ def main() -> None:
         say(path.stem)
         for name, make in POLICIES.items():
             say(f"  {name:32}{measure(source, trace, make)}")
+        show_repeated(source, trace)
+
+
+def show_repeated(source: bfc.CUDASubAllocator, trace: bfc.Trace) -> None:
+    run = repeated(trace)
+    if run is None:
+        return
+    traces = [one_stream(history(run, [run.iteration] * n)) for n in (ROUNDS, 4 * ROUNDS)]
+    say("  one iteration again and again")
+    for name, fallback in PLANNED.items():
+        plan = bfc.Plan.from_trace(traces[0], fallback=fallback)
+        for label, used in ((name, None), (f"{name}, planned", plan)):
+            say(f"    {label:30}{measure_repeated(source, traces, POLICIES[name], used)}")
 
 
 if __name__ == "__main__":
