@@ -42,6 +42,7 @@ from pathlib import Path
 import numpy as np
 
 import bfc
+from bench.histories import TRACES, Maker
 from bench.repeated import (
     BETWEEN,
     DISTURBED,
@@ -50,18 +51,20 @@ from bench.repeated import (
     Repeated,
     between,
     blocks_of,
+    caching,
     disturbed,
+    growing_bfc,
     history,
     most_live,
-    repeated,
+    ns_of_first_replay,
+    runs_that_repeat,
 )
 from bench.report import geometric_mean, machine, say
 from bfc.plans import lay_out
 from bfc.plans.layout import Layout, planned
 from bfc.plans.parts import HEAD, Requests, lives_of
 
-HERE = Path(__file__).parent
-FOLDERS = (HERE / "traces", HERE.parent / "tests" / "recordings")
+FOLDERS = (TRACES, Path(__file__).parents[1] / "tests" / "recordings")
 UNIT = 512
 PAGE = 2 << 20
 MANY_ROUNDS = 40
@@ -73,7 +76,6 @@ BEGINS = {
     "gpt2s_varlen": [(384, 16, "train"), (384, 32, "eval")],
     "llama7b_zero3_lro": [(1024, 8, "train")],
 }
-Make = Callable[[bfc.SubAllocator], bfc.Allocator]
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -92,16 +94,16 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     say(machine())
     if chosen.served:
-        show_served(chosen.folder or HERE / "traces", chosen.traces)
+        show_served(chosen.folder or TRACES, chosen.traces)
         return
     if chosen.pages:
-        show_pages(chosen.folder or HERE / "traces", chosen.traces)
+        show_pages(chosen.folder or TRACES, chosen.traces)
         return
     if chosen.streams:
-        show_streams(chosen.folder or HERE / "traces", chosen.traces)
+        show_streams(chosen.folder or TRACES, chosen.traces)
         return
     if chosen.lengths:
-        show_lengths(chosen.folder or HERE / "traces")
+        show_lengths(chosen.folder or TRACES)
         return
     show_runs(chosen.traces)
     if chosen.minimalloc is not None:
@@ -141,14 +143,6 @@ def laid_out(trace: bfc.Trace) -> Layout:
     return planned(part.size.astype(np.int64) // UNIT, lives_of([part]))
 
 
-def caching(source: bfc.SubAllocator) -> bfc.Allocator:
-    return bfc.CachingAllocator(source)
-
-
-def growing_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
-    return bfc.BFCAllocator(source, allow_growth=True)
-
-
 def stitching_caching(source: bfc.SubAllocator) -> bfc.Allocator:
     return bfc.CachingAllocator(source, stitch=True, page_size=PAGE)
 
@@ -161,7 +155,7 @@ def in_few_pages(source: bfc.SubAllocator) -> bfc.Allocator:
     return bfc.BFCAllocator(source, virtual_memory=True, page_size="1 GiB")
 
 
-def reserved(trace: bfc.Trace, make: Callable[[bfc.SubAllocator], bfc.Allocator]) -> int:
+def reserved(trace: bfc.Trace, make: Maker) -> int:
     with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
         return trace.replay(allocator).peak_bytes_reserved
 
@@ -209,17 +203,6 @@ def show_served(folder: Path, names: list[str] | None) -> None:
         say(f"{name:24}" + "  ".join(times_served(run)))
 
 
-def runs_that_repeat(folder: Path, names: list[str] | None) -> dict[str, Repeated]:
-    found = {}
-    for path in sorted(folder.glob("*.npz")):
-        if path.stem == "llm_decode_kv" or (names is not None and path.stem not in names):
-            continue  # requests that come and go: there are no iterations
-        run = repeated(bfc.Trace.load(path))
-        if run is not None:
-            found[path.stem] = run
-    return found
-
-
 def show_pages(folder: Path, names: list[str] | None) -> None:
     """What stitching reserves with and without plans, and how long an event takes."""
     runs = runs_that_repeat(folder, names)
@@ -244,7 +227,7 @@ def show_pages(folder: Path, names: list[str] | None) -> None:
             f"{geometric_mean(figures):.4f}, worst {max(figures):.4f}"
         )
     say("\nnanoseconds an event, min / median / max of five turns, where hardly a page is mapped")
-    makes: dict[str, Make] = {"bfc": growing_bfc, "bfc + plan": growing_bfc}
+    makes: dict[str, Maker] = {"bfc": growing_bfc, "bfc + plan": growing_bfc}
     makes |= {"stitching": in_few_pages, "stitching + plan": in_few_pages}
     for name, run in runs.items():
         trace = one_stream(history(run, [run.iteration] * ROUNDS))
@@ -361,7 +344,7 @@ def served(run: Repeated, label: str) -> Served:
 def times_served(run: Repeated) -> Iterator[str]:
     """The time of an event, by the policy without and with a plan, all in turn."""
     trace = history(run, [run.iteration] * ROUNDS)
-    makes: dict[str, Make] = {}
+    makes: dict[str, Maker] = {}
     plans: dict[str, bfc.Plan | None] = {}
     for fallback, policy in (("bfc", growing_bfc), ("caching", caching)):
         makes[fallback] = makes[f"{fallback} + plan"] = policy
@@ -371,14 +354,12 @@ def times_served(run: Repeated) -> Iterator[str]:
 
 
 def timed_in_turn(
-    trace: bfc.Trace, makes: dict[str, Make], plans: dict[str, bfc.Plan | None]
+    trace: bfc.Trace, makes: dict[str, Maker], plans: dict[str, bfc.Plan | None]
 ) -> Iterator[str]:
     taken: dict[str, list[float]] = {kind: [] for kind in makes}
     for _ in range(5):
         for kind, make in makes.items():
-            with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
-                allocator.use_plan(plans[kind], gate=None)
-                taken[kind].append(trace.replay(allocator).seconds * 1e9 / len(trace))
+            taken[kind].append(ns_of_first_replay(trace, make, plans[kind]))
     for kind, nanoseconds in taken.items():
         low, middle, high = (sorted(nanoseconds)[i] for i in (0, 2, 4))
         yield f"{kind} {low:.1f} / {middle:.1f} / {high:.1f}"

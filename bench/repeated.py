@@ -1,16 +1,19 @@
-"""Runs that repeat one recorded iteration, as it was or disturbed: `python -m bench.plans --served`
-serves plans of them."""
+"""Runs that repeat one recorded iteration, as it was or disturbed, and replays of them:
+`python -m bench.plans --served` serves plans of them, and `python -m bench.replay` has plans beside
+the originals."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import bfc
+from bench.histories import TRACES, Maker
 
 UNIT = 512
 #: A low point of live memory is at most this part of the peak above the lowest.
@@ -112,6 +115,36 @@ def repeated(trace: bfc.Trace) -> Repeated | None:
     over = head.death >= end
     head = replace(head, death=np.where(over, np.inf, head.death))
     return Repeated(head, own, float(begin), length)
+
+
+def runs_that_repeat(
+    folder: Path = TRACES, names: Sequence[str] | None = None
+) -> dict[str, Repeated]:
+    """Those of the traces in a folder that have iterations, by name; `names`: only these."""
+    found = {}
+    for path in sorted(folder.glob("*.npz")):
+        if path.stem == "llm_decode_kv" or (names is not None and path.stem not in names):
+            continue  # requests that come and go: there are no iterations
+        run = repeated(bfc.Trace.load(path))
+        if run is not None:
+            found[path.stem] = run
+    return found
+
+
+def caching(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.CachingAllocator(source)
+
+
+def growing_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
+    return bfc.BFCAllocator(source, allow_growth=True)
+
+
+def ns_of_first_replay(trace: bfc.Trace, make: Maker, plan: bfc.Plan | None) -> float:
+    """ns an event of a replay by a new allocator, with a plan or without. A plan serves all of a
+    history only once: what comes before the iterations does not come again."""
+    with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+        allocator.use_plan(plan, gate=None)
+        return trace.replay(allocator).ns_per_event
 
 
 def _groups(points: NDArray[np.intp], apart: float) -> list[NDArray[np.intp]]:

@@ -1,28 +1,38 @@
 """Every trace and random churn through the compiled originals and ours, in turn:
-`python -m bench.replay`. BFC stands beside TensorFlow's, the caching policy beside PyTorch's.
+`python -m bench.replay`. BFC stands beside TensorFlow's, the caching policy beside PyTorch's. Then
+the iterations of the traces that have any, six times each, also from a plan of just that.
 
 All replay in one compiled loop, on a device of integers. Ours keep the handle of each allocation,
 the originals its address, which is all that their interfaces have. They take turns of several
-passes, and every address is compared.
+passes, and every address is compared, but for those of a plan, which places blocks elsewhere. A
+replay from a plan is the first of a new allocator; all others have the memory of earlier passes.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 import bfc
-from bench.histories import churns, traces
+from bench.histories import Maker, churns, traces
 from bench.peers import tensorflow, torch
 from bench.peers.tensorflow import PeerUnavailable, TensorFlowBFC
 from bench.peers.torch import TorchPeer
+from bench.repeated import (
+    ROUNDS,
+    caching,
+    growing_bfc,
+    history,
+    ns_of_first_replay,
+    runs_that_repeat,
+)
 from bench.report import geometric_mean, machine, say, spread
 from bfc.pytorch.rules import NEWEST, VERSIONS
 
@@ -43,7 +53,23 @@ class Contest:
     make_ours: Callable[[], bfc.Allocator]
     #: Makes what the original needs. Raises PeerUnavailable.
     build: Callable[[], object]
-    open_original: Callable[[], AbstractContextManager[Replayer]]
+    #: None: the original is not available.
+    open_original: Callable[[], AbstractContextManager[Replayer]] | None
+    #: Makes an allocator that is given a plan.
+    make_planned: Maker
+
+    def opened(self) -> AbstractContextManager[Replayer | None]:
+        return nullcontext() if self.open_original is None else self.open_original()
+
+
+@dataclass(frozen=True)
+class Times:
+    """ns an event of each pass: ours, the original's if it is available, and ours from a plan if
+    there is one."""
+
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+    planned: list[float] = field(default_factory=list)
 
 
 @contextmanager
@@ -76,11 +102,12 @@ def beside_pytorch(version: str) -> Contest:
         partial(our_caching, version),
         partial(torch.build, version=version),
         partial(pytorchs, version),
+        caching,
     )
 
 
 CONTESTS = (
-    Contest("bfc", "TensorFlow 2.21", our_bfc, tensorflow.build, tensorflows),
+    Contest("bfc", "TensorFlow 2.21", our_bfc, tensorflow.build, tensorflows, growing_bfc),
     beside_pytorch(NEWEST),
 )
 
@@ -114,6 +141,12 @@ def histories() -> Iterator[tuple[str, bfc.Trace]]:
     yield from churns()
 
 
+def repeating(names: Sequence[str] | None = None) -> Iterator[tuple[str, bfc.Trace]]:
+    """The iterations of the traces that have any, six times, with what comes before them."""
+    for name, run in runs_that_repeat(names=names).items():
+        yield f"{name} x {ROUNDS}", history(run, [run.iteration] * ROUNDS).closed()
+
+
 def passes_for(trace: bfc.Trace, passes: int) -> int:
     """More of a short trace: one pass of 72 events measures the clock."""
     return min(MOST_PASSES, passes * max(1, FEWEST_EVENTS // len(trace)))
@@ -124,57 +157,73 @@ def run(contest: Contest, passes: int) -> None:
         contest.build()
     except PeerUnavailable as error:
         say(f"{contest.policy} without {contest.original}: {error}")
-        run_alone(contest, passes)
-    else:
-        run_beside(contest, passes)
+        contest = replace(contest, open_original=None)
+    say(heading(contest))
+    for listed, is_planned in ((histories(), False), (repeating(), True)):
+        rows = []
+        for name, trace in listed:
+            plan = bfc.Plan.from_trace(trace, fallback=contest.policy) if is_planned else None
+            rows.append(time_in_turns(contest, trace, passes_for(trace, passes), plan))
+            say(f"{name:24}{row(rows[-1])}")
+        say(f"geometric mean: {means(rows)}")
 
 
-def run_beside(contest: Contest, passes: int) -> None:
-    say(
-        f"{'ns an event, min / median / max':24}{contest.policy:>26}{contest.original:>26}"
-        "   ratio of medians"
-    )
-    ratios, medians = [], []
-    for name, trace in histories():
-        ours, theirs = time_both(contest, trace, passes_for(trace, passes))
-        ratios.append(statistics.median(theirs) / statistics.median(ours))
-        medians.append(statistics.median(ours))
-        say(f"{name:24}{spread(ours):>26}{spread(theirs):>26}   {ratios[-1]:5.2f}")
-    say(
-        f"geometric mean: ratio {geometric_mean(ratios):.2f}, "
-        f"ours {geometric_mean(medians):.1f} ns an event, "
-        f"{1e3 / geometric_mean(medians):.0f} million events a second"
-    )
+def heading(contest: Contest) -> str:
+    ours, planned = f"{contest.policy:>18}", f"{contest.policy + ' + plan':>26}{'of ours':>8}"
+    if contest.open_original is not None:
+        ours, planned = f"{ours}{contest.original:>26}{'ratio':>8}", f"{planned}{'ratio':>8}"
+    return f"{'ns an event, min / median / max':32}{ours}{planned}"
 
 
-def time_both(contest: Contest, trace: bfc.Trace, passes: int) -> tuple[list[float], list[float]]:
-    """ns an event of each pass, in turns. The first pass of a turn is not counted: it finds the
-    other's data in the caches. Raises where a placement differs."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    with contest.make_ours() as allocator, contest.open_original() as replay:
+def row(times: Times) -> str:
+    cells = f"{spread(times.ours):>26}"
+    if times.theirs:
+        cells += f"{spread(times.theirs):>26}{ratio(times.theirs, times.ours):8.2f}"
+    if times.planned:
+        cells += f"{spread(times.planned):>26}{ratio(times.planned, times.ours):8.2f}"
+        cells += f"{ratio(times.theirs, times.planned):8.2f}" if times.theirs else ""
+    return cells
+
+
+def means(rows: list[Times]) -> str:
+    ours = geometric_mean([statistics.median(times.ours) for times in rows])
+    said = [f"ours {ours:.1f} ns an event, {1e3 / ours:.0f} million events a second"]
+    if rows[0].theirs:
+        mean = geometric_mean([ratio(times.theirs, times.ours) for times in rows])
+        said.insert(0, f"ratio {mean:.2f}")
+    if rows[0].planned:
+        mean = geometric_mean([ratio(times.planned, times.ours) for times in rows])
+        said.append(f"a plan takes {mean:.2f} of that")
+    if rows[0].planned and rows[0].theirs:
+        mean = geometric_mean([ratio(times.theirs, times.planned) for times in rows])
+        said.append(f"ratio {mean:.2f}")
+    return ", ".join(said)
+
+
+def ratio(samples: list[float], others: list[float]) -> float:
+    return statistics.median(samples) / statistics.median(others)
+
+
+def time_in_turns(
+    contest: Contest, trace: bfc.Trace, passes: int, plan: bfc.Plan | None = None
+) -> Times:
+    """Raises where a placement differs from the original's. The first pass of a turn is left out:
+    it finds other data in the caches, and the first of all asks the device for memory."""
+    times = Times()
+    with contest.make_ours() as allocator, contest.opened() as replay:
         for _ in range(TURNS):
             replays = [trace.replay(allocator) for _ in range(1 + passes // TURNS)]
-            rivals = [replay(trace) for _ in range(1 + passes // TURNS)]
-            for mine, (addresses, _seconds) in zip(replays, rivals, strict=True):
-                if not np.array_equal(mine.addresses, addresses):
-                    raise AssertionError(f"the placement differs from {contest.original}'s")
-            ours += [mine.ns_per_event for mine in replays[1:]]
-            theirs += [seconds * 1e9 / len(trace) for _addresses, seconds in rivals[1:]]
-    return ours, theirs
-
-
-def run_alone(contest: Contest, passes: int) -> None:
-    say(f"{'ns an event, min / median / max':24}{contest.policy:>26}")
-    medians = []
-    for name, trace in histories():
-        with contest.make_ours() as allocator:
-            times = [
-                trace.replay(allocator).ns_per_event for _ in range(1 + passes_for(trace, passes))
-            ][1:]
-        medians.append(statistics.median(times))
-        say(f"{name:24}{spread(times):>26}")
-    say(f"geometric mean: {geometric_mean(medians):.1f} ns an event")
+            times.ours.extend(mine.ns_per_event for mine in replays[1:])
+            if replay is not None:
+                rivals = [replay(trace) for _ in replays]
+                for mine, (addresses, _seconds) in zip(replays, rivals, strict=True):
+                    if not np.array_equal(mine.addresses, addresses):
+                        raise AssertionError(f"the placement differs from {contest.original}'s")
+                times.theirs.extend(s * 1e9 / len(trace) for _addresses, s in rivals[1:])
+            if plan is not None:
+                served = [ns_of_first_replay(trace, contest.make_planned, plan) for _ in replays]
+                times.planned.extend(served[1:])
+    return times
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 
 import bfc
 from bench import plans
+from bench.histories import TRACES
 from bench.repeated import repeated
 from bench.report import geometric_mean
 
@@ -31,7 +32,7 @@ def test_a_run_has_a_row_and_an_instance_has_one(tmp_path: Path, monkeypatch, ca
 def test_disturbed_runs_in_pages_take_what_is_live(name: str):
     """The reach: 1.03 at worst, and 1.005 on average. Of all traces these two have the largest and
     the smallest blocks; the histories are those that took most."""
-    run = repeated(bfc.Trace.load(plans.HERE / "traces" / f"{name}.npz"))
+    run = repeated(bfc.Trace.load(TRACES / f"{name}.npz"))
     assert run is not None
     labels = ("none", "sizes 5 %", "sizes 20 %", "insert 5 %", "swap 10 %")
     rows = [plans.in_pages(run, label) for label in labels]

@@ -21,6 +21,7 @@ from bench import replay as bench
 from bench.peers.tensorflow import PeerUnavailable
 from bfc.drivers.cuda import nvrtc
 
+REPEATING = bench.repeating
 TRACE = bfc.Trace(
     op=[0, 0, 1, 0, 0],
     id=[0, 1, 0, 2, 3],
@@ -32,6 +33,7 @@ TRACE = bfc.Trace(
 @pytest.fixture(autouse=True)
 def _two_short_histories(monkeypatch) -> None:
     monkeypatch.setattr(bench, "histories", lambda: iter([("one", TRACE), ("two", TRACE)]))
+    monkeypatch.setattr(bench, "repeating", lambda: iter([("one x 6", TRACE)]))
     monkeypatch.setattr(bench, "MOST_PASSES", 6)
 
 
@@ -76,27 +78,41 @@ def test_each_policy_stands_beside_its_original(monkeypatch, capsys):
         (first, "bfc", "TensorFlow 2.21"),
         (second, "caching", "PyTorch 2.15"),
     ):
-        heading, *rows, mean = lines[at : at + 4]
-        assert heading.index(policy) < heading.index(original)
+        heading, *rows, mean, repeated, mean_of_plans = lines[at : at + 6]
+        columns = (policy, original, f"{policy} + plan", "of ours")
+        places = [heading.index(name) for name in columns]
+        assert places == sorted(places)
         assert [(row.split()[0], row.count("/")) for row in rows] == [("one", 4), ("two", 4)]
         assert mean.startswith("geometric mean: ratio ")
+        assert (repeated[:7], repeated.count("/")) == ("one x 6", 6)
+        assert "a plan takes " in mean_of_plans
 
 
 def test_a_ratio_is_of_medians_and_the_last_line_of_geometric_means(monkeypatch, capsys):
     contests(monkeypatch)
-    times = iter([([90.0, 20.0, 10.0], [100.0, 1.0, 40.0]), ([5.0] * 3, [40.0] * 3)])
-    monkeypatch.setattr(bench, "time_both", lambda *arguments: next(times))
+    times = iter(
+        [
+            bench.Times([90.0, 20.0, 10.0], [100.0, 1.0, 40.0]),
+            bench.Times([5.0] * 3, [40.0] * 3),
+            bench.Times([20.0] * 3, [60.0] * 3, [9.0, 5.0, 1.0]),
+        ]
+    )
+    monkeypatch.setattr(bench, "time_in_turns", lambda *arguments: next(times))
     bench.main(["--policy", "caching"])
-    *_, one, two, mean = capsys.readouterr().out.splitlines()
+    *_, one, two, mean, repeated, mean_of_plans = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in (one, two)] == ["2.00", "8.00"]
     assert one[24:50].split() == ["10.0", "/", "20.0", "/", "90.0"]
     assert mean.startswith("geometric mean: ratio 4.00, ours 10.0 ns an event, 100 million events")
+    assert [repeated.split()[at] for at in (-8, -5, -2, -1)] == ["3.00", "5.0", "0.25", "12.00"]
+    assert mean_of_plans.endswith("a plan takes 0.25 of that, ratio 12.00")
 
 
-def test_both_have_as_many_passes_and_the_first_of_a_turn_is_not_counted(monkeypatch):
+def test_all_have_as_many_passes_and_the_first_of_a_turn_is_not_counted(monkeypatch):
     contests(monkeypatch)
     for contest in bench.CONTESTS:
-        assert [len(times) for times in bench.time_both(contest, TRACE, 6)] == [6, 6]
+        plan = bfc.Plan.from_trace(TRACE, fallback=contest.policy)
+        times = bench.time_in_turns(contest, TRACE, 6, plan)
+        assert [len(each) for each in (times.ours, times.theirs, times.planned)] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("policy", ["bfc", "caching"])
@@ -122,9 +138,11 @@ def test_without_an_original_that_is_said_and_ours_is_measured(monkeypatch, caps
     why = "there is no wheel for this machine"
     for contest in bench.CONTESTS:
         at = lines.index(f"{contest.policy} without {contest.original}: {why}")
-        assert lines[at + 1].split()[-1] == contest.policy
+        assert contest.policy in lines[at + 1]
+        assert contest.original not in lines[at + 1]
         assert [line.split()[0] for line in lines[at + 2 : at + 4]] == ["one", "two"]
         assert lines[at + 4].startswith("geometric mean: ")
+        assert (lines[at + 5][:7], lines[at + 5].count("/")) == ("one x 6", 4)
 
 
 def test_calls_are_timed_under_both_policies(monkeypatch, capsys):
@@ -142,7 +160,18 @@ def test_calls_are_timed_under_both_policies(monkeypatch, capsys):
 def test_the_originals_place_a_trace_as_ours_do(capsys):
     bench.main([])
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("geometric mean: ratio ") for line in lines) == 2
+    assert sum(line.startswith("geometric mean: ratio ") for line in lines) == 4
+
+
+def test_the_plan_of_a_repeated_run_serves_all_of_it():
+    """A plan of which part is missed would be timed as the allocator behind it."""
+    [(name, trace)] = list(REPEATING(["gpt2m_adam"]))
+    assert name == "gpt2m_adam x 6"
+    for contest in bench.CONTESTS:
+        with contest.make_planned(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            allocator.use_plan(bfc.Plan.from_trace(trace, fallback=contest.policy), gate=None)
+            trace.replay(allocator)
+            assert allocator.plan_stats()["agreement"] == 1.0
 
 
 # -- mapped memory ---------------------------------------------------------------------------------
