@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bfc.libraries import np
 from bfc.plans._planning import match
 from bfc.plans.lengths import evaluated, fitted
 from bfc.plans.parts import BODY, FOREVER, Part, Rounding
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: Iterations with fewer requests in common do not repeat: the largest stands for all.
@@ -30,8 +30,6 @@ NEAR = 40
 
 def matched(slots: Part, requests: Part) -> NDArray[np.int64]:
     """The slot of each request, or -1, as the server finds them: for each stream by itself."""
-    import numpy as np
-
     found = np.full(len(requests), -1, np.int64)
     for stream in np.unique(requests.stream):
         there = np.flatnonzero(slots.stream == stream)
@@ -84,8 +82,6 @@ def of_lengths(
     """What iterations of several lengths have in common: the slots of all lengths, with room for
     the longest. None if their sizes do not follow from a length. `raw` are the bytes that they ask
     for."""
-    import numpy as np
-
     last = parts[-1]
     alike = [
         i
@@ -116,8 +112,6 @@ def of_lengths(
 
 def _joined(first: Part, reference: Part, last: Part) -> Part:
     """The slots that two of three have. What is small lives as long as in any of them."""
-    import numpy as np
-
     few = reference.peak() // SMALL
     small = reference.size < few
     votes = np.ones(len(reference), np.int64)
@@ -154,8 +148,6 @@ def _joined(first: Part, reference: Part, last: Part) -> Part:
 
 def places(slot: NDArray[np.int64], slots: int) -> NDArray[np.int64]:
     """For each request, and for the end, the slot that it or the next that has one is for."""
-    import numpy as np
-
     known = np.append(np.where(slot < 0, slots, slot), slots)
     places: NDArray[np.int64] = np.minimum.accumulate(known[::-1])[::-1]
     return places
@@ -167,8 +159,6 @@ def _in_both(
 ) -> tuple[Part, NDArray[np.int64], NDArray[np.int64]]:
     """The requests of two iterations that the reference lacks: which, before which of its slots
     they come, and before which they are freed."""
-    import numpy as np
-
     part, lacking, place = one
     theirs, others, their_place = other
     mine = np.zeros(len(part), bool)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bfc.errors import InvariantError, PlanError
+from bfc.libraries import np
 from bfc.plans._planning import SEARCH_ORDERS, place_in_order, search
 from bfc.plans.lives import Lives
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
 #: A layout this near to its bound is left as it is.
@@ -102,8 +102,6 @@ def lay_out(
     >>> layout.span, layout.bound
     (12, 12)
     """
-    import numpy as np
-
     size, birth, death = (_whole(values) for values in (sizes, births, deaths))
     if not len(size) == len(birth) == len(death):
         raise PlanError("sizes, births and deaths differ in length")
@@ -118,8 +116,6 @@ def lay_out(
 
 
 def _whole(values: ArrayLike) -> NDArray[np.int64]:
-    import numpy as np
-
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise PlanError("sizes, births and deaths are arrays of one dimension of integers")
@@ -139,8 +135,6 @@ def planned(
 ) -> Layout:
     """Places for blocks, in units. Those whose `fixed` is not negative stand there; no other lies
     across `wall`. The span that is looked for is `goal`, or one near the bound."""
-    import numpy as np
-
     bound = lives.most(size)
     if not len(size):
         return Layout(np.zeros(0, np.int64), 0, 0)
@@ -170,8 +164,6 @@ class _Placer:
         fixed: NDArray[np.int64] | None,
         wall: int | None,
     ) -> None:
-        import numpy as np
-
         self.size, self.lives, self.fixed, self.wall = size, lives, fixed, wall
         self.work = 0
         self.bound = lives.most(size)
@@ -184,15 +176,11 @@ class _Placer:
 
     def largest_first(self) -> NDArray[np.int64]:
         """The longest life first where sizes are equal, then the earliest birth."""
-        import numpy as np
-
         return np.lexsort((self.birth, -self.life, -self.size))
 
     def other_orders(self) -> Iterator[NDArray[np.intp]]:
         """Orders for runs on which the largest first leaves gaps: by size and life with several
         weights; equal sizes from the last to the first; what is never freed as a stack."""
-        import numpy as np
-
         size, life = np.log(self.size), np.log(self.life)
         yield np.lexsort((self.birth, -2 * size - life))
         yield np.lexsort((-self.birth, -self.size))
@@ -201,8 +189,6 @@ class _Placer:
             yield np.lexsort((self.birth, -weight * size - life))
 
     def place(self, order: NDArray[np.intp]) -> Layout:
-        import numpy as np
-
         offsets = np.full(len(self.size), -1, np.int64) if self.fixed is None else self.fixed.copy()
         work = place_in_order(
             self.first,
@@ -223,8 +209,6 @@ class _Placer:
 def _in_rounds(placer: _Placer, best: Layout, target: int) -> Layout:
     """Tries other orders: first some that are good on other runs, then the best of all with what
     stood above the bound nearer to the front."""
-    import numpy as np
-
     count = len(placer.size)
     order = placer.largest_first()
     for tried in placer.other_orders():
@@ -270,8 +254,6 @@ def _searched(placer: _Placer, best: Layout, least: int, halving: bool, steps: i
 def _attempts(placer: _Placer, capacity: int, steps: int) -> Iterator[tuple[Layout | None, int]]:
     """What each attempt found, and its steps. The orders take turns, and their limits double. Ends
     with a layout, or when there is none, or when the steps are used up."""
-    import numpy as np
-
     size = placer.size.astype(np.int32)
     life = np.minimum(placer.life, np.iinfo(np.int32).max).astype(np.int32)
     offsets = np.zeros(len(placer.size), np.int64)

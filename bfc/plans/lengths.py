@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bfc.libraries import np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 #: Sizes follow from the lengths if they are foretold for this part of the requests.
@@ -19,40 +20,23 @@ MOST_UNITS, MOST_BYTES = 1 << 20, 1 << 40
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """How the sizes of an iteration grow with its length.
+    """How the sizes of an iteration grow with its length."""
 
-    Attributes
-    ----------
-    key : int
-        The first request whose size varies. It tells the length: its size is that many units.
-    unit : int
-        Bytes.
-    recorded : int
-        The longest that was recorded.
-    longest : int
-        The length for which there is room.
-    growth : numpy.ndarray of int64, shape (slots, 3)
-        The bytes of each request before they are rounded, as a polynomial of the length: constant,
-        linear and square term.
-    """
-
-    key: int
-    unit: int
-    recorded: int
-    longest: int
+    key: int  # the first request whose size varies: as many units as the length
+    unit: int  # bytes
+    recorded: int  # the longest that was recorded
+    longest: int  # for which there is room
+    #: The bytes of each request before they are rounded, as a polynomial of the length, shape
+    #: (slots, 3): constant, linear and square term.
     growth: NDArray[np.int64]
 
     def sizes(self, length: int) -> NDArray[np.uint64]:
         """The bytes of each request at a length, before they are rounded."""
-        import numpy as np
-
         bytes_ = evaluated(self.growth, length)
         return np.maximum(bytes_, 1).astype(np.uint64)
 
     def most(self, length: int) -> int:
         """A bound of those bytes, where they may be too many to be counted in 64 bits."""
-        import numpy as np
-
         powers = np.array([1.0, length, float(length) ** 2])
         return int((np.abs(self.growth.astype(np.float64)) @ powers).max())
 
@@ -63,21 +47,9 @@ def evaluated(growth: NDArray[np.int64], length: int) -> NDArray[np.int64]:
 
 
 def fitted(iterations: Sequence[NDArray[np.uint64]]) -> Lengths | None:
-    """How sizes follow from lengths, if they do.
-
-    Parameters
-    ----------
-    iterations : sequence of numpy.ndarray of uint64, shape (slots,)
-        The bytes that each iteration asks for, before they are rounded.
-
-    Returns
-    -------
-    Lengths or None
-        None: there are fewer than three lengths, or polynomials of the second degree with whole
-        terms, through three of them, do not foretell all iterations but for one size of twenty.
-    """
-    import numpy as np
-
+    """How the sizes that each iteration asks for, before they are rounded, follow from lengths.
+    None: there are fewer than three lengths, or polynomials of the second degree with whole terms,
+    through three of them, do not foretell all iterations but for one size of twenty."""
     size = np.stack(iterations).astype(np.int64)
     varies = (size != size[0]).any(axis=0)
     if not varies.any() or size.max() >= MOST_BYTES:
@@ -102,8 +74,6 @@ def fitted(iterations: Sequence[NDArray[np.uint64]]) -> Lengths | None:
 def _finer(unit: int, growth: NDArray[np.int64], longest: int) -> int:
     """How many lengths lie between two that are one unit apart, as far as all terms stay whole:
     what the recorded lengths have in common may be more than what all of them have."""
-    import numpy as np
-
     linear, square = (int(np.gcd.reduce(growth[:, term])) for term in (1, 2))
     most = math.gcd(unit, linear)
     return max(
@@ -116,8 +86,6 @@ def _finer(unit: int, growth: NDArray[np.int64], longest: int) -> int:
 def _through(length: list[int], size: NDArray[np.int64]) -> NDArray[np.int64]:
     """The polynomials through three sizes of each request. Where the terms are not whole, the size
     is taken to be the largest of the three."""
-    import numpy as np
-
     first, second, third = length
     low, high = size[1] - size[0], size[2] - size[1]
     numerator = high * (second - first) - low * (third - second)

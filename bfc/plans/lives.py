@@ -5,35 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bfc.libraries import np
 from bfc.plans._planning import find_overlap
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
 class Lives:
     """The pieces of time in which blocks live. A piece ends before the moment of its death, so that
-    a block that dies when another is born does not meet it.
+    a block that dies when another is born does not meet it. A block has at least one piece, and
+    its pieces do not overlap."""
 
-    Attributes
-    ----------
-    block : numpy.ndarray of int64
-        Whose piece it is, in rising order; each block has at least one piece.
-    birth, death : numpy.ndarray of int64
-        When each piece begins and ends. A block's pieces do not overlap.
-    """
-
-    block: NDArray[np.int64]
+    block: NDArray[np.int64]  # whose piece it is, in rising order
     birth: NDArray[np.int64]
     death: NDArray[np.int64]
 
     def changes(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The births and deaths in the order of time, deaths first where both come at once: the
         piece that each belongs to, and whether it is a birth."""
-        import numpy as np
-
         pieces = len(self.block)
         moments = np.concatenate([self.death, self.birth])
         # Stable: the deaths stand in front.
@@ -42,8 +33,6 @@ class Lives:
 
     def most(self, size: NDArray[np.int64]) -> int:
         """The most that lives at once: no layout needs less."""
-        import numpy as np
-
         piece, is_birth = self.changes()
         change = size[self.block[piece]]
         return int(np.cumsum(np.where(is_birth, change, -change)).max(initial=0))
@@ -51,8 +40,6 @@ class Lives:
     def sections(self) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Each piece as sections of time, and how many sections there are. All births between two
         deaths are in one section: what lies between them does not change which blocks meet."""
-        import numpy as np
-
         piece, is_birth = self.changes()
         opens = is_birth.copy()
         opens[1:] &= ~is_birth[:-1]
@@ -68,8 +55,6 @@ class Lives:
     ) -> tuple[int, int] | None:
         """Two blocks that have an address in common while both live, or None. It does not use what
         finds places. Cost: O(n log n)."""
-        import numpy as np
-
         piece, is_birth = self.changes()
         blocks = self.block[piece].astype(np.uint32)
         found: tuple[int, int] | None = find_overlap(

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import PlanError
+from bfc.libraries import np
 from bfc.plans.lengths import Lengths
 from bfc.plans.lives import Lives
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.trace import Trace
@@ -88,8 +88,6 @@ class Part:
 
     def taken(self, chosen: NDArray[np.bool_]) -> Part:
         """Some of the slots. The requests are numbered anew."""
-        import numpy as np
-
         before = np.concatenate([[0], np.cumsum(chosen)])
         end = before[np.minimum(self.end, len(self))][chosen]
         born = np.arange(len(end))
@@ -101,49 +99,29 @@ class Part:
 
     def is_like(self, other: Part) -> bool:
         """Whether another part asks for the same, with the same lives."""
-        import numpy as np
-
         columns = ("size", "end", "over", "stream")
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in columns)
 
     def peak(self) -> int:
         """The most bytes that live at once if it is repeated for ever."""
-        import numpy as np
-
         return lives_of([self]).most(self.size.astype(np.int64)) if len(self) else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Requests:
-    """The requests of a trace that are not empty, numbered from 0.
-
-    Attributes
-    ----------
-    event : numpy.ndarray of int64
-        The event of each.
-    size, stream : numpy.ndarray
-        As in `Part`.
-    raw : numpy.ndarray of uint64
-        Bytes, before they are rounded.
-    freed : numpy.ndarray of int64
-        The number of the request before which its block is freed; -1 if it never is.
-    rounded : callable
-        Rounds bytes as the policy does.
-    """
+    """The requests of a trace that are not empty, numbered from 0."""
 
     event: NDArray[np.int64]
     size: NDArray[np.uint64]
-    raw: NDArray[np.uint64]
+    raw: NDArray[np.uint64]  # the sizes before they are rounded
     stream: NDArray[np.uint16]
-    freed: NDArray[np.int64]
-    rounded: Rounding
+    freed: NDArray[np.int64]  # the request before which the block is freed; -1 if it never is
+    rounded: Rounding  # rounds bytes as the policy does
 
     @classmethod
     def of(cls, trace: Trace, rounded: Rounding) -> Requests:
         """Those of a trace whose sizes are rounded so. What rebuilds the gaps of a recording that
         began in mid-run was never asked for, and private pools keep their own memory."""
-        import numpy as np
-
         asked = (trace.op == 0) & (trace.size > 0) & ~trace._gaps()
         if trace.pool is not None:
             asked &= trace.pool == 0
@@ -161,8 +139,6 @@ class Requests:
     def part(self, role: str, kind: str, begin: int, end: int, after: int) -> Part:
         """The requests `begin` to `end`. What is freed behind the request `after` counts as never
         freed."""
-        import numpy as np
-
         freed = self.freed[begin:end]
         known = (freed >= 0) & (freed <= after)
         over = np.where(known, np.maximum(freed - end, 0), FOREVER)
@@ -218,8 +194,6 @@ def marks_of(trace: Trace, marks: Iterable[Any] | None, kinds: Sequence[str] | N
 
 def stretches(requests: Requests, marks: list[tuple[int, str]], events: int) -> list[Stretch]:
     """The iterations between the marks. What follows a mark of the kind "" is none of them."""
-    import numpy as np
-
     ends = [event for event, _ in marks] + [events]
     at = np.searchsorted(requests.event, ends).tolist()
     at.append(at[-1])
@@ -238,8 +212,6 @@ def lives_of(parts: Sequence[Part]) -> Lives:
     """When the blocks of all slots live, in the order of the parts, on one line of time: the head,
     then one iteration after the other. A block that outlives its part lives at the beginning of
     each iteration that may come next, too."""
-    import numpy as np
-
     starts, now = [], 0
     for part in parts:
         starts.append(now)

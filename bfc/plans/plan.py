@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.errors import PlanError, SettingsError, TraceError
 from bfc.files import read_arrays, replacing
+from bfc.libraries import np
 from bfc.plans._planning import as_torch_rounds
 from bfc.plans.consensus import consensus, is_lasting, matched, of_lengths, places
 from bfc.plans.layout import planned
@@ -41,7 +42,6 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.trace import Trace
@@ -279,8 +279,6 @@ class Plan:
     def _served(self, policy: str, alignment: int, in_pages: bool = False) -> Served:
         """What an allocator needs of it. Raises PlanError if it cannot serve the plan. In pages no
         two streams share memory."""
-        import numpy as np
-
         if policy != self.fallback:
             raise PlanError(
                 f"the plan is for the policy {self.fallback!r}, and this allocator has {policy!r}: "
@@ -339,8 +337,6 @@ class Plan:
         >>> plan.stretched("train", 400 * 4096).span == 400 * 4096 + 400 * 400 * 512
         True
         """
-        import numpy as np
-
         parts, kind = list(self.parts), kind.split(":")[0]
         at = [i for i, part in enumerate(parts) if part.role == BODY and part.kind == kind]
         lengths = parts[at[0]].lengths if at else None
@@ -405,8 +401,6 @@ class Plan:
         26 bytes for each slot before compression, 50 where lengths vary. The file names no path,
         program or person.
         """
-        import numpy as np
-
         described: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         described |= {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
         described["parts"] = [
@@ -460,8 +454,6 @@ class Plan:
         ...     bfc.Plan.load(path).span
         1536
         """
-        import numpy as np
-
         most = {name: MOST_SLOTS * np.dtype(kind).itemsize for name, kind in COLUMNS.items()}
         try:
             arrays = read_arrays(
@@ -520,8 +512,6 @@ def _rounded(
     sizes: NDArray[np.uint64], fallback: str, settings: CachingSettings
 ) -> NDArray[np.uint64]:
     """The sizes as the policy rounds them, in whole units."""
-    import numpy as np
-
     unit = np.uint64(UNITS[fallback])
     rounded = np.ascontiguousarray(sizes)
     if fallback == "caching":
@@ -624,8 +614,6 @@ def _body_of(
 
 def _late_of(whole: Part, never: NDArray[np.bool_], body: Part) -> Part:
     """What the first iteration allocates for good, and where in the body it does."""
-    import numpy as np
-
     others = whole.taken(~never)
     slots = matched(body, others)
     if body.lengths is not None and len(others) == len(
@@ -640,8 +628,6 @@ def _late_of(whole: Part, never: NDArray[np.bool_], body: Part) -> Part:
 
 def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
     """The parts with offsets, and the bytes of the regions."""
-    import numpy as np
-
     size = np.concatenate([part.size for part in parts]).astype(np.int64) // unit
     stream = np.concatenate([part.stream for part in parts])
     repeats = any(part.role == BODY for part in parts)
@@ -674,8 +660,6 @@ def _laid_out(parts: list[Part], unit: int, apart: bool) -> dict[str, Any]:
 
 def _of_blocks(lives: Lives, chosen: NDArray[np.intp]) -> Lives:
     """The lives of some blocks, which are numbered anew."""
-    import numpy as np
-
     kept = np.isin(lives.block, chosen)
     number = np.searchsorted(chosen, lives.block[kept])
     return Lives(number, lives.birth[kept], lives.death[kept])
@@ -721,8 +705,6 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
 
 def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
     """The plan of a file. Raises PlanError for one that is not possible."""
-    import numpy as np
-
     counts = [part["slots"] for part in said["parts"]]
     for name, kind in COLUMNS.items():
         if arrays[name].dtype != kind or arrays[name].shape != (sum(counts),):
@@ -750,8 +732,6 @@ def _told(lengths: Lengths | None) -> list[int] | None:
 
 def _lengths_of(parts: list[dict[str, Any]], growth: NDArray[Any]) -> list[Lengths | None]:
     """The lengths of each part of a file. Raises PlanError for those that cannot be."""
-    import numpy as np
-
     slots = [part["slots"] if part.get("lengths") else 0 for part in parts]
     if growth.dtype != np.int64 or growth.shape != (3 * sum(slots),):
         raise PlanError(f"growth is not an array of {3 * sum(slots)} numbers of type int64")
@@ -784,8 +764,6 @@ def _check_roles(parts: list[Part]) -> None:
 
 def _check_slots(plan: Plan) -> None:
     """Raises PlanError for slots that cannot be, or that overlap."""
-    import numpy as np
-
     unit = UNITS[plan.fallback]
     repeats = len(plan.parts) > 1
     streams = np.unique(np.concatenate([part.stream for part in plan.parts]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bfc.allocators import _plans
 from bfc.allocators._allocator import Allocator
 from bfc.errors import PlanError
+from bfc.libraries import np
 from bfc.plans.parts import MOST_SLOTS
 from bfc.plans.plan import Plan
 from bfc.plans.trying import Fallback
@@ -137,8 +138,6 @@ def policy_of(allocator: Allocator, peak: int) -> Fallback:
 
 def trace_of(records: bytes, marks: list[tuple[int, str]], policy: Fallback, home: int) -> Trace:
     """The trace of a history, with marks at these records. `home` is the allocator's own stream."""
-    import numpy as np
-
     fields = ("address", "size", "stream", "pool", "pool_id", "time", "id")
     rows = np.frombuffer(
         records,

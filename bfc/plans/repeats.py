@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from bfc.libraries import np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from bfc.plans.parts import Requests
@@ -44,8 +45,6 @@ def _period(size: NDArray[np.uint64]) -> tuple[int, int] | None:
     """After how many requests the sizes come again, and from which request on. A network repeats
     its layers within an iteration, too: so the longest stretch decides, and then the shortest
     period."""
-    import numpy as np
-
     found = []
     for period in _distances(size):
         same = size[:-period] == size[period:]
@@ -65,8 +64,6 @@ def _period(size: NDArray[np.uint64]) -> tuple[int, int] | None:
 
 def _distances(size: NDArray[np.uint64]) -> list[int]:
     """The distances at which the same sizes in a row come again most often."""
-    import numpy as np
-
     windows = len(size) - WINDOW + 1
     if windows < 2:
         return []
@@ -83,8 +80,6 @@ def _distances(size: NDArray[np.uint64]) -> list[int]:
 
 def _live_before(requests: Requests) -> NDArray[np.int64]:
     """The bytes that are live right before each request."""
-    import numpy as np
-
     count = len(requests.size)
     size = requests.size.astype(np.int64)
     change = np.zeros(count + 1, np.int64)

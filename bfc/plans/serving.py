@@ -7,70 +7,43 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bfc.errors import PlanError
+from bfc.libraries import np
 from bfc.plans.parts import BODY, HEAD, LATE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Requests of one stream.
+    """Requests of one stream."""
 
-    Attributes
-    ----------
-    stream : int
-        The index of the stream in `Served.streams`.
-    place : numpy.ndarray of uint32
-        The place of each.
-    end : numpy.ndarray of uint32
-        The number of the request of this order before which its block is freed.
-    """
-
-    stream: int
-    place: NDArray[np.uint32]
-    end: NDArray[np.uint32]
+    stream: int  # its index in `Served.streams`
+    place: NDArray[np.uint32]  # of each
+    end: NDArray[np.uint32]  # the request of this order before which the block is freed
 
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A plan as an allocator takes it.
+    """A plan as an allocator takes it."""
 
-    Attributes
-    ----------
-    offset, size : numpy.ndarray of uint64
-        Of each place.
-    base, span : int
-        Where the region of what is never freed ends, and that of all else.
-    streams : list of int
-        The streams' numbers in the recording.
-    areas : list of (int, int, int)
-        Begin, end and stream of what each stream may use, all of it in one of the regions.
-    head : list of Order
-        The requests before the first step.
-    first, later : dict of str to list of Order
-        Those of the first step of a kind, and of each later one.
-    lengths : dict of str to (int, int, int)
-        Of kinds whose lengths vary: the place of the request that tells the length, how many bytes
-        a length of 1 is, and the longest for which there is room.
-    growth : numpy.ndarray of int64, shape (places, 3)
-        The bytes of each place before they are rounded, as a polynomial of the length. Empty if
-        there are no lengths.
-    """
-
-    offset: NDArray[np.uint64]
+    offset: NDArray[np.uint64]  # of each place
     size: NDArray[np.uint64]
-    base: int
-    span: int
-    streams: list[int]
+    base: int  # where the region of what is never freed ends
+    span: int  # where that of all else ends
+    streams: list[int]  # their numbers in the recording
+    #: Begin, end and stream of what each stream may use, all of it in one of the regions.
     areas: list[tuple[int, int, int]]
-    head: list[Order]
-    first: dict[str, list[Order]]
-    later: dict[str, list[Order]]
+    head: list[Order]  # before the first step
+    first: dict[str, list[Order]]  # of the first step of a kind
+    later: dict[str, list[Order]]  # of each later one
+    #: Of kinds whose lengths vary: the place of the request that tells the length, how many bytes a
+    #: length of 1 is, and the longest for which there is room.
     lengths: dict[str, tuple[int, int, int]]
+    #: The bytes of each place before they are rounded, as a polynomial of the length, shape
+    #: (places, 3). Empty if there are no lengths.
     growth: NDArray[np.int64]
 
 
@@ -79,8 +52,6 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
 
     Raises PlanError if the places of two streams interleave then.
     """
-    import numpy as np
-
     offset, size, stream = (
         np.ascontiguousarray(np.concatenate([getattr(part, name) for part in parts]))
         for name in ("offset", "size", "stream")
@@ -110,8 +81,6 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
 
 def _growth(parts: Sequence[Part]) -> NDArray[np.int64]:
     """The polynomials of all places: constants where there are no lengths."""
-    import numpy as np
-
     rows = []
     for part in parts:
         if part.lengths is not None:
@@ -125,16 +94,12 @@ def _growth(parts: Sequence[Part]) -> NDArray[np.int64]:
 
 def _orders(part: Part, begin: int, streams: list[int]) -> list[Order]:
     """A part's requests, by stream."""
-    import numpy as np
-
     place = np.arange(begin, begin + len(part), dtype=np.uint32)
     return _by_stream(place, part.end.astype(np.int64), part.stream, streams)
 
 
 def _merged(body: Part, late: Part, begin: int, late_begin: int, streams: list[int]) -> list[Order]:
     """The requests of a kind's first iteration: the body's, and between them the late ones."""
-    import numpy as np
-
     key = np.concatenate([np.arange(len(body)), late.end - 0.5])
     order = np.argsort(key, kind="stable")
     place = np.concatenate(
@@ -152,8 +117,6 @@ def _by_stream(
     stream: NDArray[np.uint16],
     streams: list[int],
 ) -> list[Order]:
-    import numpy as np
-
     orders = []
     for i, number in enumerate(streams):
         there = np.flatnonzero(stream == number)
@@ -173,8 +136,6 @@ def _areas(
     apart: bool,
 ) -> list[tuple[int, int, int]]:
     """What each stream may use of each region."""
-    import numpy as np
-
     regions = [(low, high) for low, high in ((0, base), (base, span)) if low < high]
     if not apart:
         return [(low, high, i) for i in range(streams) for low, high in regions]

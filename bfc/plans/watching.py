@@ -40,16 +40,10 @@ FIRST_REST, LONGEST_REST = 16, 4096
 class Watch:
     """Looks at the steps of an allocator. Where they do not follow the plan, the next ones are
     recorded. A thread then replays them: with the plan, with a new plan, and without one. What
-    reserves least serves the steps that follow.
-
-    Attributes
-    ----------
-    replanned : int
-        How often a new plan came into use.
-    """
+    reserves least serves the steps that follow."""
 
     def __init__(self, plan: Plan, gate: float) -> None:
-        self.replanned = 0
+        self.replanned = 0  # how often a new plan came into use
         self._plan, self._gate = plan, gate
         self._differing = self._costly = self._following = self._busy = 0
         self._was_followed = False
@@ -169,21 +163,12 @@ class Watch:
 
 @dataclass(frozen=True)
 class Answer:
-    """What should serve the steps that follow. Without a plan and a reason, the present plan stays.
+    """What should serve the steps that follow: the present plan, if there is neither a plan nor a
+    reason here."""
 
-    Attributes
-    ----------
-    plan : Plan or None
-        A new plan.
-    pays_beside : bool
-        Whether it pays even while the region of the present plan's bodies is held, too.
-    why : str or None
-        Why no plan should be served.
-    """
-
-    plan: Plan | None = None
-    pays_beside: bool = False
-    why: str | None = None
+    plan: Plan | None = None  # a new one
+    pays_beside: bool = False  # even while the region of the present plan's bodies is held, too
+    why: str | None = None  # why no plan should be served
 
 
 class Look(threading.Thread):
@@ -213,24 +198,9 @@ class Look(threading.Thread):
 
 
 def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Answer:
-    """What should serve the steps that follow those of a trace.
-
-    Parameters
-    ----------
-    trace : Trace
-        At least two steps of a kind, with marks.
-    policy : Fallback
-        The policy beside the plan.
-    plan : Plan
-        What serves them now.
-    gate : float
-        As in `Allocator.use_plan`.
-
-    Returns
-    -------
-    Answer
-        A new plan has to reserve 5 % less than the present one.
-    """
+    """What should serve the steps that follow those of a trace, which has marks and at least two
+    steps of a kind. A new plan has to reserve 5 % less than the present one, and has to pass the
+    `gate` of `Allocator.use_plan`."""
     now = policy.reserves(trace, plan, resumed=True)
     new = Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
     if new._declined(gate) is None and new.planned < GATE * now:

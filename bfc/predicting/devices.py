@@ -29,31 +29,14 @@ MOST_THREADS = 2048
 
 @dataclass(frozen=True)
 class GPU:
-    """What a prediction needs to know of a GPU.
+    """What a prediction needs to know of a GPU."""
 
-    Attributes
-    ----------
-    name : str
-        As `torch.cuda.get_device_name` returns it, or "a GPU of 24.00 GiB".
-    memory : int
-        Its memory in bytes, as `torch.cuda.get_device_properties` tells it.
-    cc : tuple of int
-        The compute capability: major and minor.
-    sms : int
-        The number of multiprocessors.
-    threads_per_sm : int
-        The most threads that are resident on a multiprocessor.
-    usable : int
-        The bytes that PyTorch can take: the memory without CUDA's context. A size that was given
-        instead of a name is all usable.
-    """
-
-    name: str
-    memory: int
-    cc: tuple[int, int]
-    sms: int
-    threads_per_sm: int
-    usable: int
+    name: str  # as `torch.cuda.get_device_name` returns it, or "a GPU of 24.00 GiB"
+    memory: int  # bytes, as `torch.cuda.get_device_properties` tells it
+    cc: tuple[int, int]  # the compute capability
+    sms: int  # multiprocessors
+    threads_per_sm: int  # that are resident at most
+    usable: int  # without CUDA's context; a size that was given instead of a name is all usable
 
 
 def _gpu(name: str, gib: float, cc: tuple[int, int], sms: int) -> GPU:

@@ -19,26 +19,11 @@ from bfc.trace import Trace
 class Counted(SubAllocator):
     """A mixin: put it before a sub-allocator's class to count the calls that a driver would get.
 
-    Calls that are refused are counted, too. A wait for a stream is counted apart, in `waits`.
-
-    Attributes
-    ----------
-    calls_by_kind : Counter of str to int
-        The calls by kind: "alloc", "free", "reserve", "unreserve", "create", "release", "map" (one
-        for each page), "access" (`set_access`) and "unmap".
-    regions_taken : int
-        How often `alloc` returned a region.
-    waits : int
-        How often a stream was waited for.
-
-    Examples
-    --------
-    >>> class CountedHost(Counted, HostSubAllocator):
-    ...     pass
+    Calls that are refused are counted, too. Pages are mapped one by one: each is a call.
     """
 
-    regions_taken = 0
-    waits = 0
+    regions_taken = 0  # how often `alloc` returned a region
+    waits = 0  # for a stream, which count as no calls
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
