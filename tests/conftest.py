@@ -113,6 +113,14 @@ def fail_in_ci(report: pytest.TestReport | pytest.CollectReport) -> object:
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """What the files before have imported never becomes garbage, either: numba, CuPy and pyopencl
+    make a collection a hundred times as long."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def quiet_collector() -> Iterator[None]:
     """Collections of garbage come only where the code under test asks for one, and nobody hears of
