@@ -220,7 +220,7 @@ class OpenCLSubAllocator(SubAllocator):
             cl.enqueue_svm_migrate_mem(queue, [memory], undefined)
         else:  # OpenCL 2.0, or a pyopencl before 2025
             cl.enqueue_svm_memfill(queue, memory, b"\0")
-        queue.finish()
+        self._queues.own.finish()
 
     def free(self, address: int, nbytes: int) -> None:
         if not self._home.is_here:

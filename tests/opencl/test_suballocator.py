@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,20 +59,38 @@ def test_a_region_is_resident_before_alloc_returns(source, monkeypatch, cl) -> N
         calls.append("migrate")
         return migrate(queue, memory, flags)
 
-    class Queue:
-        def __init__(self, queue: Any) -> None:
-            self.queue = queue
+    finish = _queues.Queue.finish
 
-        def finish(self) -> None:
-            calls.append("finish")
-            self.queue.finish()
+    def noted_too(queue: _queues.Queue) -> None:
+        calls.append("finish")
+        finish(queue)
 
-    own = source.queue
-    monkeypatch.setattr(cl, name, lambda queue, *rest: noted(own, *rest))
-    source.queue = Queue(own)
+    monkeypatch.setattr(cl, name, noted)
+    monkeypatch.setattr(_queues.Queue, "finish", noted_too)
     block = source.alloc(256, MIB)
     assert calls == ["migrate", "finish"]
     source.free(*block)
+
+
+def test_threads_take_turns_at_finishing_one_queue(source) -> None:
+    """NVIDIA's driver crashes otherwise."""
+    inside, most = [], []
+
+    class Slow:
+        def finish(self) -> None:
+            inside.append(threading.get_ident())
+            time.sleep(0.002)
+            most.append(len(inside))
+            inside.pop()
+
+    queue = _queues.Queue(source.queue, 0)
+    queue.queue = Slow()
+    threads = [threading.Thread(target=queue.finish) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 6
 
 
 def test_an_alloc_that_raises_at_any_line_has_kept_nothing(source) -> None:
