@@ -1,7 +1,7 @@
 """Recorded runs on the memory of a GPU: `python -m bench.gpu_replay`. The first pass takes memory
 from the driver, and later ones find it. Each trace is replayed under every policy on ordinary and
 on mapped memory. Where a run repeats, its iteration with the highest peak follows on one stream,
-with and without a plan: six times, and what twenty-four times take more than six.
+with and without a plan, each time on fresh memory: six times ("first"), and twenty-four times.
 `--emulated` does so on the emulated driver, whose calls cost next to nothing.
 """
 
@@ -61,19 +61,14 @@ def shown(first: float, later: list[float], reserved: int, trace: bfc.Trace) -> 
 def measure_repeated(
     source: bfc.CUDASubAllocator, traces: Sequence[bfc.Trace], make: Make, plan: bfc.Plan | None
 ) -> str:
-    """Of a trace of few iterations, and of one of more."""
     few, many = traces
-    first, later, reserved = 0.0, [], 0
-    for _ in range(TURNS):
-        seconds = []
-        for trace in traces:
-            with make(source) as allocator:
-                allocator.use_plan(plan, gate=None)
-                seconds.append(trace.replay(allocator).seconds)
-                reserved = allocator.stats().peak_pool_bytes
-        first = seconds[0] * 1e9 / len(few)
-        later.append((seconds[1] - seconds[0]) * 1e9 / (len(many) - len(few)))
-    return shown(first, later, reserved, many)
+    later, reserved = [], 0
+    for trace in [few, *[many] * TURNS]:
+        with make(source) as allocator:
+            allocator.use_plan(plan, gate=None)
+            later.append(trace.replay(allocator).ns_per_event)
+            reserved = allocator.stats().peak_pool_bytes
+    return shown(later[0], later[1:], reserved, many)
 
 
 def main() -> None:
@@ -102,7 +97,7 @@ def show_repeated(source: bfc.CUDASubAllocator, trace: bfc.Trace) -> None:
     if run is None:
         return
     traces = [one_stream(history(run, [run.iteration] * n)) for n in (ROUNDS, 4 * ROUNDS)]
-    say("  one iteration again and again")
+    say("  one iteration, 6 and 24 times")
     for name, fallback in PLANNED.items():
         plan = bfc.Plan.from_trace(traces[0], fallback=fallback)
         for label, used in ((name, None), (f"{name}, planned", plan)):
