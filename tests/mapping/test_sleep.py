@@ -111,7 +111,7 @@ def test_tags_sleep_and_wake_each_for_itself(pool: bfc.Allocator) -> None:
         bytes(cache.buffer)
     pool.wake(fill=9)
     assert cache.buffer.ptr == cache.ptr
-    assert set(bytes(cache.buffer)) == {9}
+    assert bytes(cache.buffer) == bytes([9]) * (50 * MIB)
     pool.check()
 
 
@@ -682,7 +682,7 @@ def test_a_scope_can_be_entered_again(pool: bfc.Allocator) -> None:
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_cycles(made: Make, seed: int) -> None:
     """500 for each placement: contents and addresses are the same after each."""
     rng = random.Random(seed)
@@ -691,7 +691,7 @@ def test_random_cycles(made: Make, seed: int) -> None:
     live: dict[str, list[Block]] = {"a": [], "b": [], "": []}
     kept: dict[str, bool] = {}
     pool.tag("a"), pool.tag("b")
-    for cycle in range(125):
+    for cycle in range(50):
         for _ in range(rng.randrange(6)):
             name = rng.choice([it for it in live if it not in pool.asleep])
             size = rng.choice([rng.randrange(1, 4000), rng.randrange(1, 5 * MIB)])

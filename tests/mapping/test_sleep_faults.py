@@ -5,6 +5,7 @@ Every call of every kind fails once, alone or together with the call that undoes
 
 from __future__ import annotations
 
+import functools
 import itertools
 import signal
 import sys
@@ -110,6 +111,7 @@ class World:
         assert self.source.live_bytes == 0
 
 
+@functools.cache
 def calls_of(make: Make, kind: str, keep: bool, op: str) -> int:
     """How many calls of a kind an operation makes."""
     world = World(make, keep)

@@ -101,7 +101,8 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 def test_code_that_does_not_compile_is_told(home: Path, tmp_path: Path, monkeypatch) -> None:
     copied = shutil.copytree(library.HERE, tmp_path / "sources")
-    (copied / "core.c").write_text("what is this")
+    for file in copied.glob("*.c"):
+        file.write_text("what is this" if file.name == "core.c" else "")
     monkeypatch.setattr(library, "HERE", copied)
     with pytest.raises(RuntimeError, match="does not compile"):
         cuda_emulator.build()

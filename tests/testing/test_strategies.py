@@ -85,6 +85,7 @@ def test_a_history_shrinks_to_what_is_needed() -> None:
     assert sorted(trace.size.tolist()) == [1, MIB + 1]
 
 
+@pytest.mark.long
 def test_a_hole_shrinks_to_three_events() -> None:
     """Something is freed while what was allocated after it is live."""
 
@@ -110,6 +111,7 @@ def test_a_history_that_frees_the_newest_first_shrinks_too() -> None:
     assert set(trace.size.tolist()) == {0, 1}
 
 
+@pytest.mark.long
 def test_a_refusal_shrinks_to_a_request_or_two() -> None:
     def refuses(trace: bfc.Trace) -> bool:
         with bfc.BFCAllocator(bfc.SimulatedSubAllocator("8 MiB")) as allocator:
