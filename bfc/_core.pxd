@@ -548,10 +548,10 @@ cdef class Pool:
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
     cdef cbool free_and_merge(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                cbool indexed) noexcept nogil
+                                cbool indexed, uint32_t features) noexcept nogil
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
     cdef ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded, uint64_t requested,
-                                    uint64_t stream, cbool indexed) noexcept nogil
+                                    uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
     cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
                               cbool indexed) noexcept nogil
     cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
@@ -572,7 +572,10 @@ cdef class Pool:
     cdef void forget_blocks(self, Region* region) noexcept nogil
     cdef void end_use(self, ChunkHandle handle) noexcept nogil
     cdef cbool list_places(self, PlanServer* plan, int region, vector[uint32_t]& out) noexcept nogil
-    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
+    cdef void count_place_freed(self, Chunk* chunk, cbool was_waiting, uint32_t features) noexcept nogil
+    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally,
+                             uint32_t features) noexcept nogil
+    cdef uint64_t play_planned_free(self, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
     cdef void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,

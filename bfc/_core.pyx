@@ -729,7 +729,7 @@ cdef class Pool:
     # -- the places of plans ------------------------------------------------------------------------------------------
 
     cdef inline ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       cbool indexed) noexcept nogil:
+                                       cbool indexed, uint32_t features) noexcept nogil:
         """The place of a request that comes as planned; `index` is its stream in the plan. Else NO_CHUNK, or
         NO_HOST_MEMORY, and nothing has changed."""
         if indexed and not self.starts.reserve():
@@ -738,18 +738,19 @@ cdef class Pool:
         if place < 0:
             return NO_CHUNK
         return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested, stream,
-                                   indexed)
+                                   indexed, features)
 
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
         """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
         cdef uint32_t index = self.plan.stream_of(stream)
         if index == NO_STREAM or self.plan_rests:
             return NO_CHUNK
-        cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True)
+        cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True, self.features)
         return handle if handle < NO_HOST_MEMORY else NO_CHUNK
 
     cdef inline ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded,
-                                           uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil:
+                                           uint64_t requested, uint64_t stream, cbool indexed,
+                                           uint32_t features) noexcept nogil:
         """Hands out a place, or a guest's room, which the plan has noted as taken."""
         cdef Chunk* chunk = &self.chunks[handle]
         chunk.size = rounded
@@ -757,19 +758,19 @@ cdef class Pool:
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
         self.next_allocation_id += 1
-        chunk.bin_set = self.plan.bin_sets[index] + (self.usage != NULL and is_large(rounded))
+        chunk.bin_set = self.plan.bin_sets[index] + (features & COUNTS != 0 and is_large(rounded))
         chunk.state = IN_USE | PLANNED
         if indexed:
             chunk.state = IN_USE | PLANNED | INDEXED
             self.starts.insert(chunk.ptr, handle)
         self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, rounded)
-        if self.usage == NULL:
+        if not features & COUNTS:
             self.counters.num_allocs += 1
             self.counters.bytes_in_use += rounded
             self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
             return handle
         self.usage.handed_out(is_large(rounded), rounded, requested, 0, False, True)
-        if self.history != NULL:
+        if not features & PLAIN and self.history != NULL:
             self.note(HISTORY_ALLOC, chunk, requested)
         return handle
 
@@ -783,13 +784,13 @@ cdef class Pool:
             index = self.bind_stream(stream)
         if index != NO_STREAM:
             self.read_length(index, requested)
-            handle = self.take_place(index, rounded, requested, stream, indexed)
+            handle = self.take_place(index, rounded, requested, stream, indexed, self.features)
             if handle != NO_CHUNK:
                 return handle
             place = self.plan.take_late(index, rounded)
             if place >= 0:
                 return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
-                                           stream, indexed)
+                                           stream, indexed, self.features)
             if self.plan.departures == 1:
                 self.plan.departed_id = self.next_allocation_id
             if is_large(rounded):
@@ -821,7 +822,7 @@ cdef class Pool:
         cdef ChunkHandle handle = self.take_slot()
         self.plan.add_guest(<uint64_t>offset, rounded, handle)
         self.fill_in(handle, self.plan.address_of(<uint64_t>offset), rounded, self.plan.bin_sets[index], PLACE)
-        return self.hand_out_place(handle, index, rounded, requested, stream, indexed)
+        return self.hand_out_place(handle, index, rounded, requested, stream, indexed, self.features)
 
     cdef cbool free_place(self, ChunkHandle handle) noexcept nogil:
         """Frees a block that lies in the region of a plan."""
@@ -867,11 +868,14 @@ cdef class Pool:
         self.unindex_chunk(handle)
         if was_waiting:
             self.counters.bytes_waiting -= chunk.size
-        if self.usage == NULL:
+        self.count_place_freed(chunk, was_waiting, self.features)
+
+    cdef inline void count_place_freed(self, Chunk* chunk, cbool was_waiting, uint32_t features) noexcept nogil:
+        if not features & COUNTS:
             self.counters.bytes_in_use -= chunk.size
         else:
-            self.usage.came_back(self.bin_sets[chunk.bin_set].kind, chunk.size, chunk.requested_size, 0, chunk.size,
-                                 False, was_waiting, True)
+            self.usage.came_back(is_large(chunk.size), chunk.size, chunk.requested_size, 0, chunk.size, False,
+                                 was_waiting, True)
         chunk.allocation_id = -1
         chunk.state = PLACE
 
@@ -1025,9 +1029,14 @@ cdef class Pool:
         """
         if self.notes_frees and self.usage == NULL:
             return start
+        cdef cbool plain = events.timeline == NULL and events.owner == NULL and events.pool == NULL
         if self.plan != NULL:
-            return self.play_planned(events, start, end, tally)
-        if events.timeline != NULL or events.owner != NULL or events.pool != NULL:
+            if events.lane.thread or events.lane.pool[0] | events.lane.pool[1]:
+                return start        # a private pool: it has memory of its own
+            if not plain or self.history != NULL:
+                return self.play_planned(events, start, end, tally, self.features & COUNTS)
+            return (play_caching_planned if self.usage != NULL else play_bfc_planned)(self, events, start, end, tally)
+        if not plain:
             return self.play_loop(events, start, end, tally, self.features)
         return loops[self.features](self, events, start, end, tally)
 
@@ -1116,62 +1125,66 @@ cdef class Pool:
         cdef uint64_t size = self.chunks[handle].requested_size
         return size if self.free_and_merge(counters, handle, features) else 0
 
-    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    cdef inline size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally,
+                                    uint32_t features) noexcept nogil:
         """Like play_loop, where there is a plan: serves what comes as planned."""
         cdef const uint8_t* op = events.op      # locals, as in play_loop
         cdef const uint32_t* number = events.number
         cdef const uint64_t* sizes = events.size
         cdef const uint16_t* streams = events.stream
         cdef ChunkHandle* handles = events.handles
-        cdef uint64_t live = tally.live, peak = tally.peak_live
-        cdef Lane lane = events.lane
-        cdef cbool lanes = self.usage != NULL
-        cdef cbool plain = not lane.thread and not lane.pool[0] | lane.pool[1]
-        cdef uint64_t size, rounded
+        cdef uint64_t* addresses = events.addresses
+        cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
+        cdef cbool has_lanes = features & COUNTS != 0
+        cdef uint64_t lane = events.lane.stream
         cdef uint32_t index = NO_STREAM, known = 0
         cdef ChunkHandle handle
-        cdef Chunk* chunk
         cdef size_t i = start
-        while i < end and plain:
-            if self.chunk_count > FITS_THE_CACHE:
-                look_ahead(events, self.chunks, self.chunk_count, i)
-            if events.timeline != NULL and i > start:
+        while i < end:
+            if not features & PLAIN and events.timeline != NULL and i > start:
                 self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
             if op[i] == ALLOCATE:
                 size = sizes[i]
-                if size == 0 or size >= TOO_LARGE or (events.pool != NULL and events.pool[i]):
+                if size == 0 or size >= TOO_LARGE or (not features & PLAIN and events.pool != NULL and events.pool[i]):
                     break
                 if index == NO_STREAM or known != streams[i]:
                     known = streams[i]
-                    lane.stream = known if events.by_stream or not lanes else lane.stream
-                    index = self.plan.stream_of(lane.stream)
-                rounded = self.sizes.round(size) if lanes else round_up(size, self.granularity)
+                    lane = known if events.by_stream or not has_lanes else lane
+                    index = self.plan.stream_of(lane)
                 if index == NO_STREAM:
                     break
-                handle = self.take_place(index, rounded, size, known, False)
+                rounded = self.sizes.round(size) if has_lanes else round_up(size, granularity)
+                handle = self.take_place(index, rounded, size, known, False, features)
                 if handle >= NO_HOST_MEMORY:
                     break
-                if events.owner != NULL:
+                if not features & PLAIN and events.owner != NULL:
                     self.set_owner(handle, events.owner[i])
                 handles[number[i]] = handle
-                events.addresses[i] = self.chunks[handle].ptr
+                addresses[i] = self.chunks[handle].ptr
                 live += size
                 peak = max(peak, live)
-            else:
-                handle = handles[number[i]]
-                if handle != NO_CHUNK:
-                    chunk = &self.chunks[handle]
-                    if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
-                        break
-                    size = chunk.requested_size
-                    if not self.free_chunk(handle):
-                        break
-                    live -= size
-                    handles[number[i]] = NO_CHUNK
+            elif handles[number[i]] != NO_CHUNK:
+                size = self.play_planned_free(handles[number[i]], features)
+                if size == 0:
+                    break
+                live -= size
+                handles[number[i]] = NO_CHUNK
             i += 1
         tally.live = live
         tally.peak_live = peak
         return i
+
+    cdef inline uint64_t play_planned_free(self, ChunkHandle handle, uint32_t features) noexcept nogil:
+        """As play_free, where there is a plan."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef uint64_t size = chunk.requested_size
+        if features & PLAIN and chunk.state == IN_USE | PLANNED and self.plan.is_place(handle):
+            self.plan.release(handle - self.plan.first_record)
+            self.count_place_freed(chunk, False, features)
+            return size
+        if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
+            return 0
+        return size if self.free_chunk(handle) else 0
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
@@ -1530,6 +1543,14 @@ cdef size_t play_bfc_options(Pool pool, Events* events, size_t start, size_t end
 
 cdef size_t play_bfc_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
     return pool.play_loop(events, start, end, tally, PLAIN | PAGED)
+
+
+cdef size_t play_bfc_planned(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_planned(events, start, end, tally, PLAIN)
+
+
+cdef size_t play_caching_planned(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_planned(events, start, end, tally, PLAIN | COUNTS)
 
 
 cdef size_t play_caching(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:

@@ -21,7 +21,9 @@ public:
 
     // `sizes` are those of the slots, in the order in which they were asked for.
     PlanMatcher(const uint64_t* sizes, size_t slots)
-        : sizes_(sizes, sizes + slots), served_(slots, 0), by_size_(slots) {
+        : sizes_(slots + 1, 0), served_(slots + 1, 0), by_size_(slots) {
+        std::copy(sizes, sizes + slots, sizes_.begin());
+        served_[slots] = 1;
         std::iota(by_size_.begin(), by_size_.end(), 0);
         sort();
     }
@@ -29,7 +31,7 @@ public:
     // From now on the slots have other sizes: `size_of(slot)`. What is served stays so.
     template <class SizeOf>
     void resize(SizeOf size_of) noexcept {
-        for (size_t slot = 0; slot < sizes_.size(); ++slot) sizes_[slot] = size_of(slot);
+        for (size_t slot = 0; slot < by_size_.size(); ++slot) sizes_[slot] = size_of(slot);
         sort();
     }
 
@@ -53,11 +55,8 @@ public:
 
     // The slot that match() would find by size, or kMiss. Nothing changes but what is known to be served.
     int64_t find(uint64_t size) noexcept {
-        expected();
-        if (next_ < slots() && sizes_[next_] == size) return next_;
-        if (skipped_ >= 0 && sizes_[skipped_] == size && !served_[skipped_])
-            return skipped_;    // the request before this one was put in
-        return nearest(size);
+        if (__builtin_expect(sizes_[next_] == size && !served_[next_], 1)) return next_;
+        return find_elsewhere(size);
     }
 
     // Serves a slot that find() has found for a request.
@@ -86,7 +85,7 @@ public:
 
     // From now on the requests are those of another iteration.
     void restart() noexcept {
-        std::fill(served_.begin(), served_.end(), 0);
+        std::fill(served_.begin(), served_.end() - 1, 0);
         next_ = 0;
         skipped_ = kMiss;
         previous_ = 0;
@@ -94,7 +93,7 @@ public:
     }
 
 private:
-    std::vector<uint64_t> sizes_;
+    std::vector<uint64_t> sizes_;       // of the slots; the last entry of these two is that of no slot
     std::vector<uint8_t> served_;
     std::vector<uint32_t> by_size_;     // slots by size, then in their order
     int64_t next_ = 0;                  // the slot that is expected
@@ -108,7 +107,15 @@ private:
         });
     }
 
-    int64_t slots() const noexcept { return static_cast<int64_t>(sizes_.size()); }
+    int64_t slots() const noexcept { return static_cast<int64_t>(by_size_.size()); }
+
+    __attribute__((noinline)) int64_t find_elsewhere(uint64_t size) noexcept {
+        expected();
+        if (next_ < slots() && sizes_[next_] == size) return next_;
+        if (skipped_ >= 0 && sizes_[skipped_] == size && !served_[skipped_])
+            return skipped_;    // the request before this one was put in
+        return nearest(size);
+    }
 
     int64_t serve(int64_t slot) noexcept {
         served_[slot] = 1;

@@ -77,8 +77,8 @@ public:
         cells_.erase(std::unique(cells_.begin(), cells_.end()), cells_.end());
         places_.resize(places);
         for (size_t i = 0; i < places; ++i)
-            places_[i] = {offsets[i], sizes[i], cell_at(offsets[i]), cell_at(offsets[i] + sizes[i])};
-        taken_.assign(cells_.size() / 64 + 1, 0);
+            places_[i] = place_at(offsets[i], sizes[i]);
+        taken_.assign(cells_.size() / 64 + 1 + kMasks, 0);    // flip() looks at words behind the last one
         wanted_.assign(taken_.size(), 0);
         set(taken_, 0, cell_at(span));
     }
@@ -352,7 +352,7 @@ public:
     }
 
     void release(int64_t place) noexcept {
-        flip(taken_, places_[place].first, places_[place].end);
+        flip(places_[place]);
         --alive;
     }
 
@@ -558,8 +558,10 @@ public:
     }
 
 private:
-    struct Place {
+    static constexpr int kMasks = 4;
+    struct alignas(64) Place {          // one cache line
         uint64_t offset, size;
+        uint64_t mask[kMasks];          // its cells in the first word that has some, and in those behind that
         uint32_t first, end;            // its cells
     };
     struct Sequence {
@@ -625,15 +627,36 @@ private:
     static void clear(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
         if (first < end) each_word(first, end, [&](uint32_t word, uint64_t mask) { bits[word] &= ~mask; });
     }
-    // Turns the bits of cells over, and tells whether one of them was set. Called again, it undoes that.
-    static bool flip(std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
+    // Turns the bits of a place over, and tells whether one of them was set. Called again, it undoes that. Always looks at
+    // kMasks words: a branch for each would often be foretold wrongly.
+    bool flip(const Place& place) noexcept {
+        uint64_t* word = taken_.data() + (place.first >> 6);
         uint64_t found = 0;
-        uint64_t* const words = bits.data();
-        each_word(first, end, [&](uint32_t word, uint64_t mask) {
-            found |= words[word] & mask;
-            words[word] ^= mask;
-        });
+        for (int i = 0; i < kMasks; ++i) {
+            found |= word[i] & place.mask[i];
+            word[i] ^= place.mask[i];
+        }
+        uint64_t* const last = taken_.data() + ((place.end - 1) >> 6);
+        if (__builtin_expect(last - word >= kMasks, 0)) found |= flip_rest(word + kMasks, last, place.end);
         return found != 0;
+    }
+    static uint64_t flip_rest(uint64_t* word, uint64_t* last, uint32_t end) noexcept {
+        uint64_t found = 0;
+        for (; word != last; ++word) {
+            found |= *word;
+            *word = ~*word;
+        }
+        const uint64_t mask = ~uint64_t{0} >> (63 - ((end - 1) & 63));
+        found |= *word & mask;
+        *word ^= mask;
+        return found;
+    }
+    Place place_at(uint64_t offset, uint64_t size) const noexcept {
+        Place place{offset, size, {}, cell_at(offset), cell_at(offset + size)};
+        each_word(place.first, place.end, [&](uint32_t word, uint64_t mask) {
+            if (word - (place.first >> 6) < kMasks) place.mask[word - (place.first >> 6)] = mask;
+        });
+        return place;
     }
     static bool any(const std::vector<uint64_t>& bits, uint32_t first, uint32_t end) noexcept {
         uint64_t found = 0;
@@ -659,8 +682,8 @@ private:
     bool occupy(int64_t place, uint64_t size) noexcept {
         const Place& wanted = places_[place];
         if (__builtin_expect(size > wanted.size, 0)) return false;  // of a step that is longer than there is room for
-        if (flip(taken_, wanted.first, wanted.end) || (__builtin_expect(obstacles_ != 0, 0) && is_obstructed(wanted))) {
-            flip(taken_, wanted.first, wanted.end);
+        if (__builtin_expect(flip(wanted) || (obstacles_ != 0 && is_obstructed(wanted)), 0)) {
+            flip(wanted);
             return false;
         }
         ++alive;

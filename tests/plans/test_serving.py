@@ -530,6 +530,36 @@ def test_streams_have_places_of_their_own():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_wide_place_is_not_free_while_anything_lives_in_it(policy: str):
+    """400 small blocks cut the span into as many cells, and one large block covers them all: the
+    server looks at four words of cells at once, and at the others one by one."""
+    sizes = [4096 * (1 + number % 3) for number in range(400)]
+    rows, marks = [], []
+    for key in range(0, 1203, 401):
+        marks.append(len(rows))
+        rows += [(0, key + number, size) for number, size in enumerate(sizes)]
+        rows += [(1, key + number, 0) for number in range(400)]
+        rows += [(0, key + 400, sum(sizes)), (1, key + 400, 0)]
+    trace = bfc.Trace(*zip(*rows, strict=True), meta={"marks": [[at, "train"] for at in marks]})
+    plan = bfc.Plan.from_trace(trace, fallback=policy)
+    assert plan.span == sum(sizes)
+    for late in (None, *range(0, 400, 57), 62, 63, 64, 191, 255, 256, 320, 399):
+        with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+            pool.use_plan(plan, gate=None)
+            with pool.step("train"):
+                held = [pool.allocate(size) for size in sizes]
+                kept = held[late] if late is not None else None
+                held.clear()
+                large = pool.allocate(sum(sizes))
+                stats = pool.plan_stats()
+                assert stats["hits"] == 400 + (late is None), f"late: {late}"
+                assert stats["moved"] == (late is not None), f"late: {late}"
+                checked(pool)
+                del kept, large
+            checked(pool)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_threads_finalisers_and_garbage(policy: str):
     """Threads ask in any order; buffers die in cycles and in other threads.
 
