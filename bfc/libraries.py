@@ -15,20 +15,26 @@ from bfc.errors import DeviceUnavailableError
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
     from pandas import DataFrame
 else:
 
-    class _NumPy:
-        """Becomes NumPy when something of it is first used: `import bfc` must not wait for that."""
+    class _Lazy:
+        """Becomes a module when something of it is first used: `import bfc` does not wait."""
+
+        def __init__(self, name):
+            self.__name__ = name
 
         def __getattr__(self, name):
-            numpy = importlib.import_module("numpy")
-            self.__dict__ = vars(numpy)
-            return getattr(numpy, name)
+            if name == "__wrapped__":  # which doctest asks everything for
+                raise AttributeError(name)
+            module = importlib.import_module(self.__name__)
+            self.__dict__ = vars(module)
+            return getattr(module, name)
 
-    np = _NumPy()
+    np, torch = _Lazy("numpy"), _Lazy("torch")
 
-__all__ = ["client", "frame_of", "frame_of_rows", "np"]
+__all__ = ["client", "frame_of", "frame_of_rows", "np", "torch"]
 
 
 def client(module: str, install: str) -> Any:

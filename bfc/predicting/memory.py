@@ -17,6 +17,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from bfc.errors import OutOfMemoryError, SettingsError
+from bfc.libraries import torch
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.kinds import OTHER
 from bfc.predicting.places import Places, is_machinery
@@ -229,8 +230,6 @@ def settings_in_force(given: str | None) -> str:
 
 def out_of_memory(memory: Memory, nbytes: int) -> Exception:
     """The error that PyTorch raises, with its sentence."""
-    import torch
-
     from bfc.units import format_bytes
 
     stats = memory.stats()

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.kinds import ACTIVATIONS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER
 
 #: The phases of a step.
@@ -74,8 +75,6 @@ class Places:
         if modules:
             stack = self.stack()
             return modules[-1], self._operator(stack, operator), self.phase, stack
-        import torch
-
         node = torch._C._current_autograd_node()
         if node is None:
             stack = self.stack()

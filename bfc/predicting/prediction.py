@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from bfc.libraries import np
+from bfc.libraries import np, torch
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import KINDS
@@ -115,8 +115,6 @@ class Prediction:
     """
 
     def __init__(self, gpu: GPU, memory: Memory, recorder: Recorder) -> None:
-        import torch
-
         self.gpu = gpu
         self.torch_version: str = torch.__version__
         self._memory = memory

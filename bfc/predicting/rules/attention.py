@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.devices import GPU
 from bfc.predicting.rules.interface import (
     Call,
@@ -130,8 +131,6 @@ def efficient(call: Call) -> Iterator[Workspace | Release]:
 @amend("aten::_scaled_dot_product_efficient_attention")
 def efficient_results(results: Any) -> Any:
     """The state of the random numbers lies on the host."""
-    import torch
-
     output, sums, *_ = results
     seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
     return output, sums, seed, offset

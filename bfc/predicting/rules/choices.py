@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.arrivals import Arrivals
 from bfc.predicting.rules.interface import WHOLE, around, on_cuda
 
@@ -43,7 +44,6 @@ def lists_of_tensors(recorder: Any) -> Iterator[None]:
 def kernels_of_their_own(recorder: Any) -> Iterator[None]:
     """A build without CUDA has no kernel for some operators that a GPU has one for, and would
     compose them of others before a prediction sees them. It never calls the kernel."""
-    import torch
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("a kernel for CUDA, in a build without")
@@ -94,7 +94,6 @@ def finite_gradients(recorder: Any) -> Iterator[None]:
 def valid_numbers(recorder: Any) -> Iterator[None]:
     """A number that is asked for is finite, and what a distribution is given is valid: `if not
     torch.isfinite(loss)` is not taken."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     def true(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -150,7 +149,6 @@ def biases(recorder: Any) -> Iterator[None]:
 def one_hot(recorder: Any) -> Iterator[None]:
     """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
     another type, which is then converted (ATen/native/Onehot.cpp)."""
-    import torch
     import torch.jit._builtins as _builtins
     import torch.nn.functional as functional
 
@@ -204,8 +202,6 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
 @contextmanager
 def streams_of_tensors(recorder: Any) -> Iterator[None]:
     """Work is done at once: no stream still uses a tensor that is freed."""
-    import torch
-
     with patch.object(torch.Tensor, "record_stream", lambda self, stream: None):
         yield
 
@@ -215,8 +211,6 @@ def streams_of_tensors(recorder: Any) -> Iterator[None]:
 def resized_storages(recorder: Any) -> Iterator[None]:
     """FSDP gives memory back by resizing storages, which no operator does. Where one has grown
     again, the operator that fills it tells."""
-    import torch
-
     build = torch.UntypedStorage.resize_
 
     def resize_(self: Any, size: int) -> Any:
@@ -273,7 +267,6 @@ class Unprofiled:
 def no_profiles(recorder: Any) -> Iterator[None]:
     """A profiler sees nothing. PyTorch's own would ask the device for the time of each operator,
     and has ended the process."""
-    import torch
     import torch.autograd.profiler as old
 
     def profile(*args: Any, **kwargs: Any) -> Unprofiled:
@@ -294,7 +287,6 @@ def no_profiles(recorder: Any) -> Iterator[None]:
 def no_graphs(recorder: Any) -> Iterator[None]:
     """A CUDA graph runs at once, in the memory of all: what its own pool would keep is not
     counted."""
-    import torch
 
     class Graph:
         """Stands in for `torch.cuda.CUDAGraph`."""
@@ -336,7 +328,6 @@ def no_graphs(recorder: Any) -> Iterator[None]:
 @contextmanager
 def not_compiled(recorder: Any) -> Iterator[None]:
     """`torch.compile` returns what it is given: more memory than fused code, without its pools."""
-    import torch
 
     def note() -> None:
         recorder.assume("torch.compile: run as it is written, which needs more", "eager")
@@ -384,7 +375,6 @@ def no_workers(recorder: Any) -> Iterator[None]:
 @contextmanager
 def generators(recorder: Any) -> Iterator[None]:
     """A generator of random numbers on the device is one of the host: no numbers are drawn."""
-    import torch
 
     class Generator(torch._C.Generator):  # type: ignore[misc]
         """One that says that it is on the device."""
@@ -407,7 +397,6 @@ def generators(recorder: Any) -> Iterator[None]:
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
     """What becomes an array is zeros; a list has what `.item()` answers."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     def zeros(tensor: Any, what: str) -> Any:

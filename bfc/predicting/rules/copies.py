@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import (
     Call,
@@ -76,8 +77,6 @@ def log_softmax_backward(call: Call) -> Iterator[Workspace | Release]:
 @kernel("aten::mish_backward")
 def mish_backward(call: Call) -> Any:
     """A gradient like the input: PyTorch says nothing of it for fake tensors."""
-    import torch
-
     return torch.empty_like(call.args[1])
 
 
@@ -191,8 +190,6 @@ def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
 @composition("aten::count_nonzero")
 def count_nonzero(tensor: Any, dim: Any = None) -> Any:
     """A mask, which is summed up (ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
-    import torch
-
     mask = tensor if tensor.dtype == torch.bool else tensor != 0
     return mask.sum([] if dim is None else dim)
 
@@ -200,8 +197,6 @@ def count_nonzero(tensor: Any, dim: Any = None) -> Any:
 @composition("aten::median")
 def median(tensor: Any, *dim: Any, **named: Any) -> Any:
     """Of all elements: they are sorted. Along one dimension the kernel takes nothing."""
-    import torch
-
     if dim or named:
         return _along_one_dimension(tensor, *dim, **named)
     ordered = tensor.flatten().sort()[0]
@@ -210,8 +205,6 @@ def median(tensor: Any, *dim: Any, **named: Any) -> Any:
 
 
 def _along_one_dimension(tensor: Any, dim: int, keepdim: bool = False) -> Any:
-    import torch
-
     shape = [int(size) for size in tensor.shape]
     if shape and keepdim:
         shape[dim] = 1

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.arrivals import Arrivals
 from bfc.predicting.rules.interface import around
 
@@ -176,7 +177,6 @@ def _with_ranks(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ranks(value: Any) -> Any:
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(value, FakeTensor):
@@ -236,8 +236,6 @@ OBJECTS: dict[str, Callable[..., None]] = {
 
 
 def _returned(state: Any, bucket: Any) -> Any:
-    import torch
-
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

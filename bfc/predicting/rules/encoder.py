@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import composition
 
 
@@ -36,7 +37,6 @@ def encoder_layer(
     mask_type: int | None = None,
 ) -> Any:
     """Attention and two linear layers, each with a norm and a sum."""
-    import torch
     from torch.nn.functional import layer_norm
 
     def norm(x: Any, weight: Any, bias: Any) -> Any:
@@ -76,7 +76,6 @@ def attention(
     mask_type: int | None = None,
 ) -> tuple[Any, Any]:
     """By the kernel of `scaled_dot_product_attention`; with a mask or the weights, by hand."""
-    import torch
     from torch.nn.functional import linear, scaled_dot_product_attention
 
     batch, length = query.shape[:2]

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import around
 
 #: What a file begins with that tensors were saved into; behind it stands what finds them again.
@@ -65,8 +66,6 @@ class _Storage:
     """What a function as `map_location` gets: a storage on the host, that it may move."""
 
     def __init__(self, device: Any = "cpu") -> None:
-        import torch
-
         self.device = torch.device(device)
 
     def cpu(self) -> _Storage:
@@ -117,8 +116,6 @@ class _Pickler(pickle.Pickler):
         self._numbers: dict[int, tuple[int, Any]] = {}  # with the tensor, which keeps its `id`
 
     def persistent_id(self, value: Any) -> int | None:
-        import torch
-
         if not isinstance(value, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
             return None
         if id(value) not in self._numbers:
@@ -131,8 +128,6 @@ class _Kept:
     """What is known of a tensor that was saved."""
 
     def __init__(self, tensor: Any) -> None:
-        import torch
-
         storage = tensor.untyped_storage()
         self.storage, self.offset = storage._cdata, tensor.storage_offset()
         self.shape, self.strides = tuple(tensor.shape), tuple(tensor.stride())
@@ -145,8 +140,6 @@ class _Kept:
 
     def made(self, location: Any, storages: dict[int, Any]) -> Any:
         """A tensor like it, in the storage of those before it that had the same."""
-        import torch
-
         device = self.device
         if isinstance(location, (str, torch.device)):
             device = torch.device(location)
@@ -188,8 +181,6 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 @contextmanager
 def saved(recorder: Any) -> Iterator[None]:
     """While a prediction runs, checkpoints are kept as shapes."""
-    import torch
-
     shelf, build = Shelf(), torch.load
 
     def keep(what: Any) -> bytes:
@@ -224,7 +215,6 @@ def saved(recorder: Any) -> Iterator[None]:
 def scripted(recorder: Any) -> Iterator[None]:
     """What `torch.jit.load` makes in C++ has values, and is read onto the host; its parameters are
     then shapes, where `map_location` says."""
-    import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     build = torch.jit.load

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import Call, Release, Workspace, kernel, rule
 from bfc.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
 
@@ -89,8 +90,6 @@ def product(call: Call) -> Iterator[Workspace | Release]:
 def grouped(call: Call) -> Any:
     """A product of each group of rows; the rows of the result are padded to 16 bytes. From
     PyTorch's ATen/native/GroupedMMUtils.h (create_grouped_gemm_output_tensor)."""
-    import torch
-
     left, right, groups = call.args[0], call.args[1], argument(call, "offs")
     flat = [len(one.shape) == 2 for one in (left, right)]
     size = [left.shape[-2], right.shape[-1]]

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import around, on_cuda
 
 
@@ -18,7 +19,6 @@ from bfc.predicting.rules.interface import around, on_cuda
 @contextmanager
 def of_products(recorder: Any) -> Iterator[None]:
     """No element is zero: the gradient of a product, or of a running one, is a quotient."""
-    import torch
     import torch.jit._builtins as builtins
 
     table = builtins._get_builtin_table()
@@ -33,8 +33,6 @@ def of_products(recorder: Any) -> Iterator[None]:
 
 
 def _with_gradient(build: Callable[..., Any], gradient: Any, recorder: Any) -> Callable[..., Any]:
-    import torch
-
     class Product(torch.autograd.Function):  # type: ignore[misc]
         """The same operator with the gradient that it has on a GPU."""
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import Call, Release, Workspace, before, kernel, rule
 from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
@@ -132,8 +133,6 @@ def batch_norm_backward(call: Call) -> Iterator[Workspace | Release]:
 
 def _of_channels(tensor: Any, like: Any) -> Any:
     """A number for each channel, in the precision that sums are kept in."""
-    import torch
-
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return tensor.new_empty(tensor.shape[1:2], dtype=dtype)
 
@@ -155,8 +154,6 @@ def statistics_of_all(call: Call) -> Any:
 @kernel("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt")
 def each_element(call: Call) -> Any:
     """What is normalised, or its gradient: in the backward pass the gradient comes first."""
-    import torch
-
     return torch.empty_like(call.args[0])
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import around, on_cuda
 from bfc.predicting.rules.sdpa_choice import Attention, Backend, choose
 
@@ -27,7 +28,6 @@ MASKS = (2, 3, 4)
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, the function of `torch.nn.functional` asks for the GPU's choice."""
-    import torch
     import torch.nn.functional as functional
     from torch.nn.attention.bias import CausalBias
 
@@ -62,7 +62,6 @@ def replaced(recorder: Any) -> Iterator[None]:
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """A causal bias is a tensor of its own class, and asks for what the GPU can do."""
-    import torch
     import torch.nn.attention.bias as bias
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -92,8 +91,6 @@ def biases(recorder: Any) -> Iterator[None]:
 
 def _cast(call: Attention) -> Attention:
     """What autocast makes of the arguments, and whether a gradient will be asked for."""
-    import torch
-
     tensors = [call.query, call.key, call.value, call.mask]
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -122,8 +119,6 @@ def _enabled(backend: Backend) -> bool:
 
 
 def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any:
-    import torch
-
     gpu, version = recorder.gpu, recorder.version
     backend = choose(call, gpu, version, _enabled)
     if backend is None:
@@ -171,7 +166,6 @@ def _first(results: Any) -> Any:
 
 
 def _flash(call: Attention, scale: float | None) -> Any:
-    import torch
     import torch.nn.functional as functional
 
     head = call.head
@@ -193,8 +187,6 @@ def _flash(call: Attention, scale: float | None) -> Any:
 
 def _float_mask(call: Attention) -> Any:
     """A mask of booleans as numbers that are added."""
-    import torch
-
     mask = call.mask
     if mask is None or mask.dtype != torch.bool:
         return mask

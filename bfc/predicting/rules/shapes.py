@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import (
     Call,
     Release,
@@ -51,8 +52,6 @@ def ctc_loss_gradient(call: Call) -> Any:
 @kernel("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial")
 def drawn(call: Call) -> Any:
     """A number for each parameter (ATen/native/cuda/Distributions.cpp)."""
-    import torch
-
     return torch.empty(call.args[0].shape, dtype=call.args[0].dtype, device=call.args[0].device)
 
 
@@ -70,8 +69,6 @@ BOXES = 64
 def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
     """Boxes that do not overlap: at most all. Each is compared with each, and the answers are bits
     (torchvision's ops/cuda/nms_kernel.cu)."""
-    import torch
-
     order = scores.sort(stable=True, dim=0, descending=True)[1]
     in_order = boxes.index_select(0, order)
     count = int(boxes.shape[0])
@@ -86,7 +83,6 @@ def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
 @contextmanager
 def lengths(recorder: Any) -> Iterator[None]:
     """`torch.ctc_loss` with lengths as tuples or on the host, which it would read in C++."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
 
     build = torch.ctc_loss
@@ -115,8 +111,6 @@ def lengths(recorder: Any) -> Iterator[None]:
 @kernel("aten::linalg_lstsq")
 def least_squares(call: Call) -> Any:
     """The solution, and the residuals where there are more equations than unknowns."""
-    import torch
-
     matrix, right = call.args[0], call.args[1]
     rows, columns = matrix.shape[-2:]
     vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
@@ -136,8 +130,6 @@ def least_squares(call: Call) -> Any:
 )
 def fake_quantized(call: Call) -> Any:
     """The rounded numbers, and a mask of those that were in range."""
-    import torch
-
     tensor = call.args[0]
     return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
 
@@ -146,8 +138,6 @@ def fake_quantized(call: Call) -> Any:
 @contextmanager
 def waves(recorder: Any) -> Iterator[None]:
     """`torch.istft`, which reads in C++ whether its windows leave gaps."""
-    import torch
-
     build = torch.istft
 
     def istft(
@@ -181,8 +171,6 @@ def _overlapped(
     spectrum: Any, size: int, hop: int, window: Any, center: bool, length: int | None, back: Any
 ) -> Any:
     """The frames back in time, added up where they overlap, and divided by their windows."""
-    import torch
-
     batched = spectrum.unsqueeze(0) if spectrum.dim() == 2 else spectrum
     window = torch.nn.functional.pad(window, (0, size - window.shape[0]))
     frames = back(batched.transpose(1, 2), n=size, dim=2) * window

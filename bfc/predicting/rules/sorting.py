@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import (
     Call,
@@ -231,8 +232,6 @@ def bits_of_an_order(count: int) -> int:
 @answer("aten::randperm")
 def order(call: Call, run: Callable[[], Any]) -> Any:
     """A range is sorted by random keys."""
-    import torch
-
     made = run()
     count = int(numel(made))
     if not on_cuda(made) or not count:
@@ -306,8 +305,6 @@ def _unique_rows(call: Call, sorts: bool) -> Any:
 
 
 def _index_type() -> Any:
-    import torch
-
     return torch.int64
 
 
@@ -316,6 +313,4 @@ def _indices(like: Any, count: int, times: int) -> list[Any]:
 
 
 def _for_a_moment(like: Any, nbytes: int) -> None:
-    import torch
-
     like.new_empty(nbytes, dtype=torch.uint8)
