@@ -70,6 +70,8 @@ def one_subclass(paths: list[Path]) -> dict[str, str]:
             return dotted
         if first not in imported or not dotted.startswith("bfc."):
             return None
+        if dotted.startswith("bfc.libraries."):  # another library's
+            return None
         # A folder may pass on what one of its modules defines.
         folder, _, name = dotted.rpartition(".")
         passed_on = [one for one in homes[name] if one.startswith(f"{folder}.")]
