@@ -11,8 +11,12 @@ import pytest
 import bfc
 from bfc.study import compare
 
-pytest.importorskip("pandas")
 TRACE = bfc.Trace([0, 0, 1], [0, 1, 0], [1000, 300, 0], owner=[1, 0, 0], owners=["", "a"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pandas() -> None:
+    pytest.importorskip("pandas")  # not while tests are collected: it takes long
 
 
 def replayed(samples: int | None = None) -> tuple[bfc.Replay, bfc.CachingAllocator]:

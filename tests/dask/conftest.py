@@ -23,8 +23,9 @@ SECONDS = 60
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What distributed leaves to the collector is not our business."""
+    here = Path(__file__).parent
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if item.path.parent == here:
             item.add_marker(
                 pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
             )
