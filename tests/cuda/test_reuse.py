@@ -145,7 +145,7 @@ def streams() -> Iterator[list[int]]:
 def patience(machine) -> Iterator[None]:
     """Held work that is waited for is not waited for long, and is no fault here."""
     if machine is not None:
-        machine.set_patience(0.02)
+        machine.set_patience(0.005)
     yield
     if machine is not None:
         machine.set_patience(10.0)
