@@ -17,6 +17,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from bfc.predicting.even_choices import NAMES as CHOICES
+from bfc.predicting.even_choices import EvenChoices
+
 Number = bool | int | float
 
 #: Which argument an operator fills its result with; or with what it does.
@@ -80,7 +83,7 @@ ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logic
 def follows(name: str) -> str | None:
     """The name by which an operator is followed, without the mark of work in place; or None."""
     name = name.removeprefix("aten::")
-    if name in _NAMES:
+    if name in _NAMES or name in CHOICES:
         return name
     return name.removesuffix("_") if name.removesuffix("_") in (*ALONE, *TOGETHER) else None
 
@@ -94,9 +97,10 @@ class KnownValues:
         #: How many elements of each storage are not zero at most, where it was zeros.
         self._most: dict[int, int] = {}
         self._watches: dict[int, object] = {}
+        self.choices = EvenChoices(self.get)
 
     def __bool__(self) -> bool:
-        return bool(self._values or self._most)
+        return bool(self._values or self._most or self.choices)
 
     def most(self, tensor: Any) -> int:
         """How many elements of a tensor are not zero, at most."""
@@ -130,6 +134,7 @@ class KnownValues:
         if isinstance(value, FakeTensor):
             if value.layout is torch.strided:
                 self._drop(value.untyped_storage()._cdata)
+                self.choices.drop(value.untyped_storage()._cdata)
         elif type(value) in (list, tuple):
             for one in value:
                 self.forget(one)
@@ -137,7 +142,9 @@ class KnownValues:
     def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Notes what the result of an operator is filled with, if that is known."""
         most = self._most_set(name, args)
+        chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
+        self.choices.note(result, chosen)
         if most is not None and most < result.numel():
             storage = result.untyped_storage()
             self._watch(storage)

@@ -362,7 +362,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
         stream = self.places.stream()
         thread = threading.get_ident()
-        knows = (self.assume, self.known.get, self.known.most)
+        known = self.known
+        knows = (self.assume, known.get, known.most, known.choices)
         return Call(func, args, kwargs, None, self.gpu, self.version, thread, stream, *knows, self)
 
     def _with_rules(

@@ -121,6 +121,7 @@ WITH_TORCH = {
         f"bfc.predicting.{name}"
         for name in (
             "cuda_module",
+            "even_choices",
             "fake_torch",
             "hooks",
             "known_values",

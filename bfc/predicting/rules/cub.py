@@ -90,6 +90,22 @@ def radix_sort(count: int, key: int, value: int, bits: int, capability: tuple[in
     )
 
 
+#: Threads of a block that sorts by merging, and the elements of 4 bytes of each.
+MERGE_TILE = (512, 15)
+
+
+def merge_sort(count: int, key: int, value: int) -> int:
+    """The temporary storage of a sort by a comparison, in bytes: all once more, and where the
+    blocks begin to merge.
+
+    >>> merge_sort(81920, 8, 8)
+    1311231
+    """
+    threads, items = MERGE_TILE
+    tile = threads * max(1, items * 4 // key)
+    return aliased((div_up(count, tile) + 1) * OFFSET, count * key, count * value)
+
+
 def tiles(count: int, threads: int, items: int, size: int) -> int:
     """How many tiles a scan has, whose elements are scaled to what memory can deliver."""
     items = max(1, min(items * 4 // size, items * 2))

@@ -29,9 +29,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bfc.predicting.devices import GPU
+
+if TYPE_CHECKING:
+    from bfc.predicting.even_choices import EvenChoices
 
 
 @dataclass(eq=False)
@@ -77,6 +80,8 @@ class Call:
     value_of: Callable[[Any], object] = lambda tensor: None
     #: Called with a tensor, it returns how many elements are not zero, at most.
     most_of: Callable[[Any], int] = lambda tensor: int(tensor.numel())
+    #: How the numbers of tensors were drawn, or chosen.
+    choices: EvenChoices | None = None
     #: Operators that an answer calls inside of it count, as those of the program.
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
 

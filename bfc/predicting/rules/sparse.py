@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import Call, sparse
 from bfc.predicting.rules.tensors import argument, operator
 
+INDEX = 8
 #: Operators that allocate nothing, or are computed by others.
 PASSED = frozenset(
     f"aten::{name}"
@@ -98,7 +100,8 @@ def added(call: Call) -> Any:
 
 @sparse("aten::_coalesce")
 def coalesced(call: Call) -> Any:
-    """The indices are sorted, and the values of equal ones summed up: at most all stay."""
+    """The indices are sorted, and the values of equal ones summed up: at most all stay, or as many
+    as differ if they were drawn evenly. The memory of all indices is kept."""
     import torch
 
     tensor = call.args[0]
@@ -106,21 +109,34 @@ def coalesced(call: Call) -> Any:
     count = int(values.shape[0])
     if tensor.sparse_dim() != 1:
         return NotImplemented
-    call.assume("a sparse tensor: indices that differ", count)
+    left = call.choices.different(indices) if call.choices else count
+    call.assume("a sparse tensor: indices that differ", left)
     sorted_ones = indices.reshape(-1).clone()
     held = [torch.empty_like(sorted_ones) for _ in range(2)]
-    keys = torch.empty(2 * count, dtype=indices.dtype, device=indices.device)  # of Thrust's sort
-    del keys
-    summed = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    capability, version = call.gpu.cc, call.torch_version
+    for size in (  # Thrust's sort by a comparison, and the first of each run
+        cub.merge_sort(count, INDEX, INDEX),
+        cub.unique_by_key(count, INDEX, version, capability),
+    ):
+        storage = torch.empty(size, dtype=torch.uint8, device=indices.device)
+        del storage
+    summed = torch.empty((left, *values.shape[1:]), dtype=values.dtype, device=values.device)
     del held
-    return _like(tensor, sorted_ones.view(1, -1), summed, True)
+    return _like(tensor, sorted_ones[:left].view(1, -1), summed, True)
 
 
 @sparse("aten::sparse_mask")
 def sparse_mask(call: Call) -> Any:
-    """The rows of a dense tensor that another has, at the same places."""
+    """The rows of a dense tensor that another has, at the same places, times one
+    (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
+    import torch
+
     tensor, mask = call.args[:2]
     if mask.sparse_dim() != 1 or _is_sparse(tensor):
         return NotImplemented
     indices = mask._indices()
-    return _like(mask, indices.clone(), tensor.index_select(0, indices[0]), mask.is_coalesced())
+    one = torch.ones(1, dtype=tensor.dtype, device=tensor.device)
+    rows = tensor.index_select(0, indices[0])
+    places, product = indices.clone(), torch.empty_like(rows)
+    del rows, one
+    return _like(mask, places, product, mask.is_coalesced())

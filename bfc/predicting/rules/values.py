@@ -102,17 +102,22 @@ def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
     return True
 
 
-# -- results whose size depends on values: at most all ------------------------------------------
+# -- results whose size depends on values ---------------------------------------------------------
 
 
 @kernel("aten::nonzero")
 def nonzero(call: Call) -> Any:
-    """The places of what is not zero: at most all, or as many as were set in zeros."""
+    """The places of what is not zero: at most all, or as many as were set in zeros; where choices
+    decide, as many as there are if they are even."""
     import torch
 
     tensor = call.args[0]
     most = call.most_of(tensor) or tensor.numel()  # of no place at all little could be predicted
     chosen = "all elements" if most == tensor.numel() else "all that were set"
+    share = call.choices.share(tensor) if call.choices else None
+    if share is not None and share < 1.0:
+        most = min(most, max(round(share * tensor.numel()), 1))
+        chosen = "as many as if choices were even, and up to all elements"
     call.assume(f"a mask, or nonzero: {chosen}", most)
     shape = (tensor.dim(), most)
     return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
