@@ -96,22 +96,22 @@ def test_no_view_outlives_a_free_that_races_with_it(seconds: float) -> None:
 
 
 @pytest.mark.sampled(1)
-@pytest.mark.parametrize("rounds", [2, 10])
-def test_buffers_can_be_used_while_a_replay_grows_the_table(rounds: int) -> None:
+@pytest.mark.parametrize("seconds", [0.4, 2.5])
+def test_buffers_can_be_used_while_a_replay_grows_the_table(seconds: float) -> None:
     run(f"""
         n = 1_500_000
         ids = np.arange(n, dtype=np.uint32)
         trace = bfc.Trace(np.zeros(n, np.uint8), ids, np.full(n, 256, np.uint64))
-        for number in range({rounds}):
+        until = time.monotonic() + {seconds}
+        while time.monotonic() < until:
             a = bfc.BFCAllocator(bfc.HostSubAllocator("1 GiB"))
             b = a.allocate(100)
             replay = threading.Thread(target=trace.replay, args=(a,))
             replay.start()
             while replay.is_alive():
-                if number % 2:
-                    for _ in range(2000):
-                        a.record_stream(b, 0)
-                else:
+                for _ in range(1000):
+                    a.record_stream(b, 0)
+                for _ in range(100):
                     memoryview(b).release()
             replay.join()
             b.free()
