@@ -143,7 +143,7 @@ class OpenCLSubAllocator(SubAllocator):
         self._home = _opencl.Home()
         self.default_stream_alias = self._queues.own.handle
         self.live_bytes = 0
-        self._lock = ForkSafeLock()
+        self._lock, self._making = ForkSafeLock(), ForkSafeLock()
         # In order of addresses. It is replaced, never changed, so that look-ups need no lock.
         self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
 
@@ -205,7 +205,8 @@ class OpenCLSubAllocator(SubAllocator):
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
             address = _take_addresses(nbytes, alignment)
         try:
-            self._make_resident(memory)
+            with self._making:  # NVIDIA's driver 580 crashes where threads do this at once
+                self._make_resident(memory)
         except BaseException:
             memory.release()
             raise
@@ -220,7 +221,7 @@ class OpenCLSubAllocator(SubAllocator):
             cl.enqueue_svm_migrate_mem(queue, [memory], undefined)
         else:  # OpenCL 2.0, or a pyopencl before 2025
             cl.enqueue_svm_memfill(queue, memory, b"\0")
-        self._queues.own.finish()
+        queue.finish()
 
     def free(self, address: int, nbytes: int) -> None:
         if not self._home.is_here:

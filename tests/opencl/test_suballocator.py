@@ -59,38 +59,47 @@ def test_a_region_is_resident_before_alloc_returns(source, monkeypatch, cl) -> N
         calls.append("migrate")
         return migrate(queue, memory, flags)
 
-    finish = _queues.Queue.finish
+    class Queue:
+        def __init__(self, queue: Any) -> None:
+            self.queue = queue
 
-    def noted_too(queue: _queues.Queue) -> None:
-        calls.append("finish")
-        finish(queue)
+        def finish(self) -> None:
+            calls.append("finish")
+            self.queue.finish()
 
-    monkeypatch.setattr(cl, name, noted)
-    monkeypatch.setattr(_queues.Queue, "finish", noted_too)
+    own = source.queue
+    monkeypatch.setattr(cl, name, lambda queue, *rest: noted(own, *rest))
+    source.queue = Queue(own)
     block = source.alloc(256, MIB)
     assert calls == ["migrate", "finish"]
     source.free(*block)
 
 
-def test_threads_take_turns_at_finishing_one_queue(source) -> None:
+def test_threads_take_turns_at_making_memory_resident(source, monkeypatch) -> None:
     """NVIDIA's driver crashes otherwise."""
-    inside, most = [], []
+    inside: list[int] = []
+    seen: list[int] = []
+    make_resident = source._make_resident
 
-    class Slow:
-        def finish(self) -> None:
-            inside.append(threading.get_ident())
-            time.sleep(0.002)
-            most.append(len(inside))
-            inside.pop()
+    def slow(memory: Any) -> None:
+        inside.append(1)
+        time.sleep(0.002)
+        make_resident(memory)
+        seen.append(len(inside))
+        inside.pop()
 
-    queue = _queues.Queue(source.queue, 0)
-    queue.queue = Slow()
-    threads = [threading.Thread(target=queue.finish) for _ in range(6)]
+    monkeypatch.setattr(source, "_make_resident", slow)
+    blocks: list[tuple[int, int]] = []
+    threads = [
+        threading.Thread(target=lambda: blocks.append(source.alloc(256, 4096))) for _ in range(6)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1] * 6
+    assert seen == [1] * 6
+    for block in blocks:
+        source.free(*block)
 
 
 def test_an_alloc_that_raises_at_any_line_has_kept_nothing(source) -> None:

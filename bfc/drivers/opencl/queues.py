@@ -41,20 +41,13 @@ class WrongQueueError(SubAllocatorError):
 class Queue:
     """A command queue that a user passed as a stream. No other queue ever has its `number`."""
 
-    __slots__ = ("_finishing", "handle", "is_ordered", "number", "queue")
+    __slots__ = ("handle", "is_ordered", "number", "queue")
 
     def __init__(self, queue: Any, number: int) -> None:
         self.queue = queue
         self.handle = int(queue.int_ptr)
         self.number = number
         self.is_ordered = is_ordered(queue)
-        self._finishing = ForkSafeLock()
-
-    def finish(self) -> None:
-        """Waits for all work in it. Threads take turns: NVIDIA's driver 580 crashes where several
-        call clFinish of one queue at once while they make memory. Raises pyopencl's errors."""
-        with self._finishing:
-            self.queue.finish()
 
 
 def is_ordered(queue: Any) -> bool:
@@ -131,14 +124,14 @@ class Queues:
             if known is self.own or known.queue.reference_count > 1:
                 continue
             with contextlib.suppress(self._cl.Error):  # if lost, it is kept: what it ran is unknown
-                known.finish()
+                known.queue.finish()
                 self._known.pop(handle, None)
 
     def finish(self) -> None:
         """Waits for all work in all queues. Raises DriverError."""
         for known in {id(queue): queue for queue in list(self._known.values())}.values():
             with in_words(f"clFinish of the command queue {known.handle:#x}"):
-                known.finish()
+                known.queue.finish()
 
 
 def foreign_queue(stream: int) -> WrongQueueError:
