@@ -33,7 +33,7 @@ def built(source: Path, folder: Path) -> Path:
 
 def compiled(source: Path, program: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
     assert COMPILER is not None
-    command = [*COMPILER.split(), "-std=c++17", "-O1", "-g", *options, f"-I{HEADERS}"]
+    command = [*COMPILER.split(), "-std=c++17", "-O1", "-g1", *options, f"-I{HEADERS}"]
     return subprocess.run(
         [*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False
     )
