@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.kinds import WORKSPACES
 from bfc.predicting.rules.interface import (
     Call,
@@ -84,8 +85,6 @@ class Network:
 
     def cast(self) -> None:
         """As autocast would."""
-        import torch
-
         if torch.is_autocast_enabled("cuda"):
             half = torch.get_autocast_dtype("cuda")
             self.data, *self.weights = (one.to(half) for one in (self.data, *self.weights))
@@ -101,8 +100,6 @@ class Network:
 
     def run(self) -> Any:
         """cuDNN's operator."""
-        import torch
-
         self.cast()
         hidden, cell = self.state
         size = int(hidden.shape[-1])
@@ -133,8 +130,6 @@ class Network:
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, `nn.LSTM` and its like call cuDNN's operator."""
-    import torch
-
     acceptable = torch.backends.cudnn.is_acceptable
     ready = _dropout_state(recorder)
     functions = {kind: _function(kind, getattr(torch._VF, kind), ready) for kind in KINDS}
@@ -173,8 +168,6 @@ def _function(
 def _dropout_state(recorder: Any) -> Callable[[Network], None]:
     """The first dropout of a process draws a seed on the device, and makes a state that stays
     (get_dropout_state in ATen/native/cudnn/RNN.cpp)."""
-    import torch
-
     memory, state = recorder.memory, "the state of cuDNN's dropout"
 
     def ready(network: Network) -> None:
@@ -192,8 +185,6 @@ def _side_by_side(build: Callable[..., None]) -> Callable[..., None]:
     """`flatten_parameters`: on the device all weights get places in one memory."""
 
     def flatten(self: Any) -> None:
-        import torch
-
         weights = self._flat_weights
         if not all(map(on_cuda, weights)) or len({one.dtype for one in weights}) > 1:
             build(self)
@@ -210,8 +201,6 @@ def _side_by_side(build: Callable[..., None]) -> Callable[..., None]:
 
 def _padded(data: Any, batch_sizes: Any, batch_first: bool, value: float, length: int) -> Any:
     """Packed sequences side by side again: each is as long as the longest."""
-    import torch
-
     steps = int(batch_sizes.shape[0])
     found = data.reshape(steps, -1, *data.shape[1:]).clone()
     lengths = torch.full((found.shape[1],), steps)
@@ -221,7 +210,6 @@ def _padded(data: Any, batch_sizes: Any, batch_first: bool, value: float, length
 def _packing(recorder: Any) -> Callable[..., Any]:
     """`_pack_padded_sequence`, whose gradient reads in C++ how long the sequences are. That is not
     known: as long as the longest."""
-    import torch
 
     class Packed(torch.autograd.Function):  # type: ignore[misc]
         """All steps of all sequences, one after the other; the gradient is in zeros."""
@@ -329,8 +317,6 @@ def _for_a_moment(copies: list[Workspace], one: Workspace) -> Iterator[Workspace
 @kernel("aten::_cudnn_rnn")
 def forward(call: Call) -> Any:
     """The results, and the reserve."""
-    import torch
-
     output, hidden, cell, *_ = call.func(*call.args, **call.kwargs)
     data = call.args[0]
     if _turned(call):

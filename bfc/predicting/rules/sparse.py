@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import Call, sparse
 from bfc.predicting.rules.tensors import argument, operator
@@ -36,8 +37,6 @@ def _is_sparse(tensor: Any) -> bool:
 
 def _like(tensor: Any, indices: Any, values: Any, coalesced: bool) -> Any:
     """A sparse tensor of these, as large as another."""
-    import torch
-
     dims = tensor.sparse_dim(), tensor.dense_dim()
     return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         *dims,
@@ -54,8 +53,6 @@ def _like(tensor: Any, indices: Any, values: Any, coalesced: bool) -> Any:
 @sparse("aten::clone")
 def clone(call: Call) -> Any:
     """Copies of both; a gradient in order is kept, where autograd copies that of a subclass."""
-    import torch
-
     tensor = call.args[0]
     node, parts = torch._C._current_autograd_node(), _parts(tensor)
     kept = node is not None and node.name().endswith("AccumulateGrad")
@@ -67,8 +64,6 @@ def clone(call: Call) -> Any:
 @sparse("aten::_to_copy")
 def to_copy(call: Call) -> Any:
     """On another device, or in another type."""
-    import torch
-
     tensor = call.args[0]
     indices, values = _parts(tensor)
     device = argument(call, "device", None) or tensor.device
@@ -82,8 +77,6 @@ def to_copy(call: Call) -> Any:
 def added(call: Call) -> Any:
     """To a dense tensor, in its place; of two sparse ones the one behind the other
     (cuda/SparseCUDATensorMath.cu, add_out_dense_sparse_cuda and add_out_sparse_cuda)."""
-    import torch
-
     into, other = call.args[:2]
     in_place = operator(call) == "add_"
     if not (_is_sparse(into) and _is_sparse(other)):
@@ -102,8 +95,6 @@ def added(call: Call) -> Any:
 def coalesced(call: Call) -> Any:
     """The indices are sorted, and the values of equal ones summed up: at most all stay, or as many
     as differ if they were drawn evenly. The memory of all indices is kept."""
-    import torch
-
     tensor = call.args[0]
     indices, values = _parts(tensor)
     count = int(values.shape[0])
@@ -129,8 +120,6 @@ def coalesced(call: Call) -> Any:
 def sparse_mask(call: Call) -> Any:
     """The rows of a dense tensor that another has, at the same places, times one
     (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
-    import torch
-
     tensor, mask = call.args[:2]
     if mask.sparse_dim() != 1 or _is_sparse(tensor):
         return NotImplemented

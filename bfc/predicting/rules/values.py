@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import Call, answer, composition, kernel
 from bfc.predicting.rules.tensors import argument, on_host, operator, type_name
 
@@ -15,8 +16,6 @@ INDEX = 8
 @answer("aten::_local_scalar_dense")
 def item(call: Call, run: Callable[[], Any]) -> Any:
     """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0 or False."""
-    import torch
-
     tensor = call.args[0]
     if getattr(tensor, "constant", None) is not None:
         return run()
@@ -58,7 +57,6 @@ def drawn(call: Call) -> Any:
 def _compute(call: Call, made: Any) -> None:
     """What was made has the numbers that the operator makes of real tensors, if it is given none
     that is fake."""
-    import torch
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -109,8 +107,6 @@ def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
 def nonzero(call: Call) -> Any:
     """The places of what is not zero: at most all, or as many as were set in zeros; where choices
     decide, as many as there are if they are even."""
-    import torch
-
     tensor = call.args[0]
     most = call.most_of(tensor) or tensor.numel()  # of no place at all little could be predicted
     chosen = "all elements" if most == tensor.numel() else "all that were set"
@@ -126,8 +122,6 @@ def nonzero(call: Call) -> Any:
 @composition("aten::masked_select")
 def masked_select(tensor: Any, mask: Any, *, out: Any = None) -> Any:
     """The mask becomes an index (ATen/native/cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
-    import torch
-
     pair = torch.broadcast_tensors(tensor, mask)
     flat = [one.unsqueeze(0) if not one.shape else one for one in pair]
     if out is None:
@@ -142,8 +136,6 @@ MASKS = ("bool", "uint8")
 def masks(call: Call, run: Callable[..., Any]) -> Any:
     """A mask as an index becomes the places of what it selects, at most all
     (ATen/native/IndexingUtils.h, expandTensors)."""
-    import torch
-
     given = call.args[1]
     if not any(index is not None and type_name(index) in MASKS for index in given):
         return run()
@@ -173,8 +165,6 @@ def _fills(call: Call) -> bool:
 @answer("aten::bincount")
 def bincount(call: Call, run: Callable[..., Any]) -> Any:
     """How often each number occurs: as many numbers as there are elements, or as are asked for."""
-    import torch
-
     tensor = call.args[0]
     least = call.named().get("minlength", 0)
     count = max(int(least), 1 if least else tensor.numel())
@@ -187,8 +177,6 @@ def bincount(call: Call, run: Callable[..., Any]) -> Any:
 @answer("aten::repeat_interleave")
 def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
     """How often each element is repeated is not known: once, if `output_size` does not say it."""
-    import torch
-
     repeats = call.args[0]
     if call.func._overloadname != "Tensor":
         return run()
