@@ -6,6 +6,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     guard.cpp             a device "cuda" in a PyTorch that has none
     guard.py              it is compiled when first used
     devices.py            the usual GPUs
+    cudnn.py              cuDNN itself, asked what a convolution works in
     arrivals.py           modules that are changed once they are imported
     kinds.py              what an allocation is for
     rules/                what CUDA's operators allocate beside their results

@@ -16,6 +16,7 @@ attention.py          the kernels of scaled_dot_product_attention
 sdpa_choice.py        which of them a GPU takes
 sdpa.py               attention as the GPU would run it
 encoder.py            layers of a transformer in inference, which are one operator
+unknowable.py         operators whose kernels take memory that only a GPU knows
 convolution_workspaces.py  how much memory cuDNN works in
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
@@ -25,7 +26,6 @@ files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
-unknowable.py         operators whose kernels take memory that only a GPU knows
 """
 
 from bfc.predicting.rules import (

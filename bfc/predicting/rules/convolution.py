@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.predicting.cudnn import Cudnn, Question
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.convolution_workspaces import Convolution
+from bfc.predicting.rules.convolution_workspaces import HOPPER, Convolution
 from bfc.predicting.rules.interface import (
     Call,
     Release,
@@ -33,6 +34,7 @@ from bfc.predicting.rules.tensors import (
     suggests_channels_last,
     type_name,
 )
+from bfc.predicting.rules.unknowable import CONVOLUTIONS, asked_of
 
 
 def by_channels(tensor: Any, weight: Any) -> bool:
@@ -107,27 +109,86 @@ def _tensor_cores(call: Call, tensor: Any) -> bool:
     return call.gpu.cc >= (8, 0) and bool(torch.backends.cudnn.allow_tf32)
 
 
-def _convolution(call: Call, images: Any, weight: Any, result: Any) -> Convolution | None:
-    """What cuDNN computes; None if it needs no workspace that is known."""
-    if not _tensor_cores(call, images):
-        return None
-    last, strides = by_channels(images, weight), argument(call, "stride")
-    dims = len(weight.shape) - 2
-    steps = tuple(int(step) for step in strides) * (dims if len(strides) == 1 else 1)
+@around
+@contextmanager
+def library(recorder: Any) -> Iterator[None]:
+    """cuDNN, if it is installed, is asked for as long as a prediction runs."""
+    global _cudnn
+    with Cudnn() as _cudnn:
+        yield
+        if _cudnn.version:
+            for name in CONVOLUTIONS & recorder.unknown.keys():
+                recorder.unknown[name] = asked_of(_cudnn.version)
+
+
+_cudnn: Cudnn | None = None
+
+
+def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str) -> int:
+    """The bytes that cuDNN works in for the result, or for a gradient: "images" or "weight". A
+    transposed convolution is the gradient of another."""
     if argument(call, "transposed"):
         images, result = result, images
-    groups = int(argument(call, "groups", 1))
-    return Convolution(images, weight, result, groups, steps, last, call.gpu.sms)
+        gradient = {"result": "images", "images": "result", "weight": "weight"}[gradient]
+    last, groups = by_channels(images, weight), int(argument(call, "groups", 1))
+    dims = len(weight.shape) - 2
+    strides, padding, dilation = (
+        _of_each(argument(call, name), dims) for name in ("stride", "padding", "dilation")
+    )
+    cores = _tensor_cores(call, images)
+    found = Convolution(images, weight, result, groups, strides, last, call.gpu.sms)
+    if not (found.alone and not last) and not (found.plain and cores) and _cudnn is not None:
+        import torch
+
+        plan = _cudnn.plan(
+            Question(
+                gradient=gradient,
+                images=_of_pixels(images.shape),
+                weight=_of_pixels(weight.shape),
+                result=_of_pixels(result.shape),
+                last=last,
+                type=type_name(images),
+                padding=_of_pixels(padding, 0),
+                strides=_of_pixels(strides, 1),
+                dilation=_of_pixels(dilation, 1),
+                tf32=bool(torch.backends.cudnn.allow_tf32),
+                deterministic=_deterministic(),
+                name=call.gpu.name,
+                cc=call.gpu.cc,
+                sms=call.gpu.sms,
+                memory=call.gpu.memory,
+            )
+        )
+        if plan is not None:
+            known = gradient != "weight" or call.gpu.cc != HOPPER
+            return plan.workspace if known else found.with_all_sms(plan)
+    return found.estimate(gradient) if cores else 0
+
+
+def _deterministic() -> bool:
+    import torch
+
+    return bool(torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
+
+
+def _of_each(values: Any, dims: int) -> tuple[int, ...]:
+    return tuple(map(int, values)) * (dims if len(values) == 1 else 1)
+
+
+def _of_pixels(values: Any, of_rows: int | None = None) -> tuple[int, ...]:
+    """As PyTorch calls cuDNN for one dimension: with another one, of one row. `of_rows` is None
+    for a shape."""
+    whole = tuple(map(int, values))
+    if of_rows is None:
+        return (*whole[:2], 1, whole[2]) if len(whole) == 3 else whole
+    return (of_rows, *whole) if len(whole) == 1 else whole
 
 
 @rule("aten::convolution", "aten::_convolution")
 def workspace(call: Call) -> Iterator[Workspace | Release]:
-    """cuDNN's workspace: a transposed convolution is the gradient of another."""
-    found = _convolution(call, call.args[0], call.args[1], call.result)
-    if found is not None:
-        turned = bool(argument(call, "transposed"))
-        size = found.gradient_of_images() if turned else found.forward()
-        yield Workspace(size, what="cuDNN's workspace")
+    """cuDNN's workspace."""
+    size = _workspace(call, call.args[0], call.args[1], call.result, "result")
+    yield Workspace(size, what="cuDNN's workspace")
 
 
 @between("aten::convolution_backward")
@@ -136,15 +197,10 @@ def workspaces_of_gradients(call: Call) -> Iterator[Workspace | Release | Result
     ATen/native/cudnn/ConvShared.cpp): each with a workspace of its own."""
     gradient, images, weight = call.args[:3]
     mask = argument(call, "output_mask") or (True, True, True)
-    found = _convolution(call, images, weight, gradient)
-    sizes = [0, 0]
-    if found is not None:
-        turned = bool(argument(call, "transposed"))
-        first = found.forward() if turned else found.gradient_of_images()
-        sizes = [first, found.gradient_of_weight()]
-    for place, size in enumerate(sizes):
+    for place, of in enumerate(("images", "weight")):
         if mask[place]:
             yield Result(place)
+            size = _workspace(call, images, weight, gradient, of)
             yield from cub.for_a_moment(size, "cuDNN's workspace")
 
 

@@ -1,0 +1,391 @@
+"""cuDNN itself, asked what a convolution will work in, without a GPU.
+
+Since release 9.8 cuDNN plans for a device that is only described: its heuristics choose the
+algorithm, and the plan says how large its workspace is ("Deviceless ahead-of-time compilation" in
+NVIDIA's documentation; the descriptors are those of cudnn_graph.h). PyTorch takes the first plan
+that works (ATen/native/cudnn/Conv_v8.cpp, without `torch.backends.cudnn.benchmark`), so the first
+is asked for. A wheel of PyTorch for CUDA brings the libraries, on a machine without a GPU, too;
+else they are in the packages nvidia-cudnn-cu13 and nvidia-cublas.
+
+This file is also the program that asks, in a process of its own: what happens to cuDNN there does
+not happen to the prediction, and no GPU is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+#: Where the library is, if it is not found among the installed packages; "" for no library.
+VARIABLE = "BFC_CUDNN_LIBRARY"
+LIBRARY = "libcudnn.so.9"
+#: The first release that plans without a device.
+OLDEST = 90800
+
+
+@dataclass(frozen=True)
+class Question:
+    """A convolution that is not transposed, and the pass that is to be planned."""
+
+    gradient: str  # what is computed: "result", "images" or "weight"
+    images: tuple[int, ...]  # shapes
+    weight: tuple[int, ...]
+    result: tuple[int, ...]
+    last: bool  # whether the channels of a pixel lie side by side
+    type: str  # such as "bfloat16"
+    padding: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    tf32: bool  # whether tensor cores may compute with 32 bits
+    deterministic: bool
+    name: str  # of the GPU
+    cc: tuple[int, int]
+    sms: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What cuDNN would do."""
+
+    workspace: int  # bytes
+    engine: int  # cuDNN's number of what computes it
+
+
+class Cudnn:
+    """A process that asks cuDNN; use it as a context. It is started by the first question."""
+
+    def __init__(self) -> None:
+        self.version = 0  # 91900 is 9.19; 0 while nothing was asked, or if there is no cuDNN
+        self._process: subprocess.Popen[str] | None = None
+        self._found: dict[Question, Plan | None] = {}
+        self._over = False
+
+    def __enter__(self) -> Cudnn:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over = True
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.communicate()  # it ends where its input does
+            self._process = None
+
+    def plan(self, question: Question) -> Plan | None:
+        """The plan; None if cuDNN is not there, is too old, or has none."""
+        if question not in self._found:
+            self._found[question] = self._ask(question)
+        return self._found[question]
+
+    def _ask(self, question: Question) -> Plan | None:
+        if self._over or (self._process is None and not self._start()):
+            return None
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(asdict(question)) + "\n")
+            process.stdin.flush()
+            answer = _numbers(process.stdout)
+        except OSError:
+            answer = []
+        if len(answer) != 2:  # it died
+            self.version = 0
+            self.__exit__()
+            return None
+        return Plan(*answer) if answer[0] >= 0 else None
+
+    def _start(self) -> bool:
+        paths = libraries()
+        if paths:
+            environment = {
+                name: value for name, value in os.environ.items() if not name.startswith("CUDNN_")
+            }
+            with contextlib.suppress(OSError):
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", __file__, *paths],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+                )
+                (self.version,) = _numbers(self._process.stdout) or [0]
+        if self.version < OLDEST:
+            self.version = 0
+            self.__exit__()
+        return self._process is not None
+
+
+def _numbers(output: IO[str] | None) -> list[int]:
+    """A line of them; none if the process is gone."""
+    assert output is not None
+    return list(map(int, output.readline().split()))
+
+
+def libraries() -> list[str]:
+    """The paths of cuDNN, and then of what it loads, among the packages that Python finds."""
+    given = os.environ.get(VARIABLE)
+    if given is not None:
+        folders = [str(Path(given).parent.parent.parent)] if given else []
+    else:
+        folders = [str(Path(folder or ".", "nvidia")) for folder in sys.path]
+    for folder in map(Path, folders):
+        cudnn = Path(given) if given else folder / "cudnn" / "lib" / LIBRARY
+        if cudnn.is_file():
+            others = [
+                path
+                for pattern in ("libcublasLt.so.*", "libnvrtc.so.*")
+                for path in sorted(folder.glob(f"*/lib/{pattern}"))
+            ]
+            return [str(cudnn), *map(str, others)]
+    return []
+
+
+# -- the process that asks ----------------------------------------------------------------------
+
+# Numbers of cudnn_graph.h: descriptors,
+CONVOLUTION, ENGINE, CONFIG, HEURISTICS, PLAN, GRAPH, TENSOR, DEVICE = 1, 2, 3, 4, 5, 15, 17, 38
+#: for what is computed, the operation and its attributes: the convolution, weight, images, result,
+#: and the two factors;
+OPERATIONS = {
+    "result": (10, (702, 703, 704, 705, 700, 701)),
+    "images": (12, (708, 709, 710, 711, 706, 707)),
+    "weight": (11, (714, 715, 716, 717, 712, 713)),
+}
+# types of attributes,
+NUMBER_TYPE, INTEGERS, FLOAT, DOUBLE, MODE, HEURISTIC, NOTE, DESCRIPTORS, CHARACTERS = (
+    *(1, 3, 4, 5, 7, 8, 11, 15, 24),
+)
+C_TYPES: dict[int, Any] = {
+    INTEGERS: ctypes.c_int64,
+    FLOAT: ctypes.c_float,
+    DOUBLE: ctypes.c_double,
+    DESCRIPTORS: ctypes.c_void_p,
+    CHARACTERS: ctypes.c_char,
+}
+# of numbers,
+NUMBERS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+# heuristics in the order in which PyTorch asks them,
+INSTANT, FALLBACK = 0, 2
+# and the notes by which it leaves out what an engine does.
+TENSOR_CORES, ROUNDS_INPUTS, NOT_DETERMINISTIC, MOST_NOTES = 0, 1, 4, 10
+CROSS_CORRELATION = 1
+ALIGNMENT = 16
+#: What the CUDA programming guide says of compute capabilities: the most bytes of shared memory
+#: that a block can have.
+SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
+SHARED_ELSE = 99
+
+
+class NotSupportedError(Exception):
+    """cuDNN did not do it."""
+
+
+class Descriptor:
+    """One of cuDNN's, by number; `library` is the loaded one."""
+
+    library: ctypes.CDLL
+
+    def __init__(self, kind: int) -> None:
+        self.pointer = ctypes.c_void_p()
+        self._kept: list[object] = []
+        _check(self.library.cudnnBackendCreateDescriptor(kind, ctypes.byref(self.pointer)))
+
+    def __del__(self) -> None:
+        self.library.cudnnBackendDestroyDescriptor(self.pointer)
+
+    def set(self, attribute: int, kind: int, values: Sequence[Any]) -> Descriptor:
+        """Sets an attribute."""
+        self._kept.append(values)
+        given = [one.pointer for one in values] if kind == DESCRIPTORS else values
+        array = (C_TYPES.get(kind, ctypes.c_int) * len(values))(*given)
+        count = ctypes.c_int64(len(values))
+        _check(
+            self.library.cudnnBackendSetAttribute(
+                self.pointer, attribute, kind, count, ctypes.byref(array)
+            )
+        )
+        return self
+
+    def done(self) -> Descriptor:
+        """Nothing more is set."""
+        _check(self.library.cudnnBackendFinalize(self.pointer))
+        return self
+
+    def get(self, attribute: int, kind: int, array: Any) -> int:
+        """Fills an array (none: counts), and returns how many there are."""
+        count = ctypes.c_int64()
+        most = ctypes.c_int64(0 if array is None else len(array))
+        _check(
+            self.library.cudnnBackendGetAttribute(
+                *(self.pointer, attribute, kind, most, ctypes.byref(count)),
+                None if array is None else ctypes.byref(array),
+            )
+        )
+        return count.value
+
+    def numbers(self, attribute: int, kind: int, most: int = 1) -> list[int]:
+        """Numbers of an attribute."""
+        array = (C_TYPES.get(kind, ctypes.c_int) * most)()
+        count = self.get(attribute, kind, array)
+        return list(array)[:count]
+
+    def parts(self, attribute: int, kind: int) -> list[Descriptor]:
+        """Descriptors of an attribute, of a kind."""
+        made = [Descriptor(kind) for _ in range(self.get(attribute, DESCRIPTORS, None))]
+        array = (ctypes.c_void_p * len(made))(*(one.pointer for one in made))
+        return made[: self.get(attribute, DESCRIPTORS, array)]
+
+
+def _check(status: int) -> None:
+    if status:
+        raise NotSupportedError(status)
+
+
+def plan(question: Question) -> Plan:
+    """The first plan that PyTorch would take."""
+    device = _device(question)
+    graph = Descriptor(GRAPH).set(801, DESCRIPTORS, [_operation(question)]).done()
+    for heuristic in (INSTANT, FALLBACK):
+        for config in _configs(graph, device, heuristic):
+            engine = config.parts(300, ENGINE)[0]
+            if _left_out(question, engine):
+                continue
+            made = Descriptor(PLAN).set(401, DESCRIPTORS, [config])
+            with contextlib.suppress(NotSupportedError):
+                made.set(407, DESCRIPTORS, [device]).done()
+                return Plan(made.numbers(402, INTEGERS)[0], engine.numbers(1301, INTEGERS)[0])
+    raise NotSupportedError
+
+
+def _configs(graph: Descriptor, device: Descriptor, heuristic: int) -> list[Descriptor]:
+    asked = Descriptor(HEURISTICS).set(201, DESCRIPTORS, [graph])
+    asked.set(200, HEURISTIC, [heuristic]).set(204, DESCRIPTORS, [device])
+    try:
+        return asked.done().parts(202, CONFIG)
+    except NotSupportedError:
+        return []
+
+
+def _left_out(question: Question, engine: Descriptor) -> bool:
+    """filterEngineConfigs in Conv_v8.cpp."""
+    notes = engine.numbers(1303, NOTE, MOST_NOTES)
+    if question.deterministic and NOT_DETERMINISTIC in notes:
+        return True
+    if question.type != "float32" and question.tf32:
+        return False
+    return ROUNDS_INPUTS in notes or (not question.tf32 and TENSOR_CORES in notes)
+
+
+def _operation(question: Question) -> Descriptor:
+    computed = "float64" if question.type == "float64" else "float32"
+    convolution = Descriptor(CONVOLUTION).set(100, NUMBER_TYPE, [NUMBERS[computed]])
+    convolution.set(101, MODE, [CROSS_CORRELATION]).set(106, INTEGERS, [len(question.strides)])
+    convolution.set(105, INTEGERS, question.padding).set(104, INTEGERS, question.padding)
+    convolution.set(103, INTEGERS, question.strides).set(102, INTEGERS, question.dilation).done()
+    kind, (way, weight, images, result, *factors) = OPERATIONS[question.gradient]
+    made = Descriptor(kind).set(way, DESCRIPTORS, [convolution])
+    made.set(weight, DESCRIPTORS, [_tensor(ord("w"), question.weight, question)])
+    made.set(images, DESCRIPTORS, [_tensor(ord("x"), question.images, question)])
+    made.set(result, DESCRIPTORS, [_tensor(ord("y"), question.result, question)])
+    for factor, value in zip(factors, (1.0, 0.0), strict=True):
+        made.set(factor, DOUBLE if computed == "float64" else FLOAT, [value])
+    return made.done()
+
+
+def _tensor(name: int, shape: Sequence[int], question: Question) -> Descriptor:
+    order = list(range(len(shape)))
+    if question.last:
+        order = [0, *order[2:], 1]
+    strides, so_far = [0] * len(shape), 1
+    for dim in reversed(order):
+        strides[dim] = so_far
+        so_far *= shape[dim]
+    made = Descriptor(TENSOR).set(901, NUMBER_TYPE, [NUMBERS[question.type]])
+    made.set(902, INTEGERS, shape).set(903, INTEGERS, strides)
+    return made.set(906, INTEGERS, [name]).set(900, INTEGERS, [ALIGNMENT]).done()
+
+
+def _device(question: Question) -> Descriptor:
+    """What is not in the question does not change what was measured on an H100."""
+    major, minor = question.cc
+    text = json.dumps(
+        {
+            "deviceName": question.name,
+            "deviceVer": 100 * major + 10 * minor,
+            "multiProcessorCount": question.sms,
+            "totalGlobalMem": question.memory,
+            "maxSharedMemoryPerBlockOptin": SHARED.get((major, minor), SHARED_ELSE) << 10,
+            "maxSharedMemoryPerBlock": 48 << 10,
+            "reservedSharedMemoryPerBlock": 1 << 10,
+            "maxGridSize": [2**31 - 1, 65535, 65535],
+            "maxBlockSize": [1024, 1024, 64],
+            "maxThreadsPerBlock": 1024,
+            "maxThreadsPerSM": 2048,
+            "maxCtasPerSM": 32,
+            "regsPerBlock": 64 << 10,
+            "maxRegistersPerSM": 64 << 10,
+            "warpSize": 32,
+            "smClockRateKHz": 1_980_000,
+            "memClockRateKHz": 2_619_000,
+            "l2CacheSize": 50 << 20,
+            "supportCoopLaunch": 1,
+            "isTccDriver": 0,
+            "pciDeviceId": 0,
+            "cudaDeviceId": 0,
+            "driverVer": 13000,
+        }
+    )
+    return Descriptor(DEVICE).set(2702, CHARACTERS, text.encode()).done()
+
+
+def _load(paths: Sequence[str]) -> ctypes.CDLL:
+    """cuDNN, once what it cannot do without is loaded: it ends the process otherwise."""
+    library = ctypes.CDLL(paths[0], mode=ctypes.RTLD_GLOBAL)
+    library.cudnnGetVersion.restype = ctypes.c_size_t
+    library.cudnnGetCudartVersion.restype = ctypes.c_size_t
+    major = library.cudnnGetCudartVersion() // 1000
+    for name, needed in ((f"libcublasLt.so.{major}", True), (f"libnvrtc.so.{major}", False)):
+        found = next((path for path in paths if Path(path).name == name), name)
+        try:
+            ctypes.CDLL(found, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            if needed:
+                raise
+    return library
+
+
+def _questions(lines: IO[str]) -> Iterator[Question]:
+    for line in lines:
+        values: dict[str, Any] = json.loads(line)
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        yield Question(**values)
+
+
+def main(paths: Sequence[str]) -> None:
+    """Writes the version, and then two numbers for each question, of which the first is -1 if there
+    is no plan. What cuDNN writes goes elsewhere."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        Descriptor.library = _load(paths)
+        print(Descriptor.library.cudnnGetVersion(), file=answers, flush=True)
+        for question in _questions(sys.stdin):
+            try:
+                found = plan(question)
+            except NotSupportedError:
+                found = Plan(-1, -1)
+            print(found.workspace, found.engine, file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""cuDNN itself, which is asked for its plans without a GPU."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rule_calls import Shape
+
+from bfc.predicting import cudnn
+from bfc.predicting.cudnn import Cudnn, Plan, Question
+from bfc.predicting.rules.convolution_workspaces import Convolution
+
+
+def question(
+    images: tuple[int, ...],
+    channels: int,
+    kernel: int,
+    gradient: str = "result",
+    type: str = "float32",
+    *,
+    stride: int = 1,
+    dilation: int = 1,
+    groups: int = 1,
+    last: bool = False,
+    tf32: bool = True,
+) -> Question:
+    """Of an H100, with padding that keeps the size of the images."""
+    dims = len(images) - 2
+    padding = dilation * (kernel // 2)
+    reach = 2 * padding - dilation * (kernel - 1) - 1
+    return Question(
+        gradient=gradient,
+        images=images,
+        weight=(channels, images[1] // groups, *(kernel,) * dims),
+        result=(images[0], channels, *((size + reach) // stride + 1 for size in images[2:])),
+        last=last,
+        type=type,
+        padding=(padding,) * dims,
+        strides=(stride,) * dims,
+        dilation=(dilation,) * dims,
+        tf32=tf32,
+        deterministic=False,
+        name="NVIDIA H100 80GB HBM3",
+        cc=(9, 0),
+        sms=132,
+        memory=85029158912,
+    )
+
+
+SOME = question((4, 128, 64, 64), 128, 3)
+
+#: What PyTorch allocated on an H100 with cuDNN 9.19, to the byte, for convolutions of each kind.
+MEASURED: list[tuple[Question, int]] = [
+    (SOME, 17367187),
+    (question((4, 32, 32, 32, 32), 16, 3, "images"), 25221267),
+    (question((8, 128, 112, 112), 16, 3, type="float16", stride=2), 26529808),
+    (question((32, 96, 56, 56), 96, 7, "weight", groups=96, last=True), 318219895),
+    (question((8, 512, 112, 112), 512, 3, "weight", groups=32), 411336720),
+    (question((16, 128, 56, 56), 128, 3, "weight", dilation=12, last=True), 55509136),
+    (question((4, 64, 32, 32, 32), 64, 3), 33996816),
+    (question((2, 1, 48, 48, 48), 128, 3, "weight"), 114177807),
+    (question((8, 128, 112, 112), 32, 5, stride=2, last=True, tf32=False), 55001104),
+    (question((3, 768, 65, 65), 1, 5, "images"), 16900),
+]
+
+
+@pytest.fixture
+def asked():
+    with Cudnn() as found:
+        if found.plan(SOME) is None or found.version != 91900:
+            pytest.skip("cuDNN 9.19 and cublasLt are not installed: nvidia-cudnn-cu13==9.19.0.56")
+        yield found
+
+
+@pytest.mark.parametrize(("asking", "measured"), MEASURED)
+def test_plans_take_what_was_measured_on_a_gpu(asked, asking, measured) -> None:
+    assert asked.plan(asking).workspace == measured
+
+
+def test_what_cannot_be_planned_is_none_and_the_next_question_is_answered(asked) -> None:
+    assert asked.plan(replace(SOME, cc=(2, 0))) is None
+    assert asked.plan(replace(SOME, result=(4, 128, 63, 64))) is None
+    assert asked.plan(SOME) == Plan(17367187, 67)
+
+
+def test_a_library_is_found_among_the_packages_with_what_it_loads(tmp_path, monkeypatch) -> None:
+    for name in (
+        *("cudnn/lib/libcudnn.so.9", "cu13/lib/libcublasLt.so.13", "cu13/lib/libnvrtc.so.13"),
+        "cublas/lib/libcublasLt.so.12",
+    ):
+        path = tmp_path / "nvidia" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.delenv(cudnn.VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "path", ["/nowhere", str(tmp_path)])
+    found = cudnn.libraries()
+    assert found[0] == str(tmp_path / "nvidia/cudnn/lib/libcudnn.so.9")
+    assert {path.rpartition("/")[2] for path in found[1:]} == {
+        *("libcublasLt.so.12", "libcublasLt.so.13", "libnvrtc.so.13")
+    }
+    monkeypatch.setenv(cudnn.VARIABLE, found[0])
+    monkeypatch.setattr(sys, "path", [])
+    assert sorted(cudnn.libraries()) == sorted(found)
+    monkeypatch.setenv(cudnn.VARIABLE, "")
+    assert cudnn.libraries() == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "",  # ends at once
+        "print(91900)",  # ends before it answers
+        "print(90700); print(100, 1)",  # is too old
+        "import os; print(91900, flush=True); input(); os.abort()",
+    ],
+)
+def test_without_an_answer_the_rules_are_left(tmp_path, monkeypatch, program) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(program)
+    monkeypatch.setattr(cudnn, "__file__", str(script))
+    monkeypatch.setattr(cudnn, "libraries", lambda: ["libcudnn.so.9"])
+    with Cudnn() as found:
+        assert found.plan(SOME) is None
+        assert found.plan(replace(SOME, gradient="weight")) is None  # it is not started again
+        assert found.version == 0
+
+
+def test_a_file_that_is_no_library(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "libcudnn.so.9"
+    path.write_text("nothing")
+    monkeypatch.setenv(cudnn.VARIABLE, str(path))
+    with Cudnn() as found:
+        assert found.plan(SOME) is None
+
+
+def test_each_question_is_asked_once(tmp_path, monkeypatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print(91900, flush=True)\nfor at in range(9): input(); print(at, 7, flush=True)"
+    )
+    monkeypatch.setattr(cudnn, "__file__", str(script))
+    monkeypatch.setattr(cudnn, "libraries", lambda: ["libcudnn.so.9"])
+    with Cudnn() as found:
+        other = replace(SOME, last=True)
+        assert [found.plan(one) for one in (SOME, other, SOME)] == [
+            *(Plan(0, 7), Plan(1, 7), Plan(0, 7))
+        ]
+        assert found.version == 91900
+    assert found.plan(replace(SOME, tf32=False)) is None  # the prediction is over
+
+
+#: Images, channels, kernel, type, groups, channels last; the plan; what an H100 took.
+SHARED: list[tuple[tuple[Any, ...], Plan, int]] = [
+    (((8, 32, 56, 56), 32, 3, "float32", 1, False), Plan(6754515, 68), 8524455),
+    (((16, 128, 56, 56), 128, 3, "float32", 1, False), Plan(53149779, 68), 60228135),
+    (((8, 256, 33, 33), 256, 3, "float32", 1, False), Plan(20202512, 68), 27280991),
+    (((32, 64, 56, 56), 64, 3, "float32", 1, True), Plan(295107, 68), 2065047),
+    (((2, 64, 16, 16), 64, 3, "float32", 1, True), Plan(0, 68), 0),
+    (((8, 64, 56, 56), 64, 3, "bfloat16", 1, True), Plan(295107, 65), 1917591),
+    (((32, 512, 14, 14), 512, 3, "bfloat16", 1, True), Plan(131, 65), 0),
+    (((4, 128, 64, 64), 128, 3, "float32", 1, False), Plan(26543248, 50), 26543248),
+]
+
+
+@pytest.mark.parametrize(("shape", "plan", "measured"), SHARED)
+def test_sums_are_those_of_all_multiprocessors(shape, plan, measured) -> None:
+    images, channels, kernel, dtype, groups, last = shape
+    weight = (channels, images[1] // groups, kernel, kernel)
+    result = (images[0], channels, *images[2:])
+    shapes = (Shape(one, dtype) for one in (images, weight, result))
+    made = Convolution(*shapes, groups, (1, 1), last, 132)
+    assert made.with_all_sms(plan) == pytest.approx(measured, abs=64 << 10)
