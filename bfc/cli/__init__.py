@@ -1,5 +1,5 @@
 """The command `bfc`, which is `python -m bfc` too: one file a subcommand, with
-`add_to(subparsers)` and `run(arguments)`. In order:
+`HELP`, `EPILOG`, `add_options(parser)` and `run(arguments)`. In order:
 
     sizes.py               numbers, and sizes of devices
     policies.py            what names an allocator on the command line
@@ -81,7 +81,10 @@ def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
     for command in (demo, predict, advise, report, replay, diff, plan, anonymise, devices):
-        command.add_to(added)
+        name = command.__name__.rpartition(".")[2]
+        one = added.add_parser(name, help=command.HELP, epilog=command.EPILOG)
+        command.add_options(one)
+        one.set_defaults(run=command.run)
     for one in (parser, *added.choices.values()):
         one.formatter_class = argparse.RawDescriptionHelpFormatter  # their epilogs have tables
         one.add_argument(  # to all, so that it can stand before and after the command

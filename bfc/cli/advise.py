@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import bfc
 from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
@@ -21,6 +21,7 @@ from bfc.study.file_formats import read
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+HELP = "find the settings under which a recorded run fits on a device"
 EPILOG = """\
 The first line names the version of PyTorch and answers: the run fits as it is, or one line makes it
 fit and what that costs, or nothing does and how much is missing. The second says whether a replay
@@ -54,12 +55,7 @@ exit code: 0 something fits, 1 nothing does, 2 a wrong call or file, 130 interru
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "advise",
-        help="find the settings under which a recorded run fits on a device",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run_", metavar="RUN", type=Path, help=FILE)
     add(
@@ -85,7 +81,6 @@ def add_to(subparsers: Any) -> None:
         help="replay on a Dask cluster instead: its scheduler, such as tcp://10.0.0.1:8786",
     )
     add_snapshot_device(add)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:

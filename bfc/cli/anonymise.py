@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from bfc.cli.runs import FILE, add_snapshot_device, read_trace
 from bfc.pytorch.stripped import strip
 from bfc.study.file_formats import PICKLES, has_devices
 
+HELP = "strip names and times from a recording, to share it"
 EPILOG = """\
 OUT has the events (allocations, frees, releases of what is cached: sizes and streams), the numbers
 that PyTorch recorded about segments, and the allocator's settings. It has no stack frames, no names
@@ -25,17 +25,11 @@ examples:
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "anonymise",
-        help="strip names and times from a recording, to share it",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="IN", type=Path, help=FILE)
     add("target", metavar="OUT", type=Path, help="the file to write: .npz, or .pickle")
     add_snapshot_device(add)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:

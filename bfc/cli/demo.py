@@ -13,6 +13,7 @@ from bfc.cli.miniature import record
 #: The training needs more than this under PyTorch's default settings, and less under others.
 DEVICE = "9GiB"
 
+HELP = "record a small training, and show what to do with it"
 EPILOG = """\
 It needs no GPU, and no PyTorch. The recording is of the memory of a small transformer that is
 trained on a simulated GPU: a memory snapshot as PyTorch writes it.
@@ -36,12 +37,7 @@ or on a run of yours, recorded in PyTorch:
   bfc report snapshot.pickle"""
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "demo",
-        help="record a small training, and show what to do with it",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folder",
         nargs="?",
@@ -50,7 +46,6 @@ def add_to(subparsers: Any) -> None:
         metavar="FOLDER",
         help="where to write the recording and the report (default: bfc-demo)",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:
@@ -60,8 +55,8 @@ def run(arguments: argparse.Namespace) -> bool:
     folder.mkdir(parents=True, exist_ok=True)
     record(recording)
     print(f"A small transformer was trained for 12 steps, and its memory recorded: {recording}")
-    _show(advise, "advise", recording, "--device", DEVICE)
-    _show(report, "report", recording, "-o", page)
+    _show(advise, recording, "--device", DEVICE)
+    _show(report, recording, "-o", page)
     names = {"recording": shlex.quote(str(recording)), "page": shlex.quote(str(page))}
     print(NEXT.format(device=DEVICE, **names))
     return True
@@ -70,8 +65,9 @@ def run(arguments: argparse.Namespace) -> bool:
 def _show(command: Any, *words: str | Path) -> None:
     """Runs another command as if it had been typed."""
     texts = [str(word) for word in words]
-    print(f"\n$ bfc {shlex.join(texts)}", flush=True)
-    parser = argparse.ArgumentParser(prog="bfc")
-    command.add_to(parser.add_subparsers())
+    name = command.__name__.rpartition(".")[2]
+    print(f"\n$ bfc {name} {shlex.join(texts)}", flush=True)
+    parser = argparse.ArgumentParser()
+    command.add_options(parser)
     command.run(parser.parse_args(texts))
     print()

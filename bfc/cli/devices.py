@@ -14,19 +14,14 @@ from bfc.drivers.cuda import _driver
 from bfc.drivers.opencl import platform as _opencl
 from bfc.units import format_bytes
 
+HELP = "list the devices, their memory and limits, and what is missing"
 EPILOG = """\
 It opens no device: no CUDA context is made, and no memory is taken. The exit code is 0.
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "devices",
-        help="list the devices, their memory and limits, and what is missing",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add_formats(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bfc
 from bfc.browser.compared import data_of_diff
@@ -20,6 +19,7 @@ from bfc.study.growth import KINDS, SHOWN, Diff
 from bfc.study.torch_version import decided, line_of
 from bfc.units import parse_bytes
 
+HELP = "show what grew between two recorded runs"
 EPILOG = """\
 Of runs that PyTorch recorded, the first line names the version. Then come the peak of live bytes in
 each run, what is live at the end of each, and the differences. Tables follow, of what was live at
@@ -53,12 +53,7 @@ examples:
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "diff",
-        help="show what grew between two recorded runs",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("first", metavar="A", type=Path, help=f"the first run: {FILE}")
     add("second", metavar="B", type=Path, help="the second run")
@@ -85,7 +80,6 @@ def add_to(subparsers: Any) -> None:
         type=Path,
         help="also write a page for the browser: what grew, and what `bfc report` shows of B and A",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:

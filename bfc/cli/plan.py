@@ -14,6 +14,7 @@ from bfc.errors import PlanError
 from bfc.files import open_regular
 from bfc.units import format_bytes
 
+HELP = "find places for a recorded run's blocks, and say what they take"
 EPILOG = """\
 A plan knows the whole run, and so can lay its blocks where they leave no gaps: span is what it
 takes, in one region for what is never freed (base) and one for everything else (body). reserved is
@@ -36,12 +37,7 @@ examples:
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "plan",
-        help="find places for a recorded run's blocks, and say what they take",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", metavar="RUN", type=Path, help=FILE)
     add("-o", "--output", metavar="PLAN", type=Path, help="write the plan to this file, an .npz")
@@ -55,7 +51,6 @@ def add_to(subparsers: Any) -> None:
     add_snapshot_device(add)
     add_torch(add)
     add_formats(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:

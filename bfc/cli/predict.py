@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import printable
 from bfc.predicting import devices
+from bfc.predicting import script as scripts
 from bfc.predicting.prediction import REPEATS
-from bfc.predicting.script import STEPS, Ran, run
+from bfc.predicting.script import STEPS, Ran
 from bfc.study.advise import advise
 from bfc.units import format_bytes
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from bfc.predicting.prediction import Prediction
     from bfc.study.advice import Advice
 
+HELP = "predict how much GPU memory a PyTorch program needs, without a GPU"
 EPILOG = f"""\
 The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are only shapes: it needs
 no GPU, and computes nothing on one. It uses the network, and starts other programs, with your
@@ -60,15 +62,12 @@ SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNO
 TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "predict",
-        help="predict how much GPU memory a PyTorch program needs, without a GPU",
-        usage="bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
-        "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]",
-        epilog=EPILOG,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
+        "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]"
     )
-    _add_options(parser)
+    _add_shared(parser)
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m")
     parser.add_argument(
         "command",
@@ -76,10 +75,9 @@ def add_to(subparsers: Any) -> None:
         metavar="SCRIPT",
         help="the program, with its arguments",
     )
-    parser.set_defaults(run=run_command)
 
 
-def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
+def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
     """The options that may stand among the script's arguments, too."""
     add = parser.add_argument
     add("--device", metavar="GPU", default=default, help="a GPU, or a size (default: h100)")
@@ -115,7 +113,7 @@ def _add_options(parser: argparse.ArgumentParser, default: Any = None) -> None:
     add("--json", action="store_true", default=default or False, help="print JSON, not text")
 
 
-def run_command(arguments: argparse.Namespace) -> bool:
+def run(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits."""
     script, rest = _split(arguments)
     steps = arguments.steps
@@ -134,7 +132,7 @@ def run_command(arguments: argparse.Namespace) -> bool:
         )
     if devices.find(device).usable == devices.find(device).memory:  # a size
         device_bytes(device, "--device")
-    ran = run(
+    ran = scripts.run(
         script,
         rest,
         module=arguments.module is not None,
@@ -197,7 +195,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     parser = argparse.ArgumentParser(
         prog="bfc predict", add_help=False, allow_abbrev=False, argument_default=None
     )
-    _add_options(parser, argparse.SUPPRESS)
+    _add_shared(parser, argparse.SUPPRESS)
     ours, rest = parser.parse_known_args(hidden)
     vars(arguments).update(vars(ours))
     _tell(script, sorted(vars(ours)), left)

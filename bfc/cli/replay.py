@@ -56,6 +56,7 @@ HEADINGS = (
 #: The kinds of calls of a driver, in the order of their columns in CSV.
 CALLS = ("alloc", "free", "reserve", "unreserve", "create", "release", "map", "access", "unmap")
 
+HELP = "replay recorded allocations and show how they are laid out"
 EPILOG = """\
 policies: bfc is TensorFlow's. It takes its whole limit at once, or, with --allow-growth, regions
 that double. bfc:virtual_memory maps memory page by page, and stitches free pages together where no
@@ -102,12 +103,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "replay",
-        help="replay recorded allocations and show how they are laid out",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("traces", nargs="+", metavar="TRACE", type=Path, help=FILES)
     add(
@@ -136,7 +132,6 @@ def add_to(subparsers: Any) -> None:
         help="also draw what is live and reserved over time under each policy, of one TRACE: "
         ".png, .pdf or .svg (needs matplotlib)",
     )
-    parser.set_defaults(run=run)
 
 
 def add_options_of_allocators(

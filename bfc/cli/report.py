@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
@@ -18,6 +17,7 @@ from bfc.study.torch_version import line_of
 #: What stands at the beginning of each page that bfc writes.
 TITLE, HEAD = b"<title>bfc report</title>", 4096
 
+HELP = "write a page for the browser that shows recorded runs"
 EPILOG = """\
 The page is one file. It asks the network for nothing, and any current browser opens it. It shows
 the run over time with its peak, a map of the addresses, the blocks at the peak, those that are
@@ -34,12 +34,7 @@ exit code: 0 the page is written, 2 a wrong call or file.
 """
 
 
-def add_to(subparsers: Any) -> None:
-    parser = subparsers.add_parser(
-        "report",
-        help="write a page for the browser that shows recorded runs",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", type=Path, help=FILES)
     add(
@@ -65,7 +60,6 @@ def add_to(subparsers: Any) -> None:
     )
     add_options_of_allocators(add, device=None)
     add_snapshot_device(add)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> bool:
