@@ -95,9 +95,5 @@ cdef class VirtualMemory:
 
     cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil
-    cdef CUresult drop(self, uint64_t handle) noexcept nogil
-    cdef CUresult hide(self, uint64_t address, uint64_t nbytes) noexcept nogil
-    cdef CUresult let_go(self, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef CUresult put(self, uint64_t address, vector[uint64_t]& handles, vector[uint64_t]& sizes,
                       size_t* done, uint64_t* end) noexcept nogil
-    cdef CUresult allow(self, uint64_t address, uint64_t nbytes, vector[Access]& access) noexcept nogil

@@ -828,19 +828,16 @@ cdef class VirtualMemory:
             return address
         except MemoryError:
             with nogil:
-                self.let_go(address, nbytes)
+                self.end(cu.address_free, address, nbytes)
             raise
 
     def unreserve(self, uint64_t address, uint64_t nbytes):
         """See SubAllocator.unreserve."""
         cdef CUresult result
         with nogil:
-            result = self.let_go(address, nbytes)
+            result = self.end(cu.address_free, address, nbytes)
         if failed(result):
             raise mapping_error(result, "cuMemAddressFree", f"{address:#x}, {nbytes} bytes")
-
-    cdef CUresult let_go(self, uint64_t address, uint64_t nbytes) noexcept nogil:
-        return self.end(cu.address_free, address, nbytes)
 
     cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil:
         """Makes a call that gives something back, even if the context was reset: this memory belongs to no
@@ -872,7 +869,7 @@ cdef class VirtualMemory:
             return handle
         except MemoryError:
             with nogil:
-                self.drop(handle)
+                self.end(release_handle, handle, 0)
             raise
 
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil:
@@ -894,12 +891,9 @@ cdef class VirtualMemory:
         """Releases a handle. Raises DriverError."""
         cdef CUresult result
         with nogil:
-            result = self.drop(handle)
+            result = self.end(release_handle, handle, 0)
         if failed(result):
             raise mapping_error(result, "cuMemRelease", f"{handle:#x}")
-
-    cdef CUresult drop(self, uint64_t handle) noexcept nogil:
-        return self.end(release_handle, handle, 0)
 
     # -- mappings ------------------------------------------------------------------------------------------------------
 
@@ -914,7 +908,7 @@ cdef class VirtualMemory:
         with nogil:
             result = self.put(address, pages, lengths, &done, &end)
             if result != SUCCESS and done:
-                undone = self.hide(address, end - address)
+                undone = self.end(cu.memory_unmap, address, end - address)
         if not failed(result):
             return None
         error = mapping_error(result, "cuMemMap", f"{end:#x}, {lengths[done]} bytes")
@@ -940,12 +934,9 @@ cdef class VirtualMemory:
         """See SubAllocator.unmap."""
         cdef CUresult result
         with nogil:
-            result = self.hide(address, nbytes)
+            result = self.end(cu.memory_unmap, address, nbytes)
         if failed(result):
             raise mapping_error(result, "cuMemUnmap", f"{address:#x}, {nbytes} bytes")
-
-    cdef CUresult hide(self, uint64_t address, uint64_t nbytes) noexcept nogil:
-        return self.end(cu.memory_unmap, address, nbytes)
 
     def set_access(self, uint64_t address, uint64_t nbytes, devices, bint allowed=True):
         """Gives some devices access to mapped memory, or takes it from them, in one call. Raises DriverError."""
@@ -957,16 +948,12 @@ cdef class VirtualMemory:
             one.location.id = device
             one.flags = READ_WRITE if allowed else 0
             access.push_back(one)
+        cdef int mode
         cdef CUresult result
         with nogil:
-            result = self.allow(address, nbytes, access)
+            result = self.context.enter(&mode)
+            if result == SUCCESS:
+                result = cu.memory_set_access(address, nbytes, access.data(), access.size())
+                self.context.leave(mode)
         if failed(result):
             raise mapping_error(result, "cuMemSetAccess", f"{address:#x}, {nbytes} bytes")
-
-    cdef CUresult allow(self, uint64_t address, uint64_t nbytes, vector[Access]& access) noexcept nogil:
-        cdef int mode
-        cdef CUresult result = self.context.enter(&mode)
-        if result == SUCCESS:
-            result = cu.memory_set_access(address, nbytes, access.data(), access.size())
-            self.context.leave(mode)
-        return result
