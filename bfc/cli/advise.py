@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
-import bfc
 from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
 from bfc.cli.sizes import device_bytes
 from bfc.cli.tables import add_formats, show
@@ -87,7 +86,8 @@ def run(arguments: argparse.Namespace) -> bool:
     """Prints the advice. Returns True if something fits."""
     # What is wrong with it is said before the file is read.
     device = device_bytes(arguments.device, f"--device {arguments.device}")
-    trace = _read(arguments.run_, arguments.snapshot_device)
+    with option_named(arguments.run_):
+        trace = read(arguments.run_, arguments.snapshot_device)
     with contextlib.ExitStack() as cleanup:
         executor = None
         if arguments.dask is not None:
@@ -109,11 +109,6 @@ def run(arguments: argparse.Namespace) -> bool:
         rows=lambda: map(asdict, advice.rows),
     )
     return advice.fits
-
-
-def _read(path: Path, device: int | None) -> bfc.Trace:
-    with option_named(path):
-        return read(path, device)
 
 
 class _Progress:
