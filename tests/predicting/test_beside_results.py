@@ -162,3 +162,19 @@ def test_numbers_of_a_dirichlet_are_those_of_a_gamma_before() -> None:
         found.sum().backward()
     assert sizes(run)[:3] == [100 * 8 * 4] * 3
     assert given.grad is not None
+
+
+@pytest.mark.parametrize("loss", [functional.mse_loss, functional.smooth_l1_loss])
+def test_a_mean_of_differences_keeps_the_memory_of_all(loss: Any) -> None:
+    """As an H100 allocates: the result is as large as the input, and so is what is summed up."""
+    each = 1024 * 64 * 4
+    with bfc.predict("h100") as run:
+        given, target = tensor(1024, 64), tensor(1024, 64)
+        held = torch.cuda.memory_allocated()
+        mean = loss(given, target)
+        assert mean.shape == ()
+        assert torch.cuda.memory_allocated() - held == each
+        del mean
+        assert loss(given, target, reduction="none").shape == given.shape
+    found = sizes(run)[2:]
+    assert found.count(each) == 3

@@ -17,6 +17,7 @@ from bfc.predicting.rules.interface import (
     answer,
     before,
     composed,
+    kernel,
     on_cuda,
     rule,
 )
@@ -43,9 +44,22 @@ def _sum(call: Call, loss: Any) -> Iterator[Workspace | Release]:
     yield from reduce(call, loss, range(len(loss.shape)), kernel, int(loss.element_size()))
 
 
+@kernel("aten::mse_loss", "aten::smooth_l1_loss")
+def mean_of_differences(call: Call) -> Any:
+    """Of a mean or sum, too, memory for all elements is allocated first, and kept: the result is
+    only made smaller then (maybe_get_output in ATen/native/Loss.cpp)."""
+    import torch
+
+    given, target = call.args[:2]
+    if not on_cuda(given) or not _is_reduced(call):
+        return call.func(*call.args, **call.kwargs)
+    shape = broadcast([given.shape, target.shape])
+    return given.new_empty(shape, dtype=torch.result_type(given, target)).as_strided((), ())
+
+
 @rule("aten::mse_loss", "aten::smooth_l1_loss")
 def differences(call: Call) -> Iterator[Workspace | Release]:
-    """The loss of each element, after the result was allocated."""
+    """The loss of each element, once more."""
     if _is_reduced(call):
         loss = Made(call.result, broadcast([call.args[0].shape, call.args[1].shape]))
         yield Workspace(nbytes(loss), what="loss of each element")
