@@ -796,3 +796,16 @@ def test_the_default_device_may_be_the_gpu(request: pytest.FixtureRequest) -> No
         assert torch.cuda.get_rng_state().device.type == "cpu"
         assert torch.randperm(4, device="cpu").random_().sum().item() >= 0
         assert isinstance(torch.empty((), dtype=torch.int64, device="cpu").random_().item(), int)
+
+
+def test_a_mask_that_learns_is_not_for_cudnn() -> None:
+    """A bias of positions, as an H100 computes it: cuDNN's kernel has no gradient for it. The
+    prediction raised once, where a checkpoint computed its part again."""
+    with bfc.predict("h100") as run:
+        query = torch.randn(2, 8, 128, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        bias = torch.zeros(1, 8, 128, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with torch.no_grad():
+            functional.scaled_dot_product_attention(query, query, query, bias)
+        functional.scaled_dot_product_attention(query, query, query, bias).sum().backward()
+        assert bias.grad.shape == bias.shape
+    assert not [name for name in run.unknown if "cudnn" in name]

@@ -136,8 +136,11 @@ def efficient(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool
 
 
 def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
-    """cuDNN's kernel: 16 bits, heads of up to 128, on newer releases 256."""
+    """cuDNN's kernel: 16 bits, heads of up to 128, on newer releases 256, and no mask that learns,
+    also where no gradient is asked for."""
     version = cudnn_version(torch_version)
+    if call.mask is not None and call.mask.requires_grad:
+        return False
     if not call.half or not ((8, 0) <= gpu.cc <= (12, 1)) or not _dense(call, singleton=True):
         return False
     if call.dropout and (91100 < version < 91400 or _fine(call, torch_version)):
