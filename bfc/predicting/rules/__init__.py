@@ -24,6 +24,7 @@ choices.py            what PyTorch decides by asking what a tensor is
 gradients.py          gradients that it computes otherwise for subclasses
 files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
+solvers.py            factorisations, and systems of equations
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
 """
@@ -46,6 +47,7 @@ from bfc.predicting.rules import (
     reductions,
     sdpa,
     shapes,
+    solvers,
     sorting,
     sparse,
     values,
@@ -77,6 +79,7 @@ __all__ = [
     "rule",
     "sdpa",
     "shapes",
+    "solvers",
     "sorting",
     "sparse",
     "values",

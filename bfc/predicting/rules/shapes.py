@@ -110,13 +110,14 @@ def lengths(recorder: Any) -> Iterator[None]:
 
 @kernel("aten::linalg_lstsq")
 def least_squares(call: Call) -> Any:
-    """The solution, and the residuals where there are more equations than unknowns."""
+    """The solution, in the memory of the right side, and the residuals where there are more
+    equations than unknowns."""
     matrix, right = call.args[0], call.args[1]
     rows, columns = matrix.shape[-2:]
     vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
     count = 1 if vector else right.shape[-1]
     batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[: -1 if vector else -2])
-    solution = right.new_empty((*batch, count, columns)).mT
+    solution = right.new_empty((*batch, count, max(rows, columns))).mT[..., :columns, :]
     left = (*batch, count) if rows > columns else (0,)
     ranks = torch.empty(0, dtype=torch.int64, device=matrix.device)
     found = solution.squeeze(-1) if vector else solution
