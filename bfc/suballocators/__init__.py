@@ -4,6 +4,7 @@ base.py           the contract
 virtual.py        the books of where the pages of a sub-allocator are mapped
 host_pages.py     mapped host memory
 cuda_pages.py     mapped memory of a CUDA device
+held_streams.py   streams whose work is held back until it is let go
 simulated_captures.py   which streams of a simulated device capture graphs
 simulated.py, host.py, cuda.py, opencl.py
 """

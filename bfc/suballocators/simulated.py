@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Literal, SupportsIndex
@@ -11,8 +10,8 @@ from typing import Literal, SupportsIndex
 from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._process import ForkSafeLock
-from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.simulated_captures import SimulatedCaptures
 from bfc.suballocators.virtual import MappingBooks, Plan, still_mapped
 from bfc.units import format_bytes, parse_bytes
@@ -34,26 +33,6 @@ CUDA_CHUNK, CUDA_HIGHEST = 32 << 20, 1 << 47
 FAR = 1 << 62
 
 
-class SimulatedFence:
-    """The fence of a `SimulatedSubAllocator`: done once `finish` or `wait` was called."""
-
-    def __init__(self, device: SimulatedSubAllocator, stream: int) -> None:
-        self._device = device
-        self._stream = stream
-        self._round = device._rounds[stream]
-
-    def done(self) -> bool:
-        return (
-            self._stream not in self._device._held
-            or self._device._rounds[self._stream] > self._round
-        )
-
-    def wait(self) -> None:
-        """Call `finish`: nothing else lets a simulated stream finish."""
-        if not self.done():
-            self._device.finish(self._stream)
-
-
 class Orders:
     """Which of the next calls of one kind are to fail, and with what."""
 
@@ -63,7 +42,7 @@ class Orders:
         self.seen = 0
 
 
-class SimulatedSubAllocator(SubAllocator):
+class SimulatedSubAllocator(HeldStreams, SubAllocator):
     """A GPU made of integers: addresses, and no memory behind them.
 
     The addresses rise and none is used twice, so that a failure shows where a block came from. With
@@ -183,6 +162,7 @@ class SimulatedSubAllocator(SubAllocator):
             raise ValueError("chunk is a multiple of alignment")
         if self.chunk and base < 2 * self.total_bytes:
             raise ValueError("with chunk, addresses fall: base is at least twice the capacity")
+        HeldStreams.__init__(self)
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
         self._block_bytes = 0
@@ -195,8 +175,6 @@ class SimulatedSubAllocator(SubAllocator):
         self._reserve_base = self._reserve_next = reserve_base
         self._pages_made = 0
         self._orders: dict[str, Orders] = {}
-        self._held: set[int] = set()
-        self._rounds: defaultdict[int, int] = defaultdict(int)
         self.captures = SimulatedCaptures()
 
     @property
@@ -568,28 +546,6 @@ class SimulatedSubAllocator(SubAllocator):
         """True while a stream is held."""
         return bool(self._held)
 
-    def hold(self, stream: StreamLike) -> None:
-        """Leave what is queued on a stream from now on unfinished, until `finish`.
-
-        Parameters
-        ----------
-        stream : int or stream object
-            Which one.
-        """
-        self._held.add(stream_handle(stream))
-
-    def finish(self, stream: StreamLike) -> None:
-        """Let everything queued on a stream finish, and hold it no longer.
-
-        Parameters
-        ----------
-        stream : int or stream object
-            Which one.
-        """
-        handle = stream_handle(stream)
-        self._held.discard(handle)
-        self._rounds[handle] += 1
-
     def wait(self, stream: int) -> None:
         """Wait for a stream, and add an entry to `calls`. If the stream is held, call `finish`.
 
@@ -603,5 +559,5 @@ class SimulatedSubAllocator(SubAllocator):
         if stream in self._held:
             self.finish(stream)
 
-    def fence(self, stream: int) -> SimulatedFence | None:
-        return SimulatedFence(self, stream) if stream in self._held else None
+    def fence(self, stream: int) -> HeldFence | None:
+        return HeldFence(self, stream) if stream in self._held else None

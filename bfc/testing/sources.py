@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bfc.devices import Availability, Fence
 from bfc.errors import SubAllocatorError
-from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.virtual import MappingBooks
 
 
@@ -132,32 +131,6 @@ class IntegerSource(SubAllocator):
             del self.live[start]
 
 
-class HeldFence:
-    """The fence of `Misbehaving`: done once its stream is let go, and the fence of `inner` is."""
-
-    def __init__(self, source: Misbehaving, stream: int, below: Fence | None) -> None:
-        self._source = source
-        self._stream = stream
-        self._round = source._rounds[stream]
-        self._below = below
-
-    def _is_held(self) -> bool:
-        return (
-            self._stream in self._source._held and self._source._rounds[self._stream] == self._round
-        )
-
-    def done(self) -> bool:
-        """Whether everything queued before the mark has finished."""
-        return not self._is_held() and (self._below is None or self._below.done())
-
-    def wait(self) -> None:
-        """Lets the stream finish: nothing else would."""
-        if self._is_held():
-            self._source.finish(self._stream)
-        if self._below is not None:
-            self._below.wait()
-
-
 Fault = Callable[[], Any]
 #: What may go wrong, by the name of the method.
 FAULTY = (
@@ -166,7 +139,7 @@ FAULTY = (
 )  # fmt: skip
 
 
-class Misbehaving(SubAllocator):
+class Misbehaving(HeldStreams, SubAllocator):
     """A sub-allocator that refuses, lies, raises or is slow when told to.
 
     It passes all other calls to `inner`. Calls are counted from 1, which is the next one.
@@ -200,6 +173,7 @@ class Misbehaving(SubAllocator):
     """
 
     def __init__(self, inner: SubAllocator) -> None:
+        HeldStreams.__init__(self)
         self.inner = inner
         self.total_bytes = inner.total_bytes
         self.device = inner.device
@@ -218,8 +192,6 @@ class Misbehaving(SubAllocator):
         self._books = MappingBooks(inner.mapping_granularity or 1)
         self._faults: dict[str, dict[int, Fault]] = {call: {} for call in FAULTY}
         self._counts = dict.fromkeys(FAULTY, 0)
-        self._held: set[int] = set()
-        self._rounds: defaultdict[int, int] = defaultdict(int)
 
     def __repr__(self) -> str:
         return f"Misbehaving({self.inner!r})"
@@ -416,28 +388,6 @@ class Misbehaving(SubAllocator):
     def asynchronous(self) -> bool:  # type: ignore[override]
         """True while a stream is held, or if `inner` is asynchronous."""
         return bool(self._held) or self.inner.asynchronous
-
-    def hold(self, stream: StreamLike) -> None:
-        """Leave what is queued on a stream from now on unfinished, until `finish` or a wait for it.
-
-        Parameters
-        ----------
-        stream : int or stream object
-            Which one.
-        """
-        self._held.add(stream_handle(stream))
-
-    def finish(self, stream: StreamLike) -> None:
-        """Let everything queued on a stream finish, and hold it no longer.
-
-        Parameters
-        ----------
-        stream : int or stream object
-            Which one.
-        """
-        handle = stream_handle(stream)
-        self._held.discard(handle)
-        self._rounds[handle] += 1
 
     def fence(self, stream: int) -> Fence | None:
         self._raise("fence")
