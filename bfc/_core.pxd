@@ -327,9 +327,14 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint64_t peak
         uint64_t passed
         uint64_t apart
+        cbool in_step
         void note_passed(cbool as_planned)
         void add_area(PlanArea area) except +
-        size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) except +
+        size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count,
+                            const uint8_t* once) except +
+        void set_head(size_t sequence)
+        cbool has_ended(size_t sequence)
+        void resume_head(uint32_t stream)
         void set_growths(const int64_t* numbers) except +
         void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit,
                          uint64_t longest) except +

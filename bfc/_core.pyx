@@ -783,6 +783,7 @@ cdef class Pool:
         if index == NO_STREAM:
             index = self.bind_stream(stream)
         if index != NO_STREAM:
+            self.plan.resume_head(index)
             self.read_length(index, requested)
             handle = self.take_place(index, rounded, requested, stream, indexed, self.features)
             if handle != NO_CHUNK:

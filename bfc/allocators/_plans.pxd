@@ -1,7 +1,7 @@
 """Plans in use: a part that an allocator may have."""
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint64_t, uint8_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport PlanServer, Pool, Region
@@ -66,7 +66,7 @@ cdef class Planned:
     cdef int drop(self) except -1
     cdef int install(self, object plan, object served, bint resumed) except -1
     cdef object fill_server(self, uint64_t at, object served)
-    cdef list add_orders(self, uint64_t at, object orders)
+    cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once)
     cdef int begin_step(self, str kind) except -1
     cdef PlanServer* new_server(self, object plan, object served) except NULL
     cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1
@@ -92,6 +92,7 @@ cdef class Planned:
     cdef int enter(self, str kind) except -1
     cdef int leave(self) except -1
     cdef int note_departure(self, str kind) except -1
+    cdef bint has_ended(self, str kind) except -1
     cdef int activate(self, object sequences) except -1
     cdef dict stats(self)
 

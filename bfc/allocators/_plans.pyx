@@ -12,7 +12,7 @@ import warnings
 
 cimport cython
 from cython.operator cimport dereference as deref
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -261,16 +261,19 @@ cdef class Planned:
             server.add_area(PlanArea(begin, end, stream))
         cdef dict first = {}, later = {}
         for kind, orders in served.first.items():
-            first[kind] = self.add_orders(at, orders)
+            first[kind] = self.add_orders(at, orders, served.once)
         for kind, orders in served.later.items():
-            later[kind] = self.add_orders(at, orders)
+            later[kind] = self.add_orders(at, orders, served.once)
         if served.lengths:
             growth = served.growth
             server.set_growths(&growth[0, 0])
         for kind, told in served.lengths.items():
             self.add_lengths(at, served.first[kind], first[kind], told)
             self.add_lengths(at, served.later[kind], later[kind], told)
-        return self.add_orders(at, served.head), first, later
+        cdef list head = self.add_orders(at, served.head, served.once)
+        for number in head:
+            server.set_head(number)
+        return head, first, later
 
     cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1:
         """Tells a server of the lengths of a kind. The sequence in which one request tells them comes first."""
@@ -286,12 +289,13 @@ cdef class Planned:
         (<PlanServer*>at).add_lengths(sequences.data(), sequences.size(), key, unit, longest)
         return 0
 
-    cdef list add_orders(self, uint64_t at, object orders):
+    cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once):
         cdef const uint32_t[::1] place, end
         cdef list numbers = []
         for order in orders:
             place, end = order.place, order.end
-            numbers.append((<PlanServer*>at).add_sequence(order.stream, &place[0], &end[0], <size_t>place.shape[0]))
+            numbers.append((<PlanServer*>at).add_sequence(order.stream, &place[0], &end[0], <size_t>place.shape[0],
+                                                          &once[0]))
         return numbers
 
     # -- lengths that vary --------------------------------------------------------------------------------------------
@@ -416,7 +420,7 @@ cdef class Planned:
     cdef int take_regions(self, bint with_base) except -1:
         """Asks for the regions. Sets `declined` where they cannot be had; those that came stay until `retire`."""
         cdef uint64_t base = self.server.region_size(BASE) if with_base else 0
-        cdef uint64_t needed = base + self.server.region_size(BODY), taken
+        cdef uint64_t body = self.server.region_size(BODY), needed = base + body, taken
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
             self.give_back_side()       # the policy may hold the memory, and nothing lives in it
         taken = self.bytes_taken()
@@ -426,8 +430,8 @@ cdef class Planned:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
         elif (base and not self.take_region(BASE)) or not self.take_region(BODY):
-            self.declined = (f"the plan needs {format_bytes(needed)} in blocks of {format_bytes(base)} and "
-                             f"{format_bytes(needed - base)}, and {self.source.sub_allocator!r} has no room for them")
+            self.declined = (f"the plan needs {format_bytes(base + body)} in blocks of {format_bytes(base)} and "
+                             f"{format_bytes(body)}, and {self.source.sub_allocator!r} has no room for them")
         return 0
 
     cdef uint64_t bytes_taken(self) noexcept:
@@ -535,6 +539,7 @@ cdef class Planned:
             if index == NO_STREAM:
                 index = self.pool.bind_stream(stream)
             if index != NO_STREAM:
+                self.server.resume_head(index)
                 self.pool.read_length(index, requested)
                 is_away = self.server.away_for(index, rounded).count > 0
         self.lock.release()
@@ -633,6 +638,7 @@ cdef class Planned:
             acquire_lock(self.lock[0])
             if self.server != NULL:
                 self.server.end()
+                self.server.in_step = False
             self.lock.release()
             self.step = None
             raise
@@ -654,12 +660,13 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
+            self.server.in_step = True
             self.server.departures = 0
             self.hits_before = self.server.counts.hits
             self.found_before = self.server.counts.hits + self.server.counts.moved
             self.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             if there:
-                self.activate(self.sequences[1 if kind not in self.begun else 2][kind])
+                self.activate(self.sequences[1 if kind not in self.begun or self.has_ended(kind) else 2][kind])
         self.bytes_before = self.pool.counters.pool_bytes
         self.is_planned = there
         self.lock.release()
@@ -668,6 +675,14 @@ cdef class Planned:
         self.begun.add(kind)
         self.has_departed = self.server != NULL and not there
         return 0
+
+    cdef bint has_ended(self, str kind) except -1:
+        """Whether something was freed that the first step of a kind had made for good. Needs the lock."""
+        cdef size_t number
+        for number in self.sequences[1][kind]:
+            if self.server.has_ended(number):
+                return True
+        return False
 
     cdef int activate(self, object sequences) except -1:
         """From now on serves these sequences. Needs the lock."""
@@ -683,6 +698,7 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
+            self.server.in_step = False
             self.has_departed = self.has_departed or self.server.departures > 0
             self.found = self.server.counts.hits + self.server.counts.moved - self.found_before
             self.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side

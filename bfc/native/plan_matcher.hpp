@@ -92,6 +92,19 @@ public:
         misses_ = 0;
     }
 
+    // A slot that nothing will ask for in this iteration.
+    void leave_out(size_t slot) noexcept { served_[slot] = 1; }
+
+    // The requests from a slot on come again, but for those of slots that are served.
+    template <class IsServed>
+    void go_back(int64_t slot, IsServed is_served) noexcept {
+        for (int64_t i = slot; i < next_; ++i) served_[i] = is_served(static_cast<size_t>(i));
+        next_ = std::min(next_, slot);
+        skipped_ = kMiss;
+        previous_ = 0;
+        misses_ = 0;
+    }
+
 private:
     std::vector<uint64_t> sizes_;       // of the slots; the last entry of these two is that of no slot
     std::vector<uint8_t> served_;

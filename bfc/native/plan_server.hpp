@@ -61,12 +61,14 @@ public:
     uint64_t peak = 0;                  // the most that was live in the recording, all streams together
     uint64_t passed = 0;                // bytes that streams have taken of each other in this step
     uint64_t apart = 0;                 // bytes beyond `peak` that they may have, so that they need not take them
+    bool in_step = false;
 
     // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
                const std::vector<uint64_t>& streams, uint64_t home)
         : bin_sets(streams.size(), 0), base_(base), span_(span), home_(home), numbers_(streams),
-          handles_(streams.size(), 0), is_bound_(streams.size(), 0), active_(streams.size(), nullptr) {
+          handles_(streams.size(), 0), is_bound_(streams.size(), 0), heads_(streams.size(), kNone),
+          active_(streams.size(), nullptr) {
         cells_.reserve(2 * places + 3);
         cells_.assign({0, base, span});
         for (size_t i = 0; i < places; ++i) {
@@ -90,13 +92,23 @@ public:
         for (size_t i = 0; i < places_.size(); ++i)
             growths_[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]};
     }
-    // The requests of a stream in a part of a run: the places they are for, and before which of them each dies.
-    size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count) {
+    // The requests of a stream in a part of a run: the places they are for, and before which of them each dies. `once`,
+    // by place: whether a block there outlives all iterations.
+    size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count,
+                        const uint8_t* once) {
         std::vector<uint64_t> sizes(count);
         for (size_t i = 0; i < count; ++i) sizes[i] = places_[places[i]].size;
         sequences_.emplace_back(stream, places, ends, sizes.data(), count);
+        for (uint32_t i = 0; i < count; ++i) {
+            if (!once[places[i]]) continue;
+            places_[places[i]].sequence = static_cast<uint32_t>(sequences_.size() - 1);
+            places_[places[i]].request = i;
+            sequences_.back().has_once = true;
+        }
         return sequences_.size() - 1;
     }
+    // This sequence is what its stream asks for before the first step.
+    void set_head(size_t sequence) noexcept { heads_[sequences_[sequence].stream] = static_cast<int64_t>(sequence); }
 
     // The iterations of these sequences have lengths. The request of number `key` of the first tells the length: it is
     // x times `unit` bytes. The places are for x up to `longest`.
@@ -218,9 +230,29 @@ public:
     void begin(size_t sequence) noexcept {
         Sequence* begun = &sequences_[sequence];
         begun->matcher.restart();
+        begun->ended = kNotEnded;
+        for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
+            if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
         begun->asks = begun->key != kNone;
         begun->is_read = false;
         active_[begun->stream] = begun;
+    }
+
+    // Whether a block of a sequence has been freed since that began which was to outlive all iterations.
+    bool has_ended(size_t sequence) const noexcept { return sequences_[sequence].ended != kNotEnded; }
+
+    // Outside of steps: from the next request on, a stream's requests are again those of the head, if something of the
+    // head has been freed, and the stream is not in the midst of asking for it. The program makes a new model.
+    void resume_head(uint32_t stream) noexcept {
+        if (in_step || heads_[stream] == kNone) return;
+        Sequence& head = sequences_[heads_[stream]];
+        if (head.ended == kNotEnded || (active_[stream] && alive > 0 && head.matcher.expected() >= 0)) return;
+        int64_t from = alive > 0 ? head.ended : 0;
+        for (int64_t i = 0; i < PlanMatcher::kBehind && from > 0; ++i, --from)  // and what comes before that, and dies
+            if (places_[head.places[from - 1]].sequence != kNoSequence) break;
+        head.matcher.go_back(from, [&](size_t i) { return is_taken(head.places[i]); });
+        head.ended = kNotEnded;
+        active_[stream] = &head;
     }
 
     // -- lengths ------------------------------------------------------------------------------------------------------
@@ -272,15 +304,14 @@ public:
     // Takes the places, areas and sequences of another plan with as many of each, whose first region is the same. The
     // second region must be absent. `live` are the places of the first region that are in use.
     void take_over(PlanServer& other, const std::vector<uint32_t>& live) noexcept {
-        for (size_t stream = 0; stream < active_.size(); ++stream) {
-            Sequence*& now = active_[stream];
-            if (!now) continue;
-            Sequence& next = other.sequences_[now - sequences_.data()];
-            next.matcher.go_on_as(now->matcher);
-            next.asks = now->asks;
-            next.is_read = now->is_read;
-            now = &next;
+        for (size_t i = 0; i < sequences_.size(); ++i) {
+            other.sequences_[i].matcher.go_on_as(sequences_[i].matcher);
+            other.sequences_[i].asks = sequences_[i].asks;
+            other.sequences_[i].is_read = sequences_[i].is_read;
+            other.sequences_[i].ended = sequences_[i].ended;
         }
+        for (Sequence*& now : active_)
+            if (now) now = &other.sequences_[now - sequences_.data()];
         std::swap(cells_, other.cells_);
         std::swap(places_, other.places_);
         std::swap(taken_, other.taken_);
@@ -352,8 +383,11 @@ public:
     }
 
     void release(int64_t place) noexcept {
-        flip(places_[place]);
+        const Place& freed = places_[place];
+        flip(freed);
         --alive;
+        if (__builtin_expect(freed.sequence != kNoSequence, 0))
+            sequences_[freed.sequence].ended = std::min(sequences_[freed.sequence].ended, freed.request);
     }
 
     // -- pages --------------------------------------------------------------------------------------------------------
@@ -559,10 +593,12 @@ public:
 
 private:
     static constexpr int kMasks = 4;
+    static constexpr uint32_t kNoSequence = ~uint32_t{0}, kNotEnded = ~uint32_t{0};
     struct alignas(64) Place {          // one cache line
         uint64_t offset, size;
-        uint64_t mask[kMasks];          // its cells in the first word that has some, and in those behind that
+        uint64_t mask[kMasks] = {};     // its cells in the first word that has some, and in those behind that
         uint32_t first, end;            // its cells
+        uint32_t sequence = kNoSequence, request = 0;   // of a block that outlives all iterations: which one it is
     };
     struct Sequence {
         uint32_t stream;
@@ -572,6 +608,8 @@ private:
         int64_t key = kNone;            // the request that tells the length, if it is in this sequence
         bool asks = false;              // whether that has not come yet
         bool is_read = false;           // whether it was looked for a length in what came in its place
+        bool has_once = false;          // whether some of its blocks outlive all iterations
+        uint32_t ended = kNotEnded;     // the first request of those whose block has been freed
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
     };
@@ -591,6 +629,7 @@ private:
     std::vector<Sequence> sequences_;
     std::vector<Lengths> lengths_;
     std::vector<Growth> growths_;       // by place; empty if no kind has lengths
+    std::vector<int64_t> heads_;        // by stream: the number of the head's sequence, or kNone
     std::vector<Sequence*> active_;     // by stream: the sequence that is served now, or null
     std::vector<Guest> guests_;         // by offset
     int page_shift_ = 0;                // 0: there are no pages
@@ -651,8 +690,13 @@ private:
         *word ^= mask;
         return found;
     }
+    bool is_taken(size_t place) const noexcept { return any(taken_, places_[place].first, places_[place].end); }
     Place place_at(uint64_t offset, uint64_t size) const noexcept {
-        Place place{offset, size, {}, cell_at(offset), cell_at(offset + size)};
+        Place place;
+        place.offset = offset;
+        place.size = size;
+        place.first = cell_at(offset);
+        place.end = cell_at(offset + size);
         each_word(place.first, place.end, [&](uint32_t word, uint64_t mask) {
             if (word - (place.first >> 6) < kMasks) place.mask[word - (place.first >> 6)] = mask;
         });

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bfc.errors import PlanError
 from bfc.libraries import np
-from bfc.plans.parts import BODY, HEAD, LATE, Part
+from bfc.plans.parts import BODY, FOREVER, HEAD, LATE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ class Served:
     size: NDArray[np.uint64]
     base: int  # where the region of what is never freed ends
     span: int  # where that of all else ends
+    once: NDArray[np.uint8]  # of each place: 1 if a block there outlives all iterations
     streams: list[int]  # their numbers in the recording
     #: Begin, end and stream of what each stream may use, all of it in one of the regions.
     areas: list[tuple[int, int, int]]
@@ -76,7 +77,10 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
         if (told := parts[i].lengths) is not None
     }
     growth = _growth(parts) if lengths else np.zeros((0, 3), np.int64)
-    return Served(offset, size, base, span, streams, areas, head, first, orders, lengths, growth)
+    once = np.concatenate([part.over == FOREVER for part in parts]).astype(np.uint8)
+    return Served(
+        offset, size, base, span, once, streams, areas, head, first, orders, lengths, growth
+    )
 
 
 def _growth(parts: Sequence[Part]) -> NDArray[np.int64]:

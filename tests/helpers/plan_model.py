@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import bfc
-from bfc.plans.parts import BODY, HEAD, LATE, Part
+from bfc.plans.parts import BODY, FOREVER, HEAD, LATE, Part
 
 MIB = 1 << 20
 
@@ -18,6 +18,7 @@ class Requests:
     size: list[int] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
+    once: list[bool] = field(default_factory=list)  # whether a block outlives all iterations
 
 
 class Matcher:
@@ -87,10 +88,21 @@ class SlowPlan:
     def __init__(self, plan: bfc.Plan) -> None:
         self.plan = plan
         self.live: dict[int, int] = {}  # offset: end
+        self.places: dict[int, tuple[Requests, int]] = {}  # of those that are no guests: for what
         self.seen: set[str] = set()
+        self.kind: str | None = None  # of the step
         self.requests: Requests | None = None
         self.matcher: Matcher | None = None
-        self.begin(self._of(next(part for part in plan.parts if part.role == HEAD)))
+        #: The first steps of all kinds, and the head (""): the requests, and the first of those
+        #: whose block was freed, although it should outlive all iterations.
+        self.first: dict[str, Requests] = {}
+        self.ended: dict[str, int] = {}
+        self.first[""] = self._of(next(part for part in plan.parts if part.role == HEAD))
+        for body in (part for part in plan.parts if part.role == BODY):
+            late = [p for p in plan.parts if p.role == LATE and p.kind == body.kind]
+            self.first[body.kind] = self._of(body, *late)
+        self.head = Matcher(self.first[""].size)
+        self.requests, self.matcher = self.first[""], self.head
 
     def _of(self, part: Part, late: Part | None = None) -> Requests:
         made = Requests()
@@ -102,11 +114,13 @@ class SlowPlan:
                 made.size.append(int(late.size[number]))
                 made.offset.append(int(late.offset[number]))
                 made.end.append(1 << 30)
+                made.once.append(True)
             shift.append(len(made.size))
             if slot < len(part):
                 made.size.append(int(part.size[slot]))
                 made.offset.append(int(part.offset[slot]))
                 made.end.append(-1 - int(part.end[slot]))
+                made.once.append(int(part.over[slot]) == FOREVER)
         made.end = [
             min(shift[-1 - end] if end < 0 else len(made.size), len(made.size)) for end in made.end
         ]
@@ -118,20 +132,59 @@ class SlowPlan:
 
     def step(self, kind: str | None) -> None:
         parts = self.plan.parts
+        self.kind = kind
         body = next((p for p in parts if p.role == BODY and p.kind == kind), None)
         if body is None:
             self.begin(None)
             return
-        late = next((p for p in parts if p.role == LATE and p.kind == kind), None)
-        self.begin(self._of(body, late if kind not in self.seen else None))
         assert kind is not None
+        if kind in self.seen and kind not in self.ended:
+            self.begin(self._of(body))
+            return
         self.seen.add(kind)
+        self.ended.pop(kind, None)
+        self.begin(self.first[kind])
+        assert self.matcher is not None
+        for slot, once in enumerate(self.first[kind].once):
+            self.matcher.served[slot] = once and self.is_taken(self.first[kind], slot)
+
+    def is_taken(self, requests: Requests, slot: int) -> bool:
+        low, high = requests.offset[slot], requests.offset[slot] + requests.size[slot]
+        return any(at < high and low < self.live[at] for at in self.places)
+
+    def resume(self) -> None:
+        """Outside of steps: what was freed of the head is asked for again, in its order."""
+        if self.kind is not None or "" not in self.ended:
+            return
+        if self.requests is not None and self.live and self.head.expected() < len(self.head.sizes):
+            return
+        begin = self.ended.pop("")
+        least = max(0, begin - 16) if self.live else 0
+        while begin > least and not (self.live and self.first[""].once[begin - 1]):
+            begin -= 1
+        for slot in range(begin, self.head.next):
+            self.head.served[slot] = self.is_taken(self.first[""], slot)
+        self.head.next = min(self.head.next, begin)
+        self.head.skipped, self.head.previous, self.head.misses = None, 0, 0
+        self.requests, self.matcher = self.first[""], self.head
+
+    def is_expected(self, size: int) -> bool:
+        """Whether a request gets the place that its size is looked up for."""
+        if self.matcher is None or self.requests is None:
+            return False
+        slot = self.matcher.by_size(size)
+        if slot is None:
+            return False
+        at = self.requests.offset[slot]
+        return self.is_free(at, at + self.requests.size[slot])
 
     def is_free(self, begin: int, end: int) -> bool:
         return all(end <= low or high <= begin for low, high in self.live.items())
 
     def allocate(self, size: int, large: bool) -> int | None:
         """The offset of a request; None: it is served beside the plan."""
+        if not self.is_expected(size):
+            self.resume()
         horizon, spared, found = 0, None, None
         if self.matcher is not None and self.requests is not None:
             before = self.matcher.expected()
@@ -140,6 +193,7 @@ class SlowPlan:
                 at = self.requests.offset[found]
                 if self.is_free(at, at + self.requests.size[found]):
                     self.live[at] = at + self.requests.size[found]
+                    self.places[at] = self.requests, found
                     return at
                 horizon = self.requests.end[found]
             elif before < len(self.requests.size):
@@ -194,3 +248,7 @@ class SlowPlan:
 
     def free(self, offset: int) -> None:
         del self.live[offset]
+        requests, slot = self.places.pop(offset, (None, 0))
+        for kind, first in self.first.items():
+            if first is requests and first.once[slot]:
+                self.ended[kind] = min(self.ended.get(kind, slot), slot)

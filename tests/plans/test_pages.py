@@ -223,6 +223,37 @@ def test_disturbed_runs_keep_their_contents(policy: str, seed: int) -> None:
         assert pool.stats().bytes_in_use == 0
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_training_gets_the_pages_of_the_first(policy: str, is_kept: bool) -> None:
+    """They are lent meanwhile. If what has them is kept, the weights are put together elsewhere."""
+    world = World(policy, "64 MiB", simple(policy))
+    pool = world.allocator
+    places = set()
+    for turn in range(3):
+        weights = world.take(4 * MIB)
+        places.add(weights)
+        one_step(pool)
+        world.examine()
+        assert pool.plan_stats()["hits"] == 4 * (turn + 1)
+        world.drop(weights)
+        world.drop(world.take(14 * MIB))  # of all that the plan has
+        world.examine()
+    assert len(places) == 1
+    assert pool.page_stats()["pages"] * PAGE == 16 * MIB
+    if is_kept:
+        wide = world.take(14 * MIB)
+        weights = world.take(4 * MIB)
+        one_step(pool)
+        world.examine()
+        assert pool.plan_stats()["moved"] > 0
+        world.drop(wide, weights)
+        weights = world.take(4 * MIB)
+        assert weights in places
+        world.examine()
+    world.end()
+
+
 # -- what goes wrong -------------------------------------------------------------------------------
 
 

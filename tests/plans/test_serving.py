@@ -67,6 +67,109 @@ def test_a_run_that_repeats_takes_what_its_plan_says(policy: str):
     assert not source.live_bytes
 
 
+def with_state(policy: str) -> bfc.Plan:
+    """4 and 6 MiB of weights; 8 MiB in each step; 3 and 5 MiB of state, made in the first step."""
+    rows: list[tuple[int, int, int]] = [(0, 0, 4 * MIB), (0, 1, 6 * MIB)]
+    marks = []
+    for key in (10, 20, 30, 40):
+        marks.append(len(rows))
+        rows.append((0, key, 8 * MIB))
+        if key == 10:
+            rows += [(0, 2, 3 * MIB), (0, 3, 5 * MIB)]
+        rows += [(0, key + 1, 2 * MIB), (1, key + 1, 0), (1, key, 0)]
+    return bfc.Plan.from_trace(bfc.Trace(*zip(*rows, strict=True)), marks=marks, fallback=policy)
+
+
+def trained(pool: bfc.Allocator, *state: int) -> list[bfc.Buffer]:
+    with pool.step("train"):
+        activations = pool.allocate(8 * MIB)
+        made = [pool.allocate(size * MIB) for size in state]
+        gradients = pool.allocate(2 * MIB)
+        del activations, gradients
+    checked(pool)
+    return made
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_training_gets_the_places_of_the_first(policy: str):
+    """The weights of the second model became guests in the region of the bodies, for good."""
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=with_state(policy)) as pool:
+        kept = pool.allocate(3000)  # beside the plan
+        for turn in range(3):
+            model = [pool.allocate(4 * MIB), pool.allocate(6 * MIB)]
+            state = trained(pool, 3, 5)
+            for _ in range(2):
+                trained(pool)
+            assert pool.plan_stats()["hits"] == 10 * (turn + 1)
+            assert pool.plan_stats()["guests"] == pool.plan_stats()["departed_steps"] == 0
+            del model, state
+        del kept
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_kept_of_a_training_stays_and_the_rest_gets_its_places(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=with_state(policy)) as pool:
+        first, second = pool.allocate(4 * MIB), pool.allocate(6 * MIB)
+        one, other = trained(pool, 3, 5)
+        places = second.ptr, other.ptr
+        del second, other
+        second = pool.allocate(6 * MIB)  # the first is not asked for again
+        (other,) = trained(pool, 5)
+        assert (second.ptr, other.ptr) == places
+        trained(pool)
+        assert pool.plan_stats()["hits"] == 12
+        assert pool.plan_stats()["departed_steps"] == 0
+        del one, other
+        one, other = trained(pool, 3, 5)  # an optimizer made anew
+        assert pool.plan_stats()["departed_steps"] == 0
+        del first, second, one, other
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_model_may_use_the_places_of_the_first_meanwhile(policy: str):
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=with_state(policy)) as pool:
+        for _ in range(3):
+            model = [pool.allocate(4 * MIB), pool.allocate(6 * MIB)]
+            before = pool.plan_stats()["departed_steps"]
+            state = trained(pool, 3, 5)
+            trained(pool)
+            assert pool.plan_stats()["departed_steps"] == before
+            del model, state
+            with pool.step("evaluation"):
+                wide = pool.allocate(9 * MIB)
+                checked(pool)
+            more = [pool.allocate(5 * MIB), pool.allocate(3 * MIB)]
+            checked(pool)
+            del wide, more
+        assert pool.stats().peak_pool_bytes == pool.plan_stats()["span"]
+
+
+def test_the_models_of_two_streams_get_their_places_again():
+    rows = [(0, 0, 4 * MIB, 0), (0, 1, 6 * MIB, 5), (0, 2, 2 * MIB, 0)]
+    marks = []
+    for key in (10, 20, 30):
+        marks.append(len(rows))
+        rows += [(0, key, 4 * MIB, 0), (0, key + 1, 6 * MIB, 5)]
+        rows += [(1, key, 0, 0), (1, key + 1, 0, 5)]
+    plan = bfc.Plan.from_trace(bfc.Trace(*zip(*rows, strict=True)), marks=marks)
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        for turn in range(3):
+            model = [pool.allocate(4 * MIB), pool.allocate(2 * MIB)]
+            with bfc.use_stream(5):
+                model.append(pool.allocate(6 * MIB))
+            for _ in range(2):
+                with pool.step("train"):
+                    one = pool.allocate(4 * MIB)
+                    with bfc.use_stream(5):
+                        other = pool.allocate(6 * MIB)
+                    del one, other
+            checked(pool)
+            assert pool.plan_stats()["hits"] == 7 * (turn + 1)
+            assert pool.plan_stats()["departed_steps"] == 0
+            del model
+        assert pool.stats().peak_pool_bytes == plan.span
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_not_planned_uses_what_the_plan_leaves_idle(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
@@ -452,6 +555,47 @@ def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
                 program.late.append((5, -program.number))
         if program.wrong == 0:
             assert pool.plan_stats()["agreement"] > 0.8
+        for key in list(program.held):
+            program.free(key)
+        assert pool.check() is None
+        assert pool.stats().bytes_in_use == 0
+
+
+@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_program_that_starts_again_gets_its_places_again(policy: str, seed: int):
+    """Its model is freed, or most of it, and then made and trained anew: three times."""
+    dice = random.Random(f"again {policy} {seed}")
+    run = larger(some_run(dice, iterations=3), 1 + seed % 6)
+    plan = bfc.Plan.from_trace(run.trace, marks=run.marks, fallback=policy)
+    if plan.base == plan.body:
+        pytest.skip("the regions cannot be told apart by their sizes")
+    unit = 512 if policy == "caching" else 256
+    wrong, kept = (0, 0, 0.02)[seed % 3], (0, 0.3, 0.3)[seed % 3]
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
+        pool.use_plan(plan, gate=None)
+        model = SlowPlan(plan)
+        program = Program(pool=pool, dice=dice, wrong=wrong, most=4 * MIB, model=model, unit=unit)
+        program.find_regions()
+        hits = []
+        for turn in range(3):
+            before = pool.plan_stats()
+            events = [(op, key + 100_000 * turn, size) for op, key, size in events_of(run.trace)]
+            program.play(events[: run.marks[0][0]])
+            ends = [event for event, _ in run.marks[1:]] + [len(events)]
+            for (event, kind), end in zip(run.marks, ends, strict=True):
+                program.model.step(kind)
+                with pool.step(kind):
+                    program.play(events[event:end])
+                program.model.step(None)
+            after = pool.plan_stats()
+            hits.append(after["hits"] - before["hits"])
+            for key in list(program.held):
+                if dice.random() >= kept:
+                    program.free(key)
+                assert pool.check() is None
+        if wrong == kept == 0 and any(model.first[""].once):  # else nothing says that it has begun
+            assert hits[0] == hits[1] == hits[2]
         for key in list(program.held):
             program.free(key)
         assert pool.check() is None
