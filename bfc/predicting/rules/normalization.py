@@ -66,7 +66,8 @@ def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
 
 @rule("aten::native_group_norm", "aten::native_group_norm_backward")
 def group_norm(call: Call) -> Iterator[Workspace | Release]:
-    """A factor and a summand for each channel of each image; sums in the backward pass."""
+    """A factor and a summand for each channel of each image, if there is a weight or a bias; sums
+    in the backward pass."""
     tensor = argument(call, "input")
     count, channels = int(argument(call, "N")), int(argument(call, "C"))
     wide = 8 if type_name(tensor) == "float64" else 4
@@ -75,7 +76,8 @@ def group_norm(call: Call) -> Iterator[Workspace | Release]:
     inner = int(argument(call, "HxW"))
     groups = int(argument(call, "group"))
     if not backward:
-        if inner > 1:
+        scaled = argument(call, "weight") is not None or argument(call, "bias") is not None
+        if inner > 1 and scaled:
             yield Workspace(each, what="factors")
             yield Workspace(each, what="summands")
         return

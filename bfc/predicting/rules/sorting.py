@@ -103,7 +103,7 @@ def topk(call: Call) -> Iterator[Workspace | Release]:
     count = int(tensor.shape[_dimension(call, tensor)])
     rows = numel(tensor) // count
     if _several_blocks(rows, count):
-        yield from _by_several_blocks(tensor, rows, count, call.gpu.sms)
+        yield from _by_several_blocks(call, rows, count)
     yield from map(Release, copies)
     most = int(chosen.shape[_dimension(call, tensor)])
     if most > IN_A_BLOCK and argument(call, "sorted", True):
@@ -125,25 +125,29 @@ def _several_blocks(rows: int, count: int) -> bool:
 #: Threads of a block, the digits they count, registers of a multiprocessor and of a thread.
 TOPK_THREADS, DIGITS, REGISTERS, OF_A_THREAD = 256, 256, 65536, 40
 LEAST_ITEMS, MOST_ITEMS = 4, 64
+#: The PyTorch whose kernel keeps a sum for each digit, and needs no semaphores: as on an H100.
+#: Earlier ones are as their source says.
+SUMS_OF_DIGITS = (2, 11)
 
 
-def _by_several_blocks(
-    tensor: Any, rows: int, count: int, sms: int
-) -> Iterator[Workspace | Release]:
+def _by_several_blocks(call: Call, rows: int, count: int) -> Iterator[Workspace | Release]:
+    sums = call.torch_version >= SUMS_OF_DIGITS
     resident = REGISTERS // (OF_A_THREAD * TOPK_THREADS)
-    items = div_up(rows * count, sms * resident * TOPK_THREADS)
+    items = div_up(rows * count, call.gpu.sms * resident * TOPK_THREADS)
     items = max(LEAST_ITEMS, min(items, MOST_ITEMS))
     blocks = rows * div_up(count, items * TOPK_THREADS)
-    size = int(tensor.element_size())
-    held = [
-        Workspace(rows * size, what="kth values"),
-        Workspace(rows * 4, what="semaphores"),
+    size = int(call.args[0].element_size())
+    held = [Workspace(rows * size, what="kth values")]
+    if not sums:
+        held.append(Workspace(rows * 4, what="semaphores"))
+    held += [
         Workspace(2 * rows * 4, what="numbers to find"),
         Workspace(2 * rows * max(size, 4), what="digits to find"),
         Workspace(blocks * DIGITS * 2, what="counts of digits"),
-        Workspace(blocks * 4, what="larger ones"),
-        Workspace(blocks * 4, what="equal ones"),
     ]
+    if sums:
+        held.append(Workspace(rows * DIGITS * 4, what="sums of digits"))
+    held += [Workspace(blocks * 4, what=what) for what in ("larger ones", "equal ones")]
     yield from held
     for _ in range(2):
         yield from cub.for_a_moment(cub.scan_by_key(blocks, 4, 4), "scan of each row")
@@ -179,7 +183,7 @@ def multinomial(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(numel(call.result) * int(tensor.element_size()), what="values drawn")
         rows = numel(tensor) // int(tensor.shape[-1])
         if _several_blocks(rows, int(tensor.shape[-1])):
-            yield from _by_several_blocks(tensor, rows, int(tensor.shape[-1]), call.gpu.sms)
+            yield from _by_several_blocks(call, rows, int(tensor.shape[-1]))
 
 
 def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:

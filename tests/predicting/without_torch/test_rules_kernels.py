@@ -37,8 +37,9 @@ GROUP_BACKWARD = "native_group_norm_backward(g, input, mean, rstd, weight, N, C,
 
 def test_group_norm_has_a_factor_for_each_channel() -> None:
     image = Shape((4, 64, 32, 32))
-    assert of(call(GROUP_NORM, image, None, None, 4, 64, 1024, 8, 1e-5)) == [0, 1024, 1024]
     weight = Shape((64,))
+    assert of(call(GROUP_NORM, image, weight, None, 4, 64, 1024, 8, 1e-5)) == [0, 1024, 1024]
+    assert of(call(GROUP_NORM, image, None, None, 4, 64, 1024, 8, 1e-5)) == [0]  # as by vmap
     found = of(call(GROUP_BACKWARD, image, image, None, None, weight, 4, 64, 1024, 8))
     assert found == [0, 1024, 1024, 128, 128, 1024]
 
@@ -153,8 +154,11 @@ def test_long_rows_are_given_several_blocks() -> None:
     found = of(call(TOPK, Shape((20, 50_000)), 5, -1, result=chosen(20, 5)))
     items = div_up(20 * 50_000, 108 * 6 * 256)
     blocks = 20 * div_up(50_000, items * 256)
-    assert found[1:8] == [80, 80, 160, 160, blocks * 512, blocks * 4, blocks * 4]
+    counts = blocks * 512, 20 * 1024  # and a sum for each of 256 digits
+    assert found[1:8] == [80, 160, 160, *counts, blocks * 4, blocks * 4]
     assert sum(found) == 0
+    drawn = of(call(DRAW, Shape((20, 50_000)), 5, False, result=chosen(20, 5)[1]))
+    assert drawn[-len(found) + 1 :] == found[1:]
 
 
 SOFTMAX_BACKWARD = "_softmax_backward_data(grad_output, output, dim, input_dtype)"
