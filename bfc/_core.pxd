@@ -259,9 +259,9 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint32_t page_at(size_t slot)
         void set_page(size_t slot, uint32_t page)
         void take(uint64_t address, uint64_t size)
-        cbool give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk)
-        void add(uint64_t address, uint64_t size, uint32_t chunk, cbool is_rest)
+        void add(uint64_t address, uint64_t size, uint32_t chunk)
         void remove(uint64_t address, uint64_t size)
+        void clear()
         cbool is_free(size_t slot)
         cbool are_free(size_t slot, size_t count)
         size_t count_free()
@@ -479,7 +479,7 @@ cdef class PoolPages:
     cdef cbool free_view(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     cbool indexed) noexcept nogil
-    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil
+    cdef cbool move_back(self, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
 
 
 cdef class SharedCounter:
@@ -525,6 +525,8 @@ cdef class Pool:
     cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
     cdef uint32_t features              # what applies of COUNTS, OPTIONS and PAGED
     cdef PoolPages pages                # the pages with several addresses; None: there are none
+    cdef vector[uint64_t] changed       # a bit a chunk: handed out or freed, and its range's bitmap does not know it
+    cdef cbool has_changed              # whether any of the bits is set
     cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
     cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
     cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
@@ -582,10 +584,15 @@ cdef class Pool:
                              uint32_t features) noexcept nogil
     cdef uint64_t play_planned_free(self, ChunkHandle handle, uint32_t features) noexcept nogil
     cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
-    cdef void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+    cdef void note_change(self, BinSet* owner, ChunkHandle handle) noexcept nogil
+    cdef ChunkHandle find_elsewhere(self, Counters* counters, uint32_t bin_set, uint64_t rounded, uint64_t requested,
+                                    uint64_t stream) noexcept nogil
+    cdef cbool free_view(self, Counters* counters, ChunkHandle handle) noexcept nogil
+    cdef void free_in_range(self, Counters* counters, BinSet* owner, ChunkHandle handle) noexcept nogil
+    cdef void count_and_free(self, Counters* counters, BinSet* owner, ChunkHandle handle, cbool was_waiting,
                              uint32_t features) noexcept nogil
-    cdef void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil
+    cdef void give_pages_back(self, Counters* counters, BinSet* owner, ChunkHandle handle, uint64_t ptr,
+                              uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
     cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,

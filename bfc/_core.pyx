@@ -5,7 +5,7 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
-from bfc.native.nothrow cimport try_push_back, try_reserve, try_store
+from bfc.native.nothrow cimport try_push_back, try_reserve, try_resize, try_store
 
 from bfc.interpreter.stubs import SignatureOfStub
 
@@ -192,8 +192,9 @@ cdef class PoolPages:
         """Serves a request that no chunk fits, or returns NO_CHUNK."""
         return NO_CHUNK
 
-    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil:
-        """Told that these bytes of a range of small chunks have become free. Whether pages have moved."""
+    cdef cbool move_back(self, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil:
+        """Told that these bytes of a free chunk, in a range of small chunks, have become free. Whether pages have
+        moved."""
         return False
 
 
@@ -449,12 +450,12 @@ cdef class Pool:
         if is_cut:
             self.split_chunk(wanted.bins, handle, rounded, self.clock if features & COUNTS else chunk.freed_at_count,
                              features & OPTIONS)
-            if features & PAGED and wanted.bitmap != NULL:
-                wanted.bitmap.add(chunk.ptr + rounded, left, chunk.next, True)
+            if features & PAGED:
+                self.note_change(wanted, chunk.next)
         elif features & COUNTS and was_piece:
             self.usage.piece_used_up(wanted.kind)
-        if features & PAGED and wanted.bitmap != NULL:
-            wanted.bitmap.take(chunk.ptr, chunk.size)
+        if features & PAGED:
+            self.note_change(wanted, handle)
         chunk.requested_size = requested
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
@@ -527,7 +528,7 @@ cdef class Pool:
         if not features & PLAIN and chunk.state & PLANNED:
             return self.free_place(handle)
         if features & PAGED and owner.is_range and owner.bitmap == NULL:
-            return self.pages.free_view(handle)
+            return self.free_view(counters, handle)
         if not owner.bins.reserve():
             return False
         if not features & (COUNTS | PLAIN) and self.notes_frees and not self.write_down_free(handle):
@@ -539,13 +540,13 @@ cdef class Pool:
         if was_waiting:
             counters.bytes_waiting -= chunk.size
         if features & COUNTS:
-            self.count_and_free(owner, handle, was_waiting, features)
+            self.count_and_free(counters, owner, handle, was_waiting, features)
             return True
         counters.bytes_in_use -= chunk.size
         chunk.allocation_id = -1
         chunk.state = FREE
         if features & PAGED and owner.bitmap != NULL:
-            self.free_in_bitmap(owner, handle)
+            self.free_in_range(counters, owner, handle)
         elif not features & PLAIN and self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(owner.bins, handle, False)
@@ -561,20 +562,43 @@ cdef class Pool:
             self.note_free(&self.chunks[handle])
         return listed
 
-    cdef inline void free_in_bitmap(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    cdef inline void note_change(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
+        """Notes that a chunk was handed out or freed: the bitmap of its range follows when somebody reads it. Most
+        requests are hits, and need to know nothing of pages. Of small chunks nothing is noted."""
+        self.changed[handle >> 6] |= <uint64_t>owner.kind << (handle & 63)
+        self.has_changed = True
+
+    cdef inline ChunkHandle find_elsewhere(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
+                                           uint64_t requested, uint64_t stream) noexcept nogil:
+        self.counters = counters[0]
+        cdef ChunkHandle handle = self.pages.find_elsewhere(bin_set, rounded, requested, stream, False)
+        counters[0] = self.counters
+        return handle
+
+    cdef inline cbool free_view(self, Counters* counters, ChunkHandle handle) noexcept nogil:
+        self.counters = counters[0]
+        cdef cbool done = self.pages.free_view(handle)
+        counters[0] = self.counters
+        return done
+
+    cdef inline void free_in_range(self, Counters* counters, BinSet* owner, ChunkHandle handle) noexcept nogil:
         cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
         handle = self.try_to_coalesce(owner.bins, handle, True, False)
         self.insert_free_chunk_into_bin(owner.bins, handle, False)
-        self.give_to_bitmap(owner, handle, ptr, size)
+        self.give_pages_back(counters, owner, handle, ptr, size)
 
-    cdef inline void give_to_bitmap(self, BinSet* owner, ChunkHandle handle, uint64_t ptr,
-                                    uint64_t size) noexcept nogil:
-        """Tells a range's bitmap that these bytes, now a part of a free chunk, have become free."""
-        if owner.bitmap.give(ptr, size, self.chunks[handle].ptr, self.chunks[handle].size, handle) \
-                and owner.kind == SMALL:
-            self.pages.move_back(self.chunks[handle].bin_set, ptr, size)
+    cdef inline void give_pages_back(self, Counters* counters, BinSet* owner, ChunkHandle handle, uint64_t ptr,
+                                     uint64_t size) noexcept nogil:
+        """Notes that these bytes, now a part of a free chunk, have become free. If pages of small chunks may have
+        become wholly free, they go back at once to where they come from."""
+        if owner.kind != SMALL:
+            self.note_change(owner, handle)
+        elif self.chunks[handle].size >= owner.bitmap.page_size():
+            self.counters = counters[0]
+            self.pages.move_back(handle, ptr, size)
+            counters[0] = self.counters
 
-    cdef inline void count_and_free(self, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+    cdef inline void count_and_free(self, Counters* counters, BinSet* owner, ChunkHandle handle, cbool was_waiting,
                                     uint32_t features) noexcept nogil:
         """The rest of a free where PyTorch's counts are kept."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -605,7 +629,7 @@ cdef class Pool:
         is_piece &= counts_pieces
         self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting, counts_pieces)
         if features & PAGED and owner.bitmap != NULL:
-            self.give_to_bitmap(owner, handle, ptr, size)
+            self.give_pages_back(counters, owner, handle, ptr, size)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -1068,8 +1092,8 @@ cdef class Pool:
         cdef uint64_t* addresses = events.addresses
         cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
         cdef Lane lane = events.lane
-        cdef Counters own = self.counters   # a PLAIN loop that is not PAGED is all that changes them meanwhile
-        cdef Counters* counters = &own if features & PLAIN and not features & PAGED else &self.counters
+        cdef Counters own = self.counters   # a PLAIN loop is all that changes them meanwhile, but for `pages`
+        cdef Counters* counters = &own if features & PLAIN else &self.counters
         cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
         cdef size_t i = start
         cdef ChunkHandle handle
@@ -1094,7 +1118,7 @@ cdef class Pool:
                     rounded = round_up(size, granularity)
                 handle = self.find_and_hand_out(counters, bin_set, rounded, size, streams[i], 0, False, features)
                 if features & PAGED and handle == NO_CHUNK:
-                    handle = self.pages.find_elsewhere(bin_set, rounded, size, streams[i], False)
+                    handle = self.find_elsewhere(counters, bin_set, rounded, size, streams[i])
                 if handle >= NO_HOST_MEMORY:
                     if features & OPTIONS and handle == NO_CHUNK:
                         self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
@@ -1112,7 +1136,7 @@ cdef class Pool:
                 live -= size
                 handles[number[i]] = NO_CHUNK
             i += 1
-        if features & PLAIN and not features & PAGED:
+        if features & PLAIN:
             self.counters = own
         tally.live = live
         tally.peak_live = peak
@@ -1444,7 +1468,7 @@ cdef class Pool:
             return
         self.insert_free_chunk_into_bin(owner.bins, handle, True)
         if owner.bitmap != NULL:
-            owner.bitmap.add(self.chunks[handle].ptr, self.chunks[handle].size, handle, False)
+            owner.bitmap.add(self.chunks[handle].ptr, self.chunks[handle].size, handle)
 
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
         if owner.is_plan:
@@ -1485,7 +1509,7 @@ cdef class Pool:
         capacity = min(capacity, <size_t>NO_HOST_MEMORY)
         if capacity == self.chunk_capacity:
             return False
-        if not self.pending.reserve(capacity):
+        if not self.pending.reserve(capacity) or not try_resize(self.changed, capacity // 64 + 1):
             return False
         cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
         cdef char* block = <char*>realloc(self.chunk_block, bytes)

@@ -151,7 +151,7 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
     pool.split_chunk(owner.bins, handle, size, 0, True)
     cdef ChunkHandle rest = pool.chunks[handle].next
     if owner.bitmap != NULL:
-        owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest, False)
+        owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest)
 
 
 cdef cbool has_records(Pool pool, int count) noexcept nogil:

@@ -6,7 +6,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, PlanServer, Pool, PoolPages
+from bfc._core cimport BinSet, ChunkHandle, PageBitmap, PlanServer, Pool, PoolPages
 
 cdef extern from "stitched_views.hpp" namespace "bfc" nogil:
     const uint32_t NO_SLOT "bfc::PageRecord::kNone"
@@ -75,6 +75,10 @@ cdef class Pages(PoolPages):
     cdef void leave(self) noexcept
     cdef cbool open_bitmap(self, uint32_t bin_set, uint64_t start) noexcept nogil
     cdef void close_bitmap(self, uint32_t bin_set) noexcept nogil
+    cdef PageBitmap* bitmap_of(self, uint32_t bin_set) noexcept nogil
+    cdef void note_changes(self) noexcept nogil
+    cdef void note_change_of(self, ChunkHandle handle) noexcept nogil
+    cdef void note_large_chunks(self, BinSet* owner) noexcept nogil
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil
     cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil

@@ -17,8 +17,8 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
-    LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, NO_STREAM, OPTIONS, PAGED, SMALL, STATE, WAITING,
-    BinSet, Chunk, ChunkHandle, FreeChunk, Lane, PageBitmap, PlanPages, PlanServer, Pool, PoolPages, Region,
+    FREE, IN_USE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, NO_STREAM, OPTIONS, PAGED, SMALL, STATE,
+    WAITING, BinSet, Chunk, ChunkHandle, FreeChunk, Lane, PageBitmap, PlanPages, PlanServer, Pool, PoolPages, Region,
 )
 from bfc.allocators._changes cimport carve, has_records, make_free
 
@@ -43,6 +43,7 @@ cdef extern from * nogil:
         return new (std::nothrow) bfc::PageBitmap(start, __builtin_ctzll(page_size));
     }
     """
+    uint32_t lowest_bit "__builtin_ctzll"(uint64_t bits) noexcept
     PageBitmap* new_bitmap "bfc_new_bitmap"(uint64_t start, uint64_t page_size) noexcept
 
 
@@ -72,12 +73,60 @@ cdef class Pages(PoolPages):
         del self.pool.bin_sets[bin_set].bitmap
         self.pool.bin_sets[bin_set].bitmap = NULL
 
+    cdef PageBitmap* bitmap_of(self, uint32_t bin_set) noexcept nogil:
+        """The bitmap of a range, up to date; what reads which slots are free asks for it here. NULL: it has none."""
+        cdef BinSet* owner = &self.pool.bin_sets[bin_set]
+        if owner.bitmap == NULL or owner.is_plan:
+            return owner.bitmap
+        if owner.kind == SMALL:
+            self.note_large_chunks(owner)
+        elif self.pool.has_changed:
+            self.note_changes()
+        return owner.bitmap
+
+    cdef void note_changes(self) noexcept nogil:
+        """Brings the bitmaps of large chunks up to date with what was handed out and freed since the last time.
+
+        The chunks are noted as they are now, which is enough. A slot that is not free any more holds a part of a chunk
+        that was handed out meanwhile, and one that has become free lies in a chunk that grew by a free meanwhile.
+        """
+        cdef size_t word, words = (self.pool.chunk_count + 63) // 64
+        cdef uint64_t bits
+        self.pool.has_changed = False
+        for word in range(words):
+            bits = self.pool.changed[word]
+            if bits:
+                self.pool.changed[word] = 0
+            while bits:
+                self.note_change_of(<ChunkHandle>(64 * word) + lowest_bit(bits))
+                bits &= bits - 1
+
+    cdef inline void note_change_of(self, ChunkHandle handle) noexcept nogil:
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        cdef BinSet* owner = &self.pool.bin_sets[chunk.bin_set]
+        if owner.bitmap == NULL or owner.is_plan:
+            return
+        if chunk.state == FREE:
+            owner.bitmap.add(chunk.ptr, chunk.size, handle)
+        elif chunk.state & STATE == IN_USE or chunk.state & STATE == WAITING:
+            owner.bitmap.take(chunk.ptr, chunk.size)
+
+    cdef void note_large_chunks(self, BinSet* owner) noexcept nogil:
+        """Writes the bitmap of a range of small chunks anew. Few of its free chunks have the size of a page, since a
+        page that is free goes back."""
+        cdef FreeChunk found
+        cdef cbool some = owner.bins.lower_bound(self.page_size, 0, found)
+        owner.bitmap.clear()
+        while some:
+            owner.bitmap.add(self.pool.chunks[found.handle].ptr, found.size, found.handle)
+            some = owner.bins.lower_bound(found.size, found.order + 1, found)
+
     cdef uint64_t pages_for(self, uint64_t nbytes) noexcept nogil:
         return nbytes // self.page_size + (nbytes % self.page_size != 0)
 
     cdef uint64_t count_free(self, uint32_t bin_set) noexcept nogil:
         """How many pages lie whole in free chunks of a range."""
-        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef PageBitmap* bitmap = self.bitmap_of(bin_set)
         return bitmap.count_free() if bitmap != NULL else 0
 
     cdef ChunkHandle find_elsewhere(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -127,22 +176,23 @@ cdef class Pages(PoolPages):
         self.count -= 1
         self.all_known_below = min(self.all_known_below, page)
 
-    cdef cbool move_back(self, uint32_t small, uint64_t ptr, uint64_t size) noexcept nogil:
+    cdef cbool move_back(self, ChunkHandle handle, uint64_t ptr, uint64_t size) noexcept nogil:
         """Moves the pages that a free in a range of small chunks has made wholly free back to their primary slots. What
         is free where then depends only on what is live, so that a program that repeats itself finds its earlier views
         usable. Returns whether there was such a page."""
+        cdef Chunk* chunk = &self.pool.chunks[handle]
+        cdef uint32_t small = chunk.bin_set, page
         cdef PageBitmap* bitmap = self.pool.bin_sets[small].bitmap
-        cdef size_t slot
-        cdef uint32_t page
+        cdef size_t slot = max(bitmap.slot_at(ptr), bitmap.slot_at(chunk.ptr + self.page_size - 1))
+        cdef size_t end = min(bitmap.slot_at(ptr + size - 1) + 1, bitmap.slot_at(chunk.ptr + chunk.size))
         cdef PageRecord* record
         cdef cbool some = False
-        for slot in range(bitmap.slot_at(ptr), bitmap.slot_at(ptr + size - 1) + 1):
-            if not bitmap.is_free(slot):
-                continue
+        while slot < end:
             page = bitmap.page_at(slot)
             record = &self.records[page]
             if record.slots[record.primary].set != small:
                 some = self.move(page, record.primary) or some
+            slot += 1
         return some
 
     cdef cbool move_again(self, uint32_t small) noexcept nogil:
@@ -162,13 +212,14 @@ cdef class Pages(PoolPages):
         """The first slot of a range, from this one on, whose page is used in the range of `user` and free there. The
         number of slots: there is none."""
         cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef PageBitmap* used = self.bitmap_of(user)
         cdef PageRecord* record
         cdef Slot active
         while slot < bitmap.slots():
             if bitmap.page_at(slot) != NO_PAGE:
                 record = &self.records[bitmap.page_at(slot)]
                 active = record.slots[record.active]
-                if active.set == user and self.pool.bin_sets[user].bitmap.is_free(active.number):
+                if active.set == user and used.is_free(active.number):
                     break
             slot += 1
         return slot
@@ -264,7 +315,7 @@ cdef class Pages(PoolPages):
     cdef uint64_t hold_highest(self, uint32_t bin_set, uint64_t wanted, vector[Run]& runs) noexcept nogil:
         """As `hold`, but takes the pages at the end of a range, one by one: they were made last, when most was live,
         and are needed least at other times."""
-        cdef PageBitmap* bitmap = self.pool.bin_sets[bin_set].bitmap
+        cdef PageBitmap* bitmap = self.bitmap_of(bin_set)
         cdef size_t slot = bitmap.slots()
         cdef uint64_t held = 0
         cdef Run run
@@ -456,7 +507,7 @@ cdef class Pages(PoolPages):
         cdef int region = 0
         cdef PlanServer* plan
         if not self.pool.bin_sets[run.set].is_plan:
-            return self.pool.bin_sets[run.set].bitmap.are_free(run.first, run.count)
+            return self.bitmap_of(run.set).are_free(run.first, run.count)
         plan = self.pool.plan_in(run.set, &region)
         return plan.are_idle(region, run.first, run.count)
 
@@ -470,7 +521,7 @@ cdef class Pages(PoolPages):
 
     cdef cbool take_run(self, Run* run, uint32_t state) noexcept nogil:
         """Carves free slots out of their chunk. False: the host is out of memory, and nothing has changed."""
-        cdef PageBitmap* bitmap = self.pool.bin_sets[run.set].bitmap
+        cdef PageBitmap* bitmap = self.bitmap_of(run.set)
         cdef int region = 0
         cdef ChunkHandle handle
         cdef PlanServer* plan

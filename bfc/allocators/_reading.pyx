@@ -655,6 +655,8 @@ cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
     while it != pool.regions.end():
         handle = deref(it).second.first
         bitmap = pool.bin_sets[pool.chunks[handle].bin_set].bitmap
+        if bitmap != NULL:
+            (<Pages>pool.pages).bitmap_of(pool.chunks[handle].bin_set)   # brings it up to date
         free_slots = 0
         while bitmap != NULL and handle != NO_CHUNK:
             chunk = pool.chunks[handle]

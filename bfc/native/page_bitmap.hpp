@@ -1,5 +1,5 @@
 // The slots of a range whose pages may have further addresses: which slots lie entirely in a free chunk, and in which
-// one. An allocation and a free change a few bits here; all else is looked up when pages are stitched.
+// one. It is brought up to date when somebody looks, as when pages are stitched: see Pages.note_changes.
 #pragma once
 
 #include <algorithm>
@@ -42,30 +42,24 @@ public:
 
     // -- free chunks ---------------------------------------------------------------------------------------------------
 
-    // A piece of a free chunk is handed out.
+    // A chunk is in use.
     void take(uint64_t address, uint64_t size) { clear(slot_at(address), slot_at(address + size - 1) + 1); }
 
-    // A piece was freed, and is part of this free chunk now. Returns whether a whole slot lies in that chunk.
-    bool give(uint64_t address, uint64_t size, uint64_t chunk_address, uint64_t chunk_size, uint32_t chunk) {
-        const size_t first = slot_above(chunk_address), end = slot_at(chunk_address + chunk_size);
-        if (first >= end) return false;
-        chunk_at_[first] = chunk;
-        set(std::max(first, slot_at(address)), std::min(end, slot_at(address + size - 1) + 1));
-        return true;
-    }
-
-    // A free chunk was put into its bin. `is_rest`: a piece was cut off from it, so its bits are right already.
-    void add(uint64_t address, uint64_t size, uint32_t chunk, bool is_rest) {
+    // A chunk is free.
+    void add(uint64_t address, uint64_t size, uint32_t chunk) {
         const size_t first = slot_above(address), end = slot_at(address + size);
         if (first >= end) return;
         chunk_at_[first] = chunk;
-        if (!is_rest) set(first, end);
+        fill<true>(first, end);
     }
 
     void remove(uint64_t address, uint64_t size) {
         const size_t first = slot_above(address), end = slot_at(address + size);
         if (first < end) clear(first, end);
     }
+
+    // No slot lies in a free chunk.
+    void clear() { std::fill(free_.begin(), free_.end(), 0); }
 
     bool is_free(size_t slot) const { return slot < page_at_.size() && (free_[slot / 64] >> (slot % 64) & 1); }
 
@@ -91,10 +85,10 @@ public:
     // The free chunk that a free slot lies in. No two free chunks touch, so the row's first free slot has its note.
     uint32_t chunk_around(size_t slot) const {
         BFC_ASSERT(is_free(slot), "a slot that is not free is looked up");
-        while (slot > 0 && is_free(slot - 1)) {
-            if (slot % 64 == 0 && free_[slot / 64 - 1] == ~uint64_t{0}) slot -= 63;
-            --slot;
-        }
+        size_t word = slot / 64;
+        uint64_t below = ~free_[word] & ~(~uint64_t{0} << (slot % 64));     // what is not free below the slot
+        while (below == 0 && word > 0) below = ~free_[--word];
+        slot = below ? 64 * word + 64 - __builtin_clzll(below) : 0;
         return chunk_at_[slot];
     }
 
@@ -126,9 +120,6 @@ private:
             free_[word] &= ~mask;
     }
 
-    void set(size_t first, size_t end) {
-        if (first < end) fill<true>(first, end);
-    }
     void clear(size_t first, size_t end) { fill<false>(first, end); }
 
     uint64_t start_;

@@ -175,6 +175,44 @@ def test_the_histories_stitch(made: Make, monkeypatch: pytest.MonkeyPatch) -> No
     assert total["unmaps"] > 20
 
 
+@pytest.mark.parametrize("seed", range(SEED, SEED + 3))
+def test_what_nobody_has_read_for_long_is_as_if_it_were_read_each_time(
+    made: Make, seed: int
+) -> None:
+    """Which slots are free is written down when somebody reads it. `check` reads it after each call
+    of one allocator, and a replay by another hardly ever."""
+    dice = random.Random(seed)
+    op, number, size, live = [], [], [], []
+    for event in range(2500):
+        if live and dice.random() < len(live) / 40:
+            op.append(1)
+            number.append(live.pop(dice.randrange(len(live))))
+            size.append(0)
+        else:
+            op.append(0)
+            number.append(event)
+            size.append(int(2 ** dice.uniform(14, 25)))
+            live.append(event)
+    trace = bfc.Trace(op, number, size).closed()
+    with (
+        made(bfc.SimulatedSubAllocator("1 GiB")) as one,
+        made(bfc.SimulatedSubAllocator("1 GiB")) as other,
+    ):
+        for _ in range(2):
+            replayed = trace.replay(one)
+            one.check()
+            ptrs: dict[int, int] = {}
+            for event in range(len(trace)):
+                ident = int(trace.id[event])
+                if trace.op[event] == 0:
+                    ptrs[ident] = other.allocate_raw(int(trace.size[event]))
+                    assert ptrs[ident] == replayed.addresses[event], f"BFC_SEED={seed}, {event}"
+                else:
+                    other.deallocate_raw(ptrs.pop(ident))
+                other.check()
+        assert one.page_stats()["stitches"] > 5
+
+
 def test_one_stream_is_never_waited_for(made: Make) -> None:
     device = LedgerDevice("64 MiB", is_late=True)
     device.hold(0)
