@@ -184,6 +184,21 @@ def test_a_run_of_other_lengths_takes_what_is_live(policy: str, keeps: bool, tmp
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_another_training_is_served_after_the_room_has_grown(policy: str):
+    """The places of the weights are those of another server then."""
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB", plan=plan) as pool:
+        for lengths in ((140, 301), (90, 400, 260), (370,)):
+            run = Played(pool, writes=True, keeps=False)
+            for n in lengths:
+                run.step(n)
+            run.end()
+        stats = pool.plan_stats()
+        assert (stats["agreement"], stats["departed_steps"]) == (1.0, 0)
+        assert pool.stats().peak_pool_bytes <= 1.005 * peak_of((140, 400, 90), keeps=False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_lengths_are_told_apart_whose_first_requests_are_rounded_alike(policy: str):
     """Ids of two sentences: 16 bytes for each token, and 512 bytes are the least that is given."""
 
