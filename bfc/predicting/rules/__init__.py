@@ -24,6 +24,7 @@ choices.py            what PyTorch decides by asking what a tensor is
 gradients.py          gradients that it computes otherwise for subclasses
 files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
+fourier.py            Fourier transforms
 solvers.py            factorisations, and systems of equations
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
@@ -38,6 +39,7 @@ from bfc.predicting.rules import (
     encoder,
     files,
     foreach,
+    fourier,
     gemm,
     gradients,
     indexing,
@@ -69,6 +71,7 @@ __all__ = [
     "encoder",
     "files",
     "foreach",
+    "fourier",
     "gemm",
     "gradients",
     "indexing",
