@@ -134,8 +134,9 @@ def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:
         output.backward(torch.empty_like(output))
     state, row = 8 * 64 * 4, 10 * 8 * 64 * 4
     weights = 4 * 64 * (64 + 64 + 2) * 4
-    work = recurrent.WORKSPACE_EACH * 64 + weights
     reserve = recurrent.reserve_bytes("lstm", 80, 64, 1, 1, 4, False)
+    network_of = ("lstm", weights, 80, 8, 64, 64, 1, 1, 4)
+    work = recurrent.workspace_bytes(*network_of, train=True, dropout=False, packed=False)
     assert sizes(run)[before:middle] == [state, state, row, state, state, work, reserve]
     found = sizes(run)[middle + 1 :]
     assert found == [state, state, row, state, state, work, weights, work]
@@ -159,8 +160,9 @@ def test_a_network_of_sequences_first_turns_them_for_cudnn() -> None:
         head(output)
     state, row = 2 * 8 * 64 * 4, 10 * 8 * 64 * 4
     weights = 2 * 3 * 64 * (64 + 64 + 2) * 4
-    work = recurrent.WORKSPACE_EACH * 64 + weights
     reserve = recurrent.reserve_bytes("gru", 80, 64, 2, 1, 4, True)
+    network_of = ("gru", weights, 80, 8, 64, 64, 2, 1, 4)
+    work = recurrent.workspace_bytes(*network_of, train=True, dropout=True, packed=False)
     forward = [row, row, state, work, reserve]
     assert sizes(run)[before:middle] == [state, 8, 132 * 48 * 1024, *forward]
     # the gradient of the data has its steps first, so that it is copied
@@ -444,19 +446,26 @@ def test_a_binary_cross_entropy_keeps_the_memory_of_all_its_elements() -> None:
         assert torch.cuda.memory_allocated() - before == 64 * 1024 * 4
 
 
-def test_packed_sequences_are_as_long_as_the_longest() -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_packed_sequences_are_as_long_as_said_or_as_the_longest(known) -> None:
     with bfc.predict("a100") as run:
         layer = nn.LSTM(32, 64).cuda()
         lengths = torch.tensor([16, 12, 8, 4])
+        if not known:
+            lengths = (lengths.cuda() * torch.rand((), device="cuda")).long().cpu()
         data = torch.randn(16, 4, 32, device="cuda", requires_grad=True)
         for first, given in ((False, data), (True, data.transpose(0, 1))):
             layer.batch_first = first
             packed = nn.utils.rnn.pack_padded_sequence(given, lengths, batch_first=first)
-            padded, _ = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=first)
+            assert packed.data.shape == (40 if known else 64, 32)
+            padded, long = nn.utils.rnn.pad_packed_sequence(layer(packed)[0], batch_first=first)
             assert padded.shape == ((4, 16, 64) if first else (16, 4, 64))
+            assert long.tolist() == ([16, 12, 8, 4] if known else [16] * 4)
             padded.sum().backward()
         assert data.grad.shape == data.shape  # what leads to it once failed
-    assert any("packed" in what for what in assumed(run))
+    assert any("packed" in what for what in assumed(run)) == (not known)
+    reserve = recurrent.reserve_bytes("lstm", 40 if known else 64, 64, 1, 1, 4, False)
+    assert sizes(run).count(reserve) == 2
 
 
 def test_masks_select_at_most_all() -> None:

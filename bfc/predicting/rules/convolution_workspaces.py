@@ -81,8 +81,8 @@ class Convolution:
 
     @property
     def plain(self) -> bool:
-        """Whether a result is made of one pixel, at its place."""
-        return all(size == 1 for size in (*self._kernel, *self.strides))
+        """Whether a result is made of one pixel, at its place, and of all channels."""
+        return self.groups == 1 and all(size == 1 for size in (*self._kernel, *self.strides))
 
     @property
     def alone(self) -> bool:

@@ -109,3 +109,48 @@ def test_the_reserve_of_a_network(
 ) -> None:
     found = recurrent.reserve_bytes(kind, steps, hidden, layers, directions, 4, dropout)
     assert found == measured
+
+
+#: A network, its steps, sequences, inputs, units, layers, directions and bytes of a number; whether
+#: it is trained, with dropout, packed; and what an H100 took.
+NETWORKS: list[tuple[Any, ...]] = [
+    ("lstm", 16384, 128, 128, 320, 2, 2, 4, (True, False, False), 357827840),
+    ("lstm", 2048, 32, 128, 256, 1, 1, 4, (True, False, False), 21824000),
+    ("lstm", 65536, 256, 512, 100, 3, 2, 2, (True, True, False), 721063936),  # few units
+    ("lstm", 4096, 32, 512, 100, 2, 2, 4, (False, False, False), 94474752),
+    ("gru", 6400, 64, 16, 320, 1, 1, 2, (True, False, False), 26032896),
+    ("gru", 700, 20, 64, 32, 1, 2, 4, (True, False, False), 19754400),
+    ("gru", 12800, 256, 64, 650, 2, 1, 4, (True, True, False), 208821536),
+    ("gru", 64, 1, 1312, 1024, 1, 2, 4, (False, False, True), 76849408),
+    ("rnn_tanh", 12800, 64, 512, 100, 3, 2, 4, (True, False, False), 296703616),
+    ("rnn_relu", 140, 4, 1312, 400, 1, 1, 2, (False, False, False), 10359456),
+]
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@pytest.mark.parametrize(
+    (
+        "kind",
+        "steps",
+        "batch",
+        "inputs",
+        "hidden",
+        "layers",
+        "directions",
+        "element",
+        "how",
+        "took",
+    ),
+    NETWORKS,
+)
+def test_the_workspace_of_a_network(
+    kind, steps, batch, inputs, hidden, layers, directions, element, how, took
+) -> None:
+    weights = sum(
+        directions * GATES[kind] * hidden * (width + hidden + 2)
+        for width in [inputs, *[hidden * directions] * (layers - 1)]
+    )
+    shape = (weights * element, steps, batch, inputs, hidden, layers, directions, element)
+    train, dropout, packed = how
+    found = recurrent.workspace_bytes(kind, *shape, train=train, dropout=dropout, packed=packed)
+    assert found == pytest.approx(took, rel=0.02)
