@@ -137,7 +137,10 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     )
     cores = _tensor_cores(call, images)
     found = Convolution(images, weight, result, groups, strides, last, call.gpu.sms)
-    if not (found.alone and not last) and not (found.plain and cores) and _cudnn is not None:
+    # cuDNN leaves single pixels to cublasLt, which plans nothing without a device; and channels
+    # that are convolved for themselves to PyTorch (is_depthwise in ATen/native/Convolution.cpp)
+    in_cublas = cores and found.plain and not (last and gradient == "weight")
+    if not (found.alone and not last) and not in_cublas and _cudnn is not None:
         import torch
 
         plan = _cudnn.plan(
