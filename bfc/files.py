@@ -10,12 +10,10 @@ import shutil
 import stat
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from bfc.errors import TraceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from bfc.libraries import NDArray
 
 #: The most bytes of an array's header, in addition to those of its numbers.
 HEADER_BYTES = 4096

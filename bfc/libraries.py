@@ -16,6 +16,7 @@ from bfc.errors import DeviceUnavailableError
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from numpy.typing import NDArray
     from pandas import DataFrame
 else:
 
@@ -33,8 +34,9 @@ else:
             return getattr(module, name)
 
     np, torch = _Lazy("numpy"), _Lazy("torch")
+    NDArray = object  # of annotations, which are not evaluated
 
-__all__ = ["client", "frame_of", "frame_of_rows", "np", "torch"]
+__all__ = ["NDArray", "client", "frame_of", "frame_of_rows", "np", "torch"]
 
 
 def client(module: str, install: str) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch.words import (
     CAPTURE_BEGINS,
     CAPTURE_ENDS,
@@ -18,9 +18,6 @@ from bfc.pytorch.words import (
     STREAM_JOINS,
     STREAM_LEAVES,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The first number that is tried where a recorded id is in use already.
 APART = 1 << 32

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups
 from bfc.browser.tables import Tables
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The most places of a flame graph, and the most owners, or lines, of a list.
 MOST_NODES = 2_000

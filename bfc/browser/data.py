@@ -122,7 +122,7 @@ from bfc.browser.painted import groups_of
 from bfc.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
 from bfc.browser.tables import CUT, Tables, shortened
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.study.counting import Counted, CountedSimulated, device_for
@@ -132,8 +132,6 @@ from bfc.trace.from_snapshot import live_in
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.snapshots.snapshot import Snapshot
 
 

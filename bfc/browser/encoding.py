@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bfc.libraries import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from bfc.libraries import NDArray, np
 
 #: The names of the types, as the page has them.
 TYPES = {

@@ -8,14 +8,10 @@ PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, INPUT and TEMPORARY. A recordi
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from bfc.browser.lifetimes import Lives
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 KINDS = (
     "weights",

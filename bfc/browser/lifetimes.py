@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

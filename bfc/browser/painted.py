@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.encoding import packed
 from bfc.browser.kinds import KINDS, kinds_of, named_owners
 from bfc.browser.lifetimes import Lives
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.study.source_lines import Lines
 from bfc.trace import Occupancy, Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Steps = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 #: How many groups have a colour of their own, and the number of those that have none.

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from bfc.browser.lifetimes import lives_of
 from bfc.browser.tables import shortened
 from bfc.files import replacing
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.snapshots.snapshot import Frame
 from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     Event = dict[str, Any]
 
 #: The most allocations that are shown, those of all traces together; the most frames of each,

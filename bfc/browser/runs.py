@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.browser import segments
@@ -12,7 +12,7 @@ from bfc.browser.encoding import packed
 from bfc.browser.lifetimes import Lives
 from bfc.browser.painted import Groups, paint
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_CHANGES
 from bfc.study import recorded_settings
 from bfc.study.counting import Counted
@@ -21,9 +21,6 @@ from bfc.study.python_policy import PythonPolicy
 from bfc.trace import Occupancy, Trace
 from bfc.trace.timeline import sampled
 from bfc.units import format_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The most samples of a timeline; and the cells of a map, which has at most so many ranges.
 SAMPLES = 4_000

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP
 from bfc.snapshots.columns import ASLEEP, IS_VIEW, REGION
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.snapshots.snapshot import Snapshot
 
 #: The most blocks that are named for each segment.

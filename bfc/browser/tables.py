@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.browser.encoding import packed
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.study.source_lines import Lines
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The most characters of all texts of frames, and of one text.
 MOST_CHARACTERS = 700_000

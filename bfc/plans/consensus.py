@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans._planning import match
 from bfc.plans.lengths import evaluated, fitted
 from bfc.plans.parts import BODY, FOREVER, Part, Rounding
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Iterations with fewer requests in common do not repeat: the largest stands for all.
 AGREES = 0.95

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bfc.errors import InvariantError, PlanError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans._planning import SEARCH_ORDERS, place_in_order, search
 from bfc.plans.lives import Lives
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
 #: A layout this near to its bound is left as it is.
 NEAR = 1.0005

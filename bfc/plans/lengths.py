@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from bfc.libraries import np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from bfc.libraries import NDArray, np
 
 #: Sizes follow from the lengths if they are foretold for this part of the requests.
 FORETOLD = 0.95

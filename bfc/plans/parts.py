@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import PlanError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans.lengths import Lengths
 from bfc.plans.lives import Lives
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.trace import Trace
 
 #: Rounds bytes as a policy does, in whole units.

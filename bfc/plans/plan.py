@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.errors import PlanError, SettingsError, TraceError
 from bfc.files import read_arrays, replacing
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans._planning import as_torch_rounds
 from bfc.plans.consensus import consensus, is_lasting, matched, of_lengths, places
 from bfc.plans.layout import planned
@@ -42,8 +42,6 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.trace import Trace
 
 #: The policies that serve what has no place in a plan, and the unit of their sizes.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from bfc.allocators import _plans
 from bfc.allocators._allocator import Allocator
 from bfc.errors import PlanError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans.parts import MOST_SLOTS
 from bfc.plans.plan import Plan
 from bfc.plans.trying import Fallback
@@ -18,9 +18,6 @@ from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.words import ACTIONS
 from bfc.snapshots.columns import RECORD
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Recording:

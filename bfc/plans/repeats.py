@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.plans.parts import Requests
 
 #: How many sizes in a row are looked for elsewhere, and how many distances are tried.

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bfc.errors import PlanError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.plans.parts import BODY, FOREVER, HEAD, LATE, Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.layout import Block, Columns, Layout, Sizes, Span, Spans, lay_out
 from bfc.pytorch.owners import Owners
@@ -39,9 +39,6 @@ from bfc.pytorch.words import (
     SEGMENT_UNMAP,
     SNAPSHOT,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MOST_STREAMS = 1 << 16
 _WITHOUT_EFFECT = (SNAPSHOT, ANNOTATE)

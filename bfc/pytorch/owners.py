@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch._recording import Stacks
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: The most owners that a trace can have, and the longest name.
 MOST_OWNERS = 1 << 16

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bfc.allocators._allocator import Allocator
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.snapshots.snapshot import Snapshot
 from bfc.study import recorded_settings
 from bfc.study.file_formats import has_devices, read
@@ -16,8 +16,6 @@ from bfc.study.source_lines import Lines, common_names, users_files
 from bfc.trace import Trace
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     #: What `diff` compares.
     Run = Trace | Allocator | Snapshot | str | os.PathLike[str]
     #: Bytes and allocations by a group's name.

@@ -14,16 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, SupportsIndex
 
 from bfc.errors import ClosedError, PolicyError, SubAllocatorError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.snapshots.snapshot import OwnerBytes, Snapshot, Stats
 from bfc.study.ground import Block, Ground
 from bfc.suballocators.base import SubAllocator, resolve_limit
 from bfc.trace.timeline import sampled
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import as_int, parse_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Regions begin at multiples of this, as those of the compiled policies.
 ALIGNMENT = 256

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch.owners import is_the_users
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 #: The most files of one name for which a partner is looked for.
 MOST_NAMESAKES = 30

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.errors import SettingsError, SubAllocatorError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST, VERSIONS, rules_of
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import CONF, SEGMENT_MAP
 from bfc.suballocators import SimulatedSubAllocator
 from bfc.trace import Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Below these there is nothing that a device hands out of itself.
 BEYOND = 1 << 62

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import SettingsError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import CONF, SEGMENT_ALLOC
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.allocators._allocator import Allocator
 
 ALLOCATE, FREE, RELEASE = 0, 1, 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch._recording import Event, Pools, Stacks
 from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
@@ -22,8 +22,6 @@ from bfc.pytorch.writer import ordinal_of, settings_as_torch
 from bfc.snapshots.columns import ASLEEP, CHUNK, IN_RANGE, RECORD, REGION, STATES
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from bfc.snapshots.columns import HistoryColumns, RegionColumns
     from bfc.snapshots.snapshot import Snapshot
 

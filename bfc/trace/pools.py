@@ -6,14 +6,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.pytorch.words import CAPTURE_BEGINS, HOLD, LET_GO, OUR_TAGS, POOL_MARKS, SCOPE_BEGINS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MOST_POOLS = MOST_STREAMS = 1 << 16
 TOP = 1 << 64

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from bfc.errors import TraceError
-from bfc.libraries import np
+from bfc.libraries import NDArray, np
 from bfc.snapshots.snapshot import Frame
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class FrameTable(Sequence[Frame]):

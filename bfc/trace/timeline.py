@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from bfc.libraries import client, frame_of, np
+from bfc.libraries import NDArray, client, frame_of, np
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
     from pandas import DataFrame
 
 

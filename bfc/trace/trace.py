@@ -13,7 +13,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
 from bfc.files import read_arrays, replacing
-from bfc.libraries import frame_of, np
+from bfc.libraries import NDArray, frame_of, np
 from bfc.pytorch.rules import VERSIONS
 from bfc.suballocators.base import SubAllocator
 from bfc.trace import from_snapshot, rmm_log
@@ -26,7 +26,7 @@ from bfc.trace.timeline import Occupancy, Timeline
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
     from pandas import DataFrame
 
     from bfc.snapshots.snapshot import Frame, Snapshot
