@@ -154,3 +154,43 @@ def test_the_workspace_of_a_network(
     train, dropout, packed = how
     found = recurrent.workspace_bytes(kind, *shape, train=train, dropout=dropout, packed=packed)
     assert found == pytest.approx(took, rel=0.02)
+
+
+#: Shapes of images and weight, stride, type, groups, channels last, what is computed, and what an
+#: H100 took: convolutions of each kind whose rule is right to the byte.
+CLASSES: list[tuple[Any, ...]] = [
+    ((64, 256, 56, 56), (128, 256, 4, 4), 1, "float32", 1, False, "result", 314081296),
+    ((24, 128, 24, 24), (128, 128, 3, 3), 2, "float32", 1, False, "images", 9437200),
+    ((64, 320, 16, 16), (320, 320, 3, 3), 2, "float32", 1, False, "weight", 29900816),
+    ((32, 256, 28, 28), (256, 256, 3, 3), 2, "float16", 1, False, "result", 17235984),
+    ((2, 64, 32, 32), (128, 64, 3, 3), 2, "bfloat16", 1, False, "weight", 540688),
+    ((1, 1024, 64, 64), (1024, 64, 3, 3), 1, "float32", 16, False, "images", 35913744),
+    ((12, 256, 7, 7), (256, 32, 3, 3), 1, "float16", 8, False, "images", 749584),
+    ((1, 512, 128, 128), (512, 64, 3, 3), 1, "float32", 8, False, "weight", 68288528),
+    ((8, 64, 224), (64, 4, 7), 1, "float16", 16, False, "result", 462352),
+    ((16, 1152, 7, 7), (1152, 1, 3, 3), 2, "float16", 1152, True, "weight", 5308416),
+    ((2, 5, 129, 129), (32, 5, 1, 1), 1, "float32", 1, False, "result", 0),
+    ((64, 64, 50), (1, 64, 1), 1, "float32", 1, False, "images", 0),
+    ((64, 2048, 7, 7), (1024, 2048, 1, 1), 1, "float32", 1, False, "weight", 38535184),
+    ((16, 64, 56, 56), (256, 64, 1, 1), 1, "float32", 1, False, "weight", 1048576),
+    ((4, 3, 224, 224), (64, 3, 7, 7), 2, "float32", 1, True, "result", 2446096),
+    ((128, 3, 32, 32), (64, 3, 7, 7), 1, "float16", 1, False, "result", 18924560),
+]
+
+
+@pytest.mark.parametrize(
+    ("images", "weight", "stride", "dtype", "groups", "last", "gradient", "took"), CLASSES
+)
+def test_each_kind_of_convolution(
+    images, weight, stride, dtype, groups, last, gradient, took
+) -> None:
+    dims = len(weight) - 2
+    padding = [2 * (size // 2) for size in weight[2:]]
+    sizes = [
+        (size + more - kernel) // stride + 1
+        for size, kernel, more in zip(images[2:], weight[2:], padding, strict=True)
+    ]
+    result = (images[0], weight[0], *sizes)
+    shapes = (Shape(one, dtype) for one in (images, weight, result))
+    made = Convolution(*shapes, groups, (stride,) * dims, last, 132)
+    assert made.estimate(gradient) == took
