@@ -17,8 +17,10 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +31,10 @@ VARIABLE = "BFC_CUDNN_LIBRARY"
 LIBRARY = "libcudnn.so.9"
 #: The first release that plans without a device.
 OLDEST = 90800
+#: Seconds after which an answer is no longer waited for.
+LONGEST = 60.0
+#: What is run to ask: this file.
+PROGRAM = __file__
 
 
 @dataclass(frozen=True)
@@ -61,49 +67,53 @@ class Plan:
 
 
 class Cudnn:
-    """A process that asks cuDNN; use it as a context. It is started by the first question."""
+    """A process that asks cuDNN; use it as a context. It is started by the first question, which a
+    thread of the process that made this one asks."""
 
     def __init__(self) -> None:
         self.version = 0  # 91900 is 9.19; 0 while nothing was asked, or if there is no cuDNN
         self._process: subprocess.Popen[str] | None = None
         self._found: dict[Question, Plan | None] = {}
         self._over = False
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Cudnn:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._over = True
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._process.communicate()  # it ends where its input does
-            self._process = None
+        if os.getpid() == self._owner:
+            self._end()
 
     def plan(self, question: Question) -> Plan | None:
-        """The plan; None if cuDNN is not there, is too old, or has none."""
-        if question not in self._found:
-            self._found[question] = self._ask(question)
-        return self._found[question]
+        """The plan; None if cuDNN is not there, is too old, or has none; and in a process that was
+        forked."""
+        if os.getpid() != self._owner:
+            return None
+        with self._lock:
+            if question not in self._found:
+                self._found[question] = self._ask(question)
+            return self._found[question]
 
     def _ask(self, question: Question) -> Plan | None:
-        if self._over or (self._process is None and not self._start()):
+        if self._over:
             return None
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(asdict(question)) + "\n")
-            process.stdin.flush()
-            answer = _numbers(process.stdout)
-        except OSError:
-            answer = []
+            if self._process is None:
+                self._start()
+            if self._process is None:
+                return None
+            answer = self._said(json.dumps(asdict(question)))
+        except BaseException:  # the next answer would be that of this question
+            self._end()
+            raise
         if len(answer) != 2:  # it died
             self.version = 0
-            self.__exit__()
+            self._end()
             return None
         return Plan(*answer) if answer[0] >= 0 else None
 
-    def _start(self) -> bool:
+    def _start(self) -> None:
         paths = libraries()
         if paths:
             environment = {
@@ -111,29 +121,53 @@ class Cudnn:
             }
             with contextlib.suppress(OSError):
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", __file__, *paths],
+                    [sys.executable, "-I", "-S", PROGRAM, *paths],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     text=True,
                     env=environment | {"CUDA_VISIBLE_DEVICES": ""},
                 )
-                (self.version,) = _numbers(self._process.stdout) or [0]
+                self.version = next(iter(self._said()), 0)
         if self.version < OLDEST:
             self.version = 0
-            self.__exit__()
-        return self._process is not None
+            self._end()
 
+    def _said(self, line: str = "") -> list[int]:
+        """The numbers that the process writes once it was told a line; none if it is gone, or takes
+        too long."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if line:
+                process.stdin.write(f"{line}\n")
+                process.stdin.flush()
+            if not select.select([process.stdout], [], [], LONGEST)[0]:
+                return []
+            return list(map(int, process.stdout.readline().split()))
+        except (OSError, ValueError):
+            return []
 
-def _numbers(output: IO[str] | None) -> list[int]:
-    """A line of them; none if the process is gone."""
-    assert output is not None
-    return list(map(int, output.readline().split()))
+    def _end(self) -> None:
+        """It has nothing to lose: a process that the program forked may hold its input open."""
+        self._over = True
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                assert pipe is not None
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def libraries() -> list[str]:
     """The paths of cuDNN, and then of what it loads, among the packages that Python finds."""
     given = os.environ.get(VARIABLE)
+    if given:
+        given = os.path.realpath(given)
     if given is not None:
         folders = [str(Path(given).parent.parent.parent)] if given else []
     else:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bfc.files import replacing
+from bfc.predicting import cudnn
 from bfc.predicting.arrivals import Arrivals
 from bfc.predicting.overlay import Overlay
 
@@ -596,6 +597,8 @@ class _Hook:
             if isinstance(path, (str, bytes)) and _is_file(path) and not calls.may(path):
                 _refuse(path)
         elif event in STARTS:
+            if len(args) > 1 and isinstance(args[1], list) and cudnn.PROGRAM in args[1]:
+                return  # ours
             calls.started(_program(args[STARTS[event]]))
         elif event == "os.exec" and not calls.is_real(""):
             raise PermissionError(

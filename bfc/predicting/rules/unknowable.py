@@ -93,9 +93,9 @@ def asked_of(version: int) -> str:
     return (
         f"cuDNN's workspace depends on the algorithm that it picks. cuDNN {version // 10000}."
         f"{version % 10000 // 100} was asked for its plan, without a GPU. Of 36,735 passes on an "
-        "H100 90 % took what that says, within 1 MiB or 1 %; kernels of 5 by 5 and more can take "
-        "hundreds of MiB more. With torch.backends.cudnn.benchmark it takes up to GiBs while it "
-        "tries"
+        "H100 with cuDNN 9.19 90 % took what is counted then, within 1 MiB or 1 %; kernels of 5 by "
+        "5 and more can take hundreds of MiB more. With torch.backends.cudnn.benchmark it takes up "
+        "to GiBs while it tries"
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -115,13 +117,18 @@ def test_a_library_is_found_among_the_packages_with_what_it_loads(tmp_path, monk
         "print(91900)",  # ends before it answers
         "print(90700); print(100, 1)",  # is too old
         "import os; print(91900, flush=True); input(); os.abort()",
+        "print('nothing')",
+        "print(91900, flush=True); input(); print('no number')",
+        "import time; print(91900, flush=True); time.sleep(600)",
     ],
 )
 def test_without_an_answer_the_rules_are_left(tmp_path, monkeypatch, program) -> None:
     script = tmp_path / "script.py"
     script.write_text(program)
-    monkeypatch.setattr(cudnn, "__file__", str(script))
+    monkeypatch.setattr(cudnn, "PROGRAM", str(script))
     monkeypatch.setattr(cudnn, "libraries", lambda: ["libcudnn.so.9"])
+    if "sleep" in program:
+        monkeypatch.setattr(cudnn, "LONGEST", 1.0)
     with Cudnn() as found:
         assert found.plan(SOME) is None
         assert found.plan(replace(SOME, gradient="weight")) is None  # it is not started again
@@ -136,13 +143,19 @@ def test_a_file_that_is_no_library(tmp_path, monkeypatch) -> None:
         assert found.plan(SOME) is None
 
 
-def test_each_question_is_asked_once(tmp_path, monkeypatch) -> None:
+COUNTS = "print(91900, flush=True)\nfor at in range(9): input(); print(at, 7, flush=True)"
+
+
+@pytest.fixture
+def counting(tmp_path, monkeypatch):
+    """A program that answers 0, 1, 2 and so on."""
     script = tmp_path / "script.py"
-    script.write_text(
-        "print(91900, flush=True)\nfor at in range(9): input(); print(at, 7, flush=True)"
-    )
-    monkeypatch.setattr(cudnn, "__file__", str(script))
+    script.write_text(COUNTS)
+    monkeypatch.setattr(cudnn, "PROGRAM", str(script))
     monkeypatch.setattr(cudnn, "libraries", lambda: ["libcudnn.so.9"])
+
+
+def test_each_question_is_asked_once(counting) -> None:
     with Cudnn() as found:
         other = replace(SOME, last=True)
         assert [found.plan(one) for one in (SOME, other, SOME)] == [
@@ -150,6 +163,68 @@ def test_each_question_is_asked_once(tmp_path, monkeypatch) -> None:
         ]
         assert found.version == 91900
     assert found.plan(replace(SOME, tf32=False)) is None  # the prediction is over
+
+
+def test_an_exception_between_question_and_answer_ends_it(counting, monkeypatch) -> None:
+    """Else each question would get the answer of the one before."""
+    with Cudnn() as found:
+        assert found.plan(SOME) == Plan(0, 7)
+        with monkeypatch.context() as patched:
+            patched.setattr(cudnn.select, "select", lambda *args: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                found.plan(replace(SOME, last=True))
+        assert found.plan(replace(SOME, tf32=False)) is None
+        assert found.plan(SOME) == Plan(0, 7)
+
+
+def test_a_process_that_was_forked_neither_asks_nor_is_waited_for(counting) -> None:
+    """It holds the input of the asking process open, and may live on."""
+    ready, done = os.pipe(), os.pipe()
+    with Cudnn() as found:
+        assert found.plan(SOME) == Plan(0, 7)
+        child = os.fork()
+        if child == 0:
+            try:
+                asked = found.plan(replace(SOME, last=True)) is None
+                found.__exit__()
+                os.write(ready[1], b"y" if asked else b"n")
+                os.read(done[0], 1)
+            finally:
+                os._exit(0)
+        assert os.read(ready[0], 1) == b"y"
+        assert found.plan(replace(SOME, tf32=False)) == Plan(1, 7)
+    os.write(done[1], b"x")
+    os.waitpid(child, 0)
+    for end in (*ready, *done):
+        os.close(end)
+
+
+def test_threads_get_the_answers_to_their_own_questions(counting) -> None:
+    asked = [replace(SOME, sms=count) for count in range(1, 9)]
+    with Cudnn() as found, ThreadPoolExecutor(8) as pool:
+        plans = list(pool.map(found.plan, asked))
+        assert sorted(plan.workspace for plan in plans) == list(range(8))
+        assert [found.plan(one) for one in asked] == plans
+
+
+def test_it_is_no_program_that_the_script_has_started(counting) -> None:
+    from bfc.predicting.file_calls import _Hook
+
+    class Calls:
+        def __init__(self) -> None:
+            self.programs: list[str] = []
+
+        def started(self, program: str) -> None:
+            self.programs.append(program)
+
+    hook, calls = _Hook(), Calls()
+    hook.calls = calls
+    hook("subprocess.Popen", ("python", ["python", "-I", cudnn.PROGRAM], None, None))
+    assert calls.programs == []
+    hook("subprocess.Popen", ("python", ["python", "train.py"], None, None))
+    hook("subprocess.Popen", ("python", b"python", None, None))
+    hook("os.system", (b"python",))
+    assert len(calls.programs) == 3
 
 
 #: Images, channels, kernel, type, groups, channels last; the plan; what an H100 took.
