@@ -5,7 +5,7 @@ from cython.operator cimport dereference as deref, postincrement
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove, memset
 
-from bfc.native.nothrow cimport try_push_back, try_reserve, try_resize, try_store
+from bfc.native.nothrow cimport try_push_back, try_reserve, try_store
 
 from bfc.interpreter.stubs import SignatureOfStub
 
@@ -28,6 +28,18 @@ cdef extern from *:
     #include "pending_frees.hpp"
     #include "starts.hpp"
     #include "torch_sizes.hpp"
+    // Room in what a pool has an entry or a bit for each chunk in. Out of line: inlined, it would make the loops of
+    // replays larger, in which a table hardly ever grows.
+    __attribute__((noinline)) static bool bfc_make_room(bfc::PendingFrees& pending, std::vector<uint64_t>& bits,
+                                                        size_t chunks) noexcept {
+        try {
+            bits.resize(chunks / 64 + 1);
+        } catch (...) {
+            return false;
+        }
+        return pending.reserve(chunks);
+    }
+
     static inline bfc::Bins* bfc_new_bins() noexcept { return new (std::nothrow) bfc::Bins(); }
 
     // The chunk in use that starts at the address; Chunk is the struct of _core.pxd.
@@ -47,6 +59,7 @@ cdef extern from *:
     """
     int64_t count_up "bfc_count_up"(int64_t* value) noexcept nogil
     Bins* new_bins "bfc_new_bins"() noexcept nogil
+    cbool bfc_make_room(PendingFrees& pending, vector[uint64_t]& bits, size_t chunks) noexcept nogil
     uint32_t bfc_find_start(const Starts& starts, const Chunk* chunks, uint64_t address) noexcept nogil
     uint32_t bfc_take_start(Starts& starts, const Chunk* chunks, uint64_t address, uint32_t state,
                             uint32_t ignored) noexcept nogil
@@ -1509,7 +1522,7 @@ cdef class Pool:
         capacity = min(capacity, <size_t>NO_HOST_MEMORY)
         if capacity == self.chunk_capacity:
             return False
-        if not self.pending.reserve(capacity) or not try_resize(self.changed, capacity // 64 + 1):
+        if not bfc_make_room(self.pending, self.changed, capacity):
             return False
         cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
         cdef char* block = <char*>realloc(self.chunk_block, bytes)

@@ -29,17 +29,6 @@ bool try_reserve(std::vector<T>& items, size_t count) noexcept {
     }
 }
 
-// Out of line: it is called where a hit may have to grow a table, and would take registers from every hit.
-template <class T>
-__attribute__((noinline)) bool try_resize(std::vector<T>& items, size_t count) noexcept {
-    try {
-        items.resize(count);
-        return true;
-    } catch (...) {
-        return false;
-    }
-}
-
 template <class Key, class T>
 bool try_store(std::map<Key, T>& items, const Key& key, const T& item) noexcept {
     try {
