@@ -40,13 +40,16 @@ SMALL_TILE, LARGE_TILE, SMALL_CHANNELS = 64 * 64, 128 * 128, 64
 PADDED_OF_WEIGHTS, PARTS_OF_FEW, PIXELS_OF_FEW, SUMS_OF_FEW = 4, 64, 1024, 3 * MIB
 #: Weights of one small tile are summed over the whole batch where an image has more pixels.
 MANY_PIXELS = 16384
-#: The parts of the sum of a convolution of each channel for itself.
-PARTS_OF_CHANNELS = 128
+#: In 16 bits each channel for itself, of images in a plane, has so many parts of the sum for each
+#: image; channels are padded to a multiple, and sums of fewer images and pixels have no parts.
+PARTS_OF_CHANNELS, PADDED_ALONE, IMAGES_ALONE, PIXELS_ALONE = 8, 32, 8, 1024
 #: Engines of cuDNN 9.19 for the gradient of the weight on a GPU of capability 9.0 that share the
 #: work among multiprocessors: in 16 bits, and in 32. Of a GPU that is only described they know one
 #: group of 18, on an H100 they use so many in 16 bits, and all in 32.
 HOPPER = (9, 0)
 SHARED_IN_16, SHARED_IN_32 = 65, 68
+#: The one that convolves each channel for itself in float16.
+ALONE_IN_16 = 61
 SMS_OF_GROUP, SMS_IN_16 = 18, 120
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
@@ -167,8 +170,7 @@ class Convolution:
     def gradient_of_weight(self) -> int:
         """For the gradient of the weight, in bytes."""
         if self.alone:
-            parts = PARTS_OF_CHANNELS if self.last and self._half else 0
-            return parts * numel(self.weight) * FLOAT
+            return self._weight_of_channels() if self._by_channel else 0
         if self.groups > 1:
             return self._converted()
         if self._few:
@@ -186,6 +188,18 @@ class Convolution:
         if numel(self.weight) <= SMALL_TILE and pixels > MANY_PIXELS:
             return self._converted()
         return min(of_images, self._converted() + self._shares())
+
+    @property
+    def _by_channel(self) -> bool:
+        return self.alone and self.last and self._half and len(self._kernel) == 2
+
+    def _weight_of_channels(self) -> int:
+        """Each channel for itself."""
+        images = int(self.images.shape[0])
+        if images < IMAGES_ALONE and self._pixels < PIXELS_ALONE:
+            return 0
+        channels = -(-int(self.weight.shape[0]) // PADDED_ALONE) * PADDED_ALONE
+        return PARTS_OF_CHANNELS * images * channels * math.prod(self._kernel) * FLOAT
 
     def _weight_of_few(self) -> int:
         result = 0 if self.last else nbytes(self.result)
@@ -205,6 +219,8 @@ class Convolution:
     def with_all_sms(self, plan: Plan) -> int:
         """The gradient of the weight on all multiprocessors of an H100. Fitted to 100 such
         convolutions; of 50 others 42 are within 1 MiB, and 32 as planned."""
+        if self._by_channel and plan.engine != ALONE_IN_16:  # cuDNN takes another on a GPU
+            return self._weight_of_channels()
         copies = nbytes(self.images) + nbytes(self.result) + SOME_MORE
         whole = copies + nbytes(self.weight)
         kept = 0 if self.last else whole if plan.workspace >= whole else copies

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from rule_calls import Shape
 
+from bfc.predicting.cudnn import Plan
 from bfc.predicting.rules import recurrent
 from bfc.predicting.rules.convolution_workspaces import Convolution
 
@@ -86,10 +87,18 @@ def test_few_channels_are_padded_to_eight_in_16_bits() -> None:
     assert patches.gradient_of_weight() == pytest.approx(41517200, rel=0.2)
 
 
-def test_each_channel_for_itself_keeps_128_sums_of_its_weights() -> None:
+def test_each_channel_for_itself_keeps_sums_for_each_image() -> None:
     made = convolution((16, 96, 56, 56), 96, 7, 1, "bfloat16", last=True, groups=96)
     assert made.gradient_of_weight() == 2408448
     assert made.forward() == made.gradient_of_images() == 0
+    # a plan of another engine than the GPU takes
+    assert made.with_all_sms(Plan(626350711, 10)) == 2408448
+    made = convolution((128, 144, 56, 56), 144, 3, 2, "bfloat16", last=True, groups=144)
+    assert made.gradient_of_weight() == 5898240  # padded to 160 channels
+    made = convolution((4, 480, 14, 14), 480, 3, 2, "bfloat16", last=True, groups=480)
+    assert made.gradient_of_weight() == 0
+    made = convolution((64, 672, 14, 14), 672, 5, 1, "float16", last=True, groups=672)
+    assert made.with_all_sms(Plan(1929938, 61)) == 1929938
 
 
 @pytest.mark.parametrize(
