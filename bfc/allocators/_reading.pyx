@@ -330,7 +330,7 @@ cdef object bytes_by_name(uint64_t in_use, vector[uint64_t]& owned):
 
 cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
     """The bytes of host memory that a pool keeps: records ever used, the table of starts, the bins. Needs the lock."""
-    cdef uint64_t total = pool.chunk_count * sizeof(Chunk) + pool.starts.bytes()
+    cdef uint64_t total = pool.chunk_count * sizeof(Chunk) + pool.starts.bytes() + (pool.chunk_count + 63) // 64 * 8
     cdef BinSet bin_set
     for bin_set in pool.bin_sets:
         total += bin_set.bins.bytes() + (bin_set.bitmap.bytes() if bin_set.bitmap != NULL else 0)

@@ -23,6 +23,8 @@ GAP = 1 << 16
 
 _lock = ForkSafeLock()
 _next_address = MADE_UP
+#: NVIDIA's driver 580 crashes where threads make memory resident at once.
+_making = ForkSafeLock()
 
 
 def _take_addresses(nbytes: int, alignment: int) -> int:
@@ -143,7 +145,7 @@ class OpenCLSubAllocator(SubAllocator):
         self._home = _opencl.Home()
         self.default_stream_alias = self._queues.own.handle
         self.live_bytes = 0
-        self._lock, self._making = ForkSafeLock(), ForkSafeLock()
+        self._lock = ForkSafeLock()
         # In order of addresses. It is replaced, never changed, so that look-ups need no lock.
         self._regions: tuple[tuple[int, ...], tuple[Region, ...]] = (), ()
 
@@ -205,7 +207,7 @@ class OpenCLSubAllocator(SubAllocator):
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, nbytes)
             address = _take_addresses(nbytes, alignment)
         try:
-            with self._making:  # NVIDIA's driver 580 crashes where threads do this at once
+            with _making:
                 self._make_resident(memory)
         except BaseException:
             memory.release()

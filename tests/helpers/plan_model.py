@@ -22,7 +22,7 @@ class Requests:
 
 
 class Matcher:
-    """Which of a part's requests one is: the rules of planned.md, 4.1, in their order."""
+    """Which of a part's requests one is: the matcher's rules, in their order."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
