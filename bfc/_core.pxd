@@ -334,7 +334,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
                             const uint8_t* once) except +
         void set_head(size_t sequence)
         cbool has_ended(size_t sequence)
-        void resume_head(uint32_t stream)
+        void resume_head(uint32_t stream, uint64_t size)
         void set_growths(const int64_t* numbers) except +
         void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit,
                          uint64_t longest) except +

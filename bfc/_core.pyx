@@ -820,7 +820,7 @@ cdef class Pool:
         if index == NO_STREAM:
             index = self.bind_stream(stream)
         if index != NO_STREAM:
-            self.plan.resume_head(index)
+            self.plan.resume_head(index, rounded)
             self.read_length(index, requested)
             handle = self.take_place(index, rounded, requested, stream, indexed, self.features)
             if handle != NO_CHUNK:

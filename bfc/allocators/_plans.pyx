@@ -539,7 +539,7 @@ cdef class Planned:
             if index == NO_STREAM:
                 index = self.pool.bind_stream(stream)
             if index != NO_STREAM:
-                self.server.resume_head(index)
+                self.server.resume_head(index, rounded)
                 self.pool.read_length(index, requested)
                 is_away = self.server.away_for(index, rounded).count > 0
         self.lock.release()

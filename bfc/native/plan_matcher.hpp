@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -68,13 +69,21 @@ public:
 
     // The slot that is expected next, or kMiss: all are served.
     int64_t expected() noexcept {
-        while (next_ < slots() && served_[next_]) ++next_;
+        if (next_ < slots() && served_[next_]) {    // many may be: the program has gone back, and they live
+            const void* open = std::memchr(&served_[next_], 0, static_cast<size_t>(slots() - next_));
+            next_ = open ? static_cast<const uint8_t*>(open) - served_.data() : slots();
+        }
         return next_ < slots() ? next_ : kMiss;
     }
 
     // The first slot that may still be served: what is further behind is not looked for.
     size_t first_open() const noexcept {
         return static_cast<size_t>(std::max<int64_t>(0, next_ - kFarBehind * kMostMisses));
+    }
+
+    // Whether one of the slots from `first` up to `end` has this size.
+    bool has(uint64_t size, int64_t first, int64_t end) const noexcept {
+        return std::find(&sizes_[first], &sizes_[end], size) != &sizes_[end];
     }
 
     bool is_served(size_t slot) const noexcept { return served_[slot] != 0; }
@@ -95,11 +104,11 @@ public:
     // A slot that nothing will ask for in this iteration.
     void leave_out(size_t slot) noexcept { served_[slot] = 1; }
 
-    // The requests from a slot on come again, but for those of slots that are served.
+    // The requests for the slots from `first` up to `end` come again, but for those of slots that are served.
     template <class IsServed>
-    void go_back(int64_t slot, IsServed is_served) noexcept {
-        for (int64_t i = slot; i < next_; ++i) served_[i] = is_served(static_cast<size_t>(i));
-        next_ = std::min(next_, slot);
+    void go_back(int64_t first, int64_t end, IsServed is_served) noexcept {
+        for (int64_t i = first; i < end; ++i) served_[i] = is_served(static_cast<size_t>(i));
+        next_ = std::min(next_, first);
         skipped_ = kMiss;
         previous_ = 0;
         misses_ = 0;

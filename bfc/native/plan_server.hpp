@@ -231,6 +231,7 @@ public:
         Sequence* begun = &sequences_[sequence];
         begun->matcher.restart();
         begun->ended = kNotEnded;
+        begun->last_ended = 0;
         for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
             if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
         begun->asks = begun->key != kNone;
@@ -242,16 +243,26 @@ public:
     bool has_ended(size_t sequence) const noexcept { return sequences_[sequence].ended != kNotEnded; }
 
     // Outside of steps: from the next request on, a stream's requests are again those of the head, if something of the
-    // head has been freed, and the stream is not in the midst of asking for it. The program makes a new model.
-    void resume_head(uint32_t stream) noexcept {
+    // head has been freed. The program makes a new model. In the midst of asking for the head it does so only if this
+    // request is found nowhere else, and is one of those that it would go back to: the model before was not finished.
+    void resume_head(uint32_t stream, uint64_t size) noexcept {
         if (in_step || heads_[stream] == kNone) return;
         Sequence& head = sequences_[heads_[stream]];
-        if (head.ended == kNotEnded || (active_[stream] && alive > 0 && head.matcher.expected() >= 0)) return;
-        int64_t from = alive > 0 ? head.ended : 0;
-        for (int64_t i = 0; i < PlanMatcher::kBehind && from > 0; ++i, --from)  // and what comes before that, and dies
-            if (places_[head.places[from - 1]].sequence != kNoSequence) break;
-        head.matcher.go_back(from, [&](size_t i) { return is_taken(head.places[i]); });
+        if (head.ended == kNotEnded) return;
+        const auto dies = [&](int64_t i) { return places_[head.places[i]].sequence == kNoSequence; };
+        const int64_t all = static_cast<int64_t>(head.places.size()), ended = head.ended;
+        int64_t first = ended, end = int64_t{head.last_ended} + 1;      // and what stands around these, and dies
+        while (first > 0 && ended - first < PlanMatcher::kBehind && dies(first - 1)) --first;
+        while (end < all && end - head.last_ended <= PlanMatcher::kBehind && dies(end)) ++end;
+        if (alive == 0) {
+            head.matcher.restart();
+        } else {
+            if (active_[stream] && head.matcher.expected() >= 0
+                && (head.matcher.find(size) >= 0 || !head.matcher.has(size, first, ended + 1))) return;
+            head.matcher.go_back(first, end, [&](size_t i) { return is_taken(head.places[i]); });
+        }
         head.ended = kNotEnded;
+        head.last_ended = 0;
         active_[stream] = &head;
     }
 
@@ -309,6 +320,7 @@ public:
             other.sequences_[i].asks = sequences_[i].asks;
             other.sequences_[i].is_read = sequences_[i].is_read;
             other.sequences_[i].ended = sequences_[i].ended;
+            other.sequences_[i].last_ended = sequences_[i].last_ended;
         }
         for (Sequence*& now : active_)
             if (now) now = &other.sequences_[now - sequences_.data()];
@@ -386,8 +398,11 @@ public:
         const Place& freed = places_[place];
         flip(freed);
         --alive;
-        if (__builtin_expect(freed.sequence != kNoSequence, 0))
-            sequences_[freed.sequence].ended = std::min(sequences_[freed.sequence].ended, freed.request);
+        if (__builtin_expect(freed.sequence != kNoSequence, 0)) {
+            Sequence& its = sequences_[freed.sequence];
+            its.ended = std::min(its.ended, freed.request);
+            its.last_ended = std::max(its.last_ended, freed.request);
+        }
     }
 
     // -- pages --------------------------------------------------------------------------------------------------------
@@ -609,7 +624,7 @@ private:
         bool asks = false;              // whether that has not come yet
         bool is_read = false;           // whether it was looked for a length in what came in its place
         bool has_once = false;          // whether some of its blocks outlive all iterations
-        uint32_t ended = kNotEnded;     // the first request of those whose block has been freed
+        uint32_t ended = kNotEnded, last_ended = 0;     // the first and the last request whose block has been freed
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
     };

@@ -93,10 +93,10 @@ class SlowPlan:
         self.kind: str | None = None  # of the step
         self.requests: Requests | None = None
         self.matcher: Matcher | None = None
-        #: The first steps of all kinds, and the head (""): the requests, and the first of those
-        #: whose block was freed, although it should outlive all iterations.
+        #: The first steps of all kinds, and the head (""): the requests, and those of them whose
+        #: block was freed, although it should outlive all iterations.
         self.first: dict[str, Requests] = {}
-        self.ended: dict[str, int] = {}
+        self.ended: dict[str, set[int]] = {}
         self.first[""] = self._of(next(part for part in plan.parts if part.role == HEAD))
         for body in (part for part in plan.parts if part.role == BODY):
             late = [p for p in plan.parts if p.role == LATE and p.kind == body.kind]
@@ -152,17 +152,26 @@ class SlowPlan:
         low, high = requests.offset[slot], requests.offset[slot] + requests.size[slot]
         return any(at < high and low < self.live[at] for at in self.places)
 
-    def resume(self) -> None:
+    def resume(self, size: int) -> None:
         """Outside of steps: what was freed of the head is asked for again, in its order."""
         if self.kind is not None or "" not in self.ended:
             return
-        if self.requests is not None and self.live and self.head.expected() < len(self.head.sizes):
-            return
-        begin = self.ended.pop("")
-        least = max(0, begin - 16) if self.live else 0
-        while begin > least and not (self.live and self.first[""].once[begin - 1]):
+        once = self.first[""].once
+        begin, end = min(self.ended[""]), max(self.ended[""]) + 1
+        wanted = {begin}  # what tells that a model was not finished, and is made anew
+        while begin > 0 and min(self.ended[""]) - begin < 16 and not once[begin - 1]:
             begin -= 1
-        for slot in range(begin, self.head.next):
+            wanted.add(begin)
+        while end < len(once) and end - max(self.ended[""]) <= 16 and not once[end]:
+            end += 1
+        if self.live and self.requests is not None and self.head.expected() < len(once):
+            known = self.head.by_size(size) is not None
+            if known or all(self.head.sizes[slot] != size for slot in wanted):
+                return
+        if not self.live:
+            begin, end = 0, len(once)
+        del self.ended[""]
+        for slot in range(begin, end):
             self.head.served[slot] = self.is_taken(self.first[""], slot)
         self.head.next = min(self.head.next, begin)
         self.head.skipped, self.head.previous, self.head.misses = None, 0, 0
@@ -184,7 +193,7 @@ class SlowPlan:
     def allocate(self, size: int, large: bool) -> int | None:
         """The offset of a request; None: it is served beside the plan."""
         if not self.is_expected(size):
-            self.resume()
+            self.resume(size)
         horizon, spared, found = 0, None, None
         if self.matcher is not None and self.requests is not None:
             before = self.matcher.expected()
@@ -251,4 +260,4 @@ class SlowPlan:
         requests, slot = self.places.pop(offset, (None, 0))
         for kind, first in self.first.items():
             if first is requests and first.once[slot]:
-                self.ended[kind] = min(self.ended.get(kind, slot), slot)
+                self.ended.setdefault(kind, set()).add(slot)

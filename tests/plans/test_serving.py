@@ -126,6 +126,33 @@ def test_what_is_kept_of_a_training_stays_and_the_rest_gets_its_places(policy: s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_model_that_was_not_finished_leaves_its_places_to_the_next(policy: str):
+    """The data set lives on: so the requests went on where the first model had ended."""
+    head = [3 * MIB, *((40 - i) * MIB for i in range(30))]
+    rows = [(0, key, size) for key, size in enumerate(head)]
+    marks = []
+    for key in (100, 101, 102):
+        marks.append(len(rows))
+        rows += [(0, key, 8 * MIB), (1, key, 0)]
+    trace = bfc.Trace(*zip(*rows, strict=True))
+    plan = bfc.Plan.from_trace(trace, marks=marks, fallback=policy)
+    with made(policy, bfc.SimulatedSubAllocator("2 GiB")) as pool:
+        pool.use_plan(plan, gate=None)
+        data, *model = [pool.allocate(size) for size in head[:24]]
+        del model
+        small = pool.allocate(700)  # of no plan: it does not say that a model begins
+        model = [pool.allocate(size) for size in head[1:]]
+        for _ in range(2):
+            with pool.step("train"):
+                pool.allocate(8 * MIB).free()
+        checked(pool)
+        stats = pool.plan_stats()
+        assert (stats["hits"], stats["guests"], stats["departed_steps"]) == (24 + 30 + 2, 0, 0)
+        assert stats["side"] == 1
+        del data, model, small
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_another_model_may_use_the_places_of_the_first_meanwhile(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=with_state(policy)) as pool:
         for _ in range(3):
