@@ -227,6 +227,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(MAKE_VENV) .venv-torch
 	$(INSTALL) --group build
 	$(INSTALL) --constraint .ci/constraints.txt --no-build-isolation --group torch --editable '.[torch-opencl]'
+	.venv-torch/bin/python -c 'import nvidia.cudnn' 2>/dev/null || $(INSTALL) --group cudnn
 	@touch $@
 
 # Other builds of the modules, perhaps by another environment's Cython, stand beside a copy of the package, and share all else with the checkout.

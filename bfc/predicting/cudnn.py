@@ -90,10 +90,14 @@ class Cudnn:
         forked."""
         if os.getpid() != self._owner:
             return None
-        with self._lock:
+        if not self._lock.acquire(timeout=LONGEST):
+            return None  # a signal handler convolves while its own thread waits for an answer
+        try:
             if question not in self._found:
                 self._found[question] = self._ask(question)
             return self._found[question]
+        finally:
+            self._lock.release()
 
     def _ask(self, question: Question) -> Plan | None:
         if self._over:
@@ -105,7 +109,7 @@ class Cudnn:
                 return None
             answer = self._said(json.dumps(asdict(question)))
         except BaseException:  # the next answer would be that of this question
-            self._end()
+            self._stop()
             raise
         if len(answer) != 2:  # it died
             self.version = 0
@@ -144,15 +148,20 @@ class Cudnn:
             if line:
                 process.stdin.write(f"{line}\n")
                 process.stdin.flush()
-            if not select.select([process.stdout], [], [], LONGEST)[0]:
+            answers = select.poll()  # select() takes no descriptor above 1023
+            answers.register(process.stdout, select.POLLIN)
+            if not answers.poll(LONGEST * 1000):
                 return []
             return list(map(int, process.stdout.readline().split()))
         except (OSError, ValueError):
             return []
 
     def _end(self) -> None:
-        """It has nothing to lose: a process that the program forked may hold its input open."""
         self._over = True
+        self._stop()
+
+    def _stop(self) -> None:
+        """It has nothing to lose: a process that the program forked may hold its input open."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -166,17 +175,18 @@ class Cudnn:
 def libraries() -> list[str]:
     """The paths of cuDNN, and then of what it loads, among the packages that Python finds."""
     given = os.environ.get(VARIABLE)
-    if given:
-        given = os.path.realpath(given)
+    if given == "":
+        return []
+    folders = [Path(folder or ".", "nvidia") for folder in sys.path]
     if given is not None:
-        folders = [str(Path(given).parent.parent.parent)] if given else []
-    else:
-        folders = [str(Path(folder or ".", "nvidia")) for folder in sys.path]
-    for folder in map(Path, folders):
-        cudnn = Path(given) if given else folder / "cudnn" / "lib" / LIBRARY
+        given = os.path.abspath(given)  # links stay: what it loads lies beside the link
+        folders.insert(0, Path(given).parent.parent.parent)
+    places = [Path(given)] if given else [folder / "cudnn" / "lib" / LIBRARY for folder in folders]
+    for cudnn in places:
         if cudnn.is_file():
             others = [
                 path
+                for folder in dict.fromkeys((cudnn.parent.parent.parent, *folders))
                 for pattern in ("libcublasLt.so.*", "libnvrtc.so.*")
                 for path in sorted(folder.glob(f"*/lib/{pattern}"))
             ]

@@ -117,8 +117,16 @@ def test_gradients_of_a_convolution_come_with_a_workspace_each() -> None:
     image, weight = 4 * 4 * 128 * 64 * 64, 4 * 128 * 128 * 9
     work = 2 * image + weight + 16
     found = sizes(run)[-5:]
-    assert found == [image, image, work, weight, pytest.approx(25625255, abs=64)]
+    work_too = pytest.approx(work, abs=131)  # where cuDNN is asked, these bytes are there
+    assert found == [image, image, work_too, weight, pytest.approx(25625255, abs=64)]
     assert len(run.trace) - before == 5 + 3  # what was freed: both workspaces, and the gradient
+
+
+def test_a_library_that_cannot_be_asked_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("BFC_CUDNN_LIBRARY", "/nowhere/libcudnn.so.9")
+    with bfc.predict("h100") as run:
+        nn.Conv2d(64, 64, 3, device="cuda")(torch.empty(4, 64, 32, 32, device="cuda"))
+    assert "/nowhere/libcudnn.so.9" in run.unknown["aten::convolution"]
 
 
 def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:

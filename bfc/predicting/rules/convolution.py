@@ -6,11 +6,13 @@ From PyTorch's ATen/native/ConvUtils.h (cudnn_conv_use_channels_last), ATen/nati
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.predicting import cudnn
 from bfc.predicting.cudnn import Cudnn, Question
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.convolution_workspaces import HOPPER, Convolution
@@ -34,7 +36,7 @@ from bfc.predicting.rules.tensors import (
     suggests_channels_last,
     type_name,
 )
-from bfc.predicting.rules.unknowable import CONVOLUTIONS, asked_of
+from bfc.predicting.rules.unknowable import CONVOLUTIONS, asked_of, not_asked_of
 
 
 def by_channels(tensor: Any, weight: Any) -> bool:
@@ -116,9 +118,12 @@ def library(recorder: Any) -> Iterator[None]:
     global _cudnn
     with Cudnn() as _cudnn:
         yield
-        if _cudnn.version:
-            for name in CONVOLUTIONS & recorder.unknown.keys():
+        named = os.environ.get(cudnn.VARIABLE)
+        for name in CONVOLUTIONS & recorder.unknown.keys():
+            if _cudnn.version:
                 recorder.unknown[name] = asked_of(_cudnn.version)
+            elif named:
+                recorder.unknown[name] = not_asked_of(f"{cudnn.VARIABLE}={named}")
 
 
 _cudnn: Cudnn | None = None

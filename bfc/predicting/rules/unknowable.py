@@ -88,6 +88,11 @@ OWN = frozenset(
 )
 
 
+def not_asked_of(library: str) -> str:
+    """What is said instead where no library could be asked that a variable names."""
+    return f"{library!r} is no cuDNN 9.8 or later that can be asked. {_CUDNN}"
+
+
 def asked_of(version: int) -> str:
     """What is said instead where cuDNN itself was asked: 91900 is 9.19."""
     return (

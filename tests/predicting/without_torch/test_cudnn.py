@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -165,16 +166,43 @@ def test_each_question_is_asked_once(counting) -> None:
     assert found.plan(replace(SOME, tf32=False)) is None  # the prediction is over
 
 
-def test_an_exception_between_question_and_answer_ends_it(counting, monkeypatch) -> None:
+def test_after_an_exception_between_question_and_answer_it_is_started_anew(
+    counting, monkeypatch
+) -> None:
     """Else each question would get the answer of the one before."""
     with Cudnn() as found:
         assert found.plan(SOME) == Plan(0, 7)
         with monkeypatch.context() as patched:
-            patched.setattr(cudnn.select, "select", lambda *args: 1 / 0)
+            patched.setattr(cudnn.select, "poll", lambda: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 found.plan(replace(SOME, last=True))
-        assert found.plan(replace(SOME, tf32=False)) is None
+        assert found.plan(replace(SOME, tf32=False)) == Plan(0, 7)  # another process was asked
         assert found.plan(SOME) == Plan(0, 7)
+
+
+def test_a_program_may_have_more_than_a_thousand_open_files(counting) -> None:
+    """`select` knows no descriptor above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
+    files: list[int] = []
+    try:
+        while not files or files[-1] < 1100:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        with Cudnn() as found:
+            assert found.plan(SOME) == Plan(0, 7)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_signal_handler_that_convolves_meanwhile_gets_the_rules(counting, monkeypatch) -> None:
+    with Cudnn() as found:
+        assert found.plan(SOME) == Plan(0, 7)
+        monkeypatch.setattr(cudnn, "LONGEST", 0.1)
+        with found._lock:  # as while this thread waits for an answer
+            assert found.plan(replace(SOME, last=True)) is None
+        assert found.plan(replace(SOME, last=True)) == Plan(1, 7)
 
 
 def test_a_process_that_was_forked_neither_asks_nor_is_waited_for(counting) -> None:
