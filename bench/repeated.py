@@ -140,8 +140,7 @@ def growing_bfc(source: bfc.SubAllocator) -> bfc.Allocator:
 
 
 def ns_of_first_replay(trace: bfc.Trace, make: Maker, plan: bfc.Plan | None) -> float:
-    """ns an event of a replay by a new allocator, with a plan or without. A plan serves all of a
-    history only once: what comes before the iterations does not come again."""
+    """ns an event of a replay by a new allocator, with a plan or without: of one training."""
     with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
         allocator.use_plan(plan, gate=None)
         return trace.replay(allocator).ns_per_event
