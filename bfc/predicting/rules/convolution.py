@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from bfc.predicting import cudnn
-from bfc.predicting.cudnn import Cudnn, Question
+from bfc.libraries import torch
+from bfc.predicting.cudnn import VARIABLE, Cudnn, Question
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.convolution_workspaces import HOPPER, Convolution
 from bfc.predicting.rules.interface import (
@@ -50,8 +50,6 @@ def by_channels(tensor: Any, weight: Any) -> bool:
 @contextmanager
 def layouts(recorder: Any) -> Iterator[None]:
     """A fake convolution on the device has the layout that cuDNN gives it."""
-    import torch
-
     build = torch._C._conv_determine_backend_memory_format
 
     def determine(tensor: Any, weight: Any, backend: Any) -> Any:
@@ -106,8 +104,6 @@ def _tensor_cores(call: Call, tensor: Any) -> bool:
     name = type_name(tensor)
     if name != "float32":
         return name in ("float16", "bfloat16") and call.gpu.cc >= (7, 0)
-    import torch
-
     return call.gpu.cc >= (8, 0) and bool(torch.backends.cudnn.allow_tf32)
 
 
@@ -118,12 +114,12 @@ def library(recorder: Any) -> Iterator[None]:
     global _cudnn
     with Cudnn() as _cudnn:
         yield
-        named = os.environ.get(cudnn.VARIABLE)
+        named = os.environ.get(VARIABLE)
         for name in CONVOLUTIONS & recorder.unknown.keys():
             if _cudnn.version:
                 recorder.unknown[name] = asked_of(_cudnn.version)
             elif named:
-                recorder.unknown[name] = not_asked_of(f"{cudnn.VARIABLE}={named}")
+                recorder.unknown[name] = not_asked_of(f"{VARIABLE}={named}")
 
 
 _cudnn: Cudnn | None = None
@@ -146,8 +142,6 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     # that are convolved for themselves to PyTorch (is_depthwise in ATen/native/Convolution.cpp)
     in_cublas = cores and found.plain and not (last and gradient == "weight")
     if not (found.alone and not last) and not in_cublas and _cudnn is not None:
-        import torch
-
         plan = _cudnn.plan(
             Question(
                 gradient=gradient,
@@ -174,8 +168,6 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
 
 
 def _deterministic() -> bool:
-    import torch
-
     return bool(torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
 
 

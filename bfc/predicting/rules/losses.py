@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules.interface import (
     Call,
     Release,
@@ -48,8 +49,6 @@ def _sum(call: Call, loss: Any) -> Iterator[Workspace | Release]:
 def mean_of_differences(call: Call) -> Any:
     """Of a mean or sum, too, memory for all elements is allocated first, and kept: the result is
     only made smaller then (maybe_get_output in ATen/native/Loss.cpp)."""
-    import torch
-
     given, target = call.args[:2]
     if not on_cuda(given) or not _is_reduced(call):
         return call.func(*call.args, **call.kwargs)

@@ -265,8 +265,6 @@ def _side_by_side(build: Callable[..., None]) -> Callable[..., None]:
 def _padded(data: Any, batch_sizes: Any, batch_first: bool, value: float, length: int) -> Any:
     """Packed sequences side by side again (_pad_packed_sequence in ATen/native/PackedSequence.cpp);
     each is as long as the longest, if it is not known how long they are."""
-    import torch
-
     sizes = _known(batch_sizes)
     steps = int(batch_sizes.shape[0])
     if sizes is None:
@@ -303,7 +301,6 @@ def _runs(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
 def _packing(recorder: Any) -> Callable[..., Any]:
     """`_pack_padded_sequence`, whose gradient reads in C++ how long the sequences are. Where that
     is not known, they are as long as the longest."""
-    import torch
 
     class Packed(torch.autograd.Function):  # type: ignore[misc]
         """All steps of all sequences, one after the other; the gradient is in zeros."""

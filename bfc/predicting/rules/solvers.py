@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from bfc.libraries import torch
 from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import (
     Call,
@@ -147,7 +148,6 @@ def _one_by_one(count: int, size: int) -> Steps:
 def values_alone(recorder: Any) -> Iterator[None]:
     """`eigvalsh` and `svdvals` make vectors for a tensor subclass, as if it would ask for a
     gradient (_may_require_fw_or_bw_grad)."""
-    import torch
 
     def only(build: Any, operator: Any, place: int, *given: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
