@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import bfc
@@ -29,6 +30,12 @@ class Run:
 
     trace: bfc.Trace
     marks: list[tuple[int, str]]
+
+    def iterations(self) -> Iterator[tuple[str, slice]]:
+        """Of each its kind, and where its events stand in the trace."""
+        ends = [event for event, _ in self.marks[1:]] + [len(self.trace)]
+        for (event, kind), end in zip(self.marks, ends, strict=True):
+            yield kind, slice(event, end)
 
 
 def trace_of(blocks: list[Block], borders: list[tuple[int, str]]) -> Run:

@@ -161,10 +161,9 @@ class LateRun(DisturbedProgram):
     def run(self, run: Run) -> None:
         events = events_of(run.trace)
         self.play(events[: run.marks[0][0]])
-        ends = [event for event, _ in run.marks[1:]] + [len(events)]
-        for (event, kind), end in zip(run.marks, ends, strict=True):
+        for kind, part in run.iterations():
             with self.pool.step(kind):
-                self.play(events[event:end])
+                self.play(events[part])
             if self.dice.random() < 0.2:
                 self.pool.trim(self.dice.randrange(self.most), wait=self.dice.random() < 0.5)
         for key in list(self.held):

@@ -171,11 +171,10 @@ class Program(DisturbedProgram):
     def run(self, run: Run) -> None:
         events = events_of(run.trace)
         self.play(events[: run.marks[0][0]])
-        ends = [event for event, _ in run.marks[1:]] + [len(events)]
-        for (event, kind), end in zip(run.marks, ends, strict=True):
+        for kind, part in run.iterations():
             self.model.step(kind)
             with self.pool.step(kind):
-                self.play(events[event:end])
+                self.play(events[part])
             self.model.step(None)
             if self.dice.random() < 0.3:  # something between the steps
                 self.allocate(-self.number - 1, self.dice.randrange(1, 9 * MIB))

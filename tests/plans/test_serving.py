@@ -570,11 +570,10 @@ def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
         program.find_regions()
         events = events_of(run.trace)
         program.play(events[: run.marks[0][0]])
-        ends = [event for event, _ in run.marks[1:]] + [len(events)]
-        for (event, kind), end in zip(run.marks, ends, strict=True):
+        for kind, part in run.iterations():
             program.model.step(kind)
             with pool.step(kind):
-                program.play(events[event:end])
+                program.play(events[part])
             program.model.step(None)
             program.play([])
             if dice.random() < 0.3:  # something between the steps
@@ -609,11 +608,10 @@ def test_a_program_that_starts_again_gets_its_places_again(policy: str, seed: in
             before = pool.plan_stats()
             events = [(op, key + 100_000 * turn, size) for op, key, size in events_of(run.trace)]
             program.play(events[: run.marks[0][0]])
-            ends = [event for event, _ in run.marks[1:]] + [len(events)]
-            for (event, kind), end in zip(run.marks, ends, strict=True):
+            for kind, part in run.iterations():
                 program.model.step(kind)
                 with pool.step(kind):
-                    program.play(events[event:end])
+                    program.play(events[part])
                 program.model.step(None)
             after = pool.plan_stats()
             hits.append(after["hits"] - before["hits"])
