@@ -96,6 +96,9 @@ def convolution_backward(call: Call) -> Iterator[Workspace | Release]:
     yield from _copies(names, by_channels(tensor, weight))
 
 
+#: cuDNN is given images in float16 channel by channel from so many channels, and pixels in a row.
+LEAST_CHANNELS, LEAST_WIDTH = 32, 7
+
 # -- workspaces ---------------------------------------------------------------------------------
 
 
@@ -137,11 +140,12 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
         _of_each(argument(call, name), dims) for name in ("stride", "padding", "dilation")
     )
     cores = _tensor_cores(call, images)
-    found = Convolution(images, weight, result, groups, strides, last, call.gpu.sms)
-    # cuDNN leaves single pixels to cublasLt, which plans nothing without a device; and channels
-    # that are convolved for themselves to PyTorch (is_depthwise in ATen/native/Convolution.cpp)
+    found = Convolution(images, weight, result, groups, strides, last, call.gpu.sms, dilation)
+    if by_kernels_of_pytorch(call, found):
+        return 0
+    # cuDNN leaves single pixels to cublasLt, which plans nothing without a device
     in_cublas = cores and found.plain and not (last and gradient == "weight")
-    if not (found.alone and not last) and not in_cublas and _cudnn is not None:
+    if not in_cublas and _cudnn is not None:
         plan = _cudnn.plan(
             Question(
                 gradient=gradient,
@@ -162,9 +166,35 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
             )
         )
         if plan is not None:
-            known = gradient != "weight" or call.gpu.cc != HOPPER
-            return plan.workspace if known else found.with_all_sms(plan)
+            return found.on_device(gradient, plan) if call.gpu.cc == HOPPER else plan.workspace
     return found.estimate(gradient) if cores else 0
+
+
+def by_kernels_of_pytorch(call: Call, found: Convolution) -> bool:
+    """Whether each channel is convolved for itself, and not by cuDNN (is_depthwise and
+    use_cudnn_depthwise in ATen/native/Convolution.cpp)."""
+    if not found.alone or found.last or argument(call, "transposed"):
+        return False
+    shape = tuple(map(int, call.args[0].shape))
+    one, stride = found.kernel[-1], found.strides[-1]
+    half = type_name(found.images) == "float16" and shape[1] >= LEAST_CHANNELS
+    if not half or len(shape) == 5 or max(found.dilation) > 1:
+        return True
+    if (len(shape) == 3 or shape[2] == 1) and stride == 1:
+        return False
+    alike = {*found.kernel[-2:]} == {one} and {*found.strides[-2:]} == {stride}
+    if not alike or len(shape) == 3 or one not in (1, 3, 5) or shape[3] < LEAST_WIDTH:
+        return True
+    return stride > 2 or (stride == 2 and not _with_stride_of_two(one, *shape[:2], shape[3]))
+
+
+def _with_stride_of_two(kernel: int, batch: int, channels: int, width: int) -> bool:
+    """Whether cuDNN takes it (check_cudnn_depthwise_workload_with_filter in the same file)."""
+    if batch == 1:
+        return kernel > 1 or width <= 28
+    if kernel == 1:
+        return batch <= 16 and channels >= 128 and width <= LEAST_WIDTH
+    return channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def _deterministic() -> bool:

@@ -50,6 +50,9 @@ HOPPER = (9, 0)
 SHARED_IN_16, SHARED_IN_32 = 65, 68
 #: The one that convolves each channel for itself in float16.
 ALONE_IN_16 = 61
+#: Those that other engines take the place of on an H100.
+NOT_ON_DEVICE = {"result": (22, 57), "images": (22, 62)}
+COMMON_KERNELS = (1, 3, 5, 7)
 SMS_OF_GROUP, SMS_IN_16 = 18, 120
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
@@ -67,9 +70,10 @@ class Convolution:
     strides: tuple[int, ...]  # one for each dimension of a pixel
     last: bool  # whether the channels of a pixel lie side by side
     sms: int  # the GPU's multiprocessors
+    dilation: tuple[int, ...] = (1,)
 
     @property
-    def _kernel(self) -> tuple[int, ...]:
+    def kernel(self) -> tuple[int, ...]:
         return tuple(int(size) for size in self.weight.shape[2:])
 
     @property
@@ -83,7 +87,7 @@ class Convolution:
     @property
     def _whole(self) -> bool:
         """Whether each pixel belongs to one result: patches."""
-        return self._kernel == self.strides
+        return self.kernel == self.strides
 
     @property
     def plain(self) -> bool:
@@ -92,7 +96,7 @@ class Convolution:
 
     @property
     def _single(self) -> bool:
-        return all(size == 1 for size in (*self._kernel, *self.strides))
+        return all(size == 1 for size in (*self.kernel, *self.strides))
 
     @property
     def alone(self) -> bool:
@@ -120,7 +124,7 @@ class Convolution:
         """Copies of all, if the channels do not lie side by side: weights of one pixel lie so."""
         if self.last:
             return 0
-        weights = nbytes(self.weight) if max(self._kernel) > 1 else 0
+        weights = nbytes(self.weight) if max(self.kernel) > 1 else 0
         return nbytes(self.images) + weights + nbytes(self.result) + SOME_MORE
 
     def _padded(self) -> int:
@@ -148,7 +152,7 @@ class Convolution:
     def _forward_of_few(self) -> int:
         if not self._half and self.last:
             return nbytes(self.images) + nbytes(self.weight) + SOME_MORE
-        if self._whole or (max(self._kernel) < WIDE and not self.last):
+        if self._whole or (max(self.kernel) < WIDE and not self.last):
             return 0
         if not self._half:
             return self._converted()
@@ -191,7 +195,7 @@ class Convolution:
 
     @property
     def _by_channel(self) -> bool:
-        return self.alone and self.last and self._half and len(self._kernel) == 2
+        return self.alone and self.last and self._half and len(self.kernel) == 2
 
     def _weight_of_channels(self) -> int:
         """Each channel for itself."""
@@ -199,14 +203,14 @@ class Convolution:
         if images < IMAGES_ALONE and self._pixels < PIXELS_ALONE:
             return 0
         channels = -(-int(self.weight.shape[0]) // PADDED_ALONE) * PADDED_ALONE
-        return PARTS_OF_CHANNELS * images * channels * math.prod(self._kernel) * FLOAT
+        return PARTS_OF_CHANNELS * images * channels * math.prod(self.kernel) * FLOAT
 
     def _weight_of_few(self) -> int:
         result = 0 if self.last else nbytes(self.result)
         if self._half:
-            sums = SUMS_OF_WIDE if max(self._kernel) >= WIDE else self._shares()
+            sums = SUMS_OF_WIDE if max(self.kernel) >= WIDE else self._shares()
             return self._padded() + result + sums
-        if max(self._kernel) < WIDE_OF_WEIGHTS:
+        if max(self.kernel) < WIDE_OF_WEIGHTS:
             return 0
         padded = PADDED_OF_WEIGHTS * FLOAT
         images = nbytes(self.images) // int(self.images.shape[1]) // FLOAT * padded
@@ -216,11 +220,24 @@ class Convolution:
 
     # -- what cuDNN plans without a device --------------------------------------------------------
 
+    def on_device(self, gradient: str, plan: Plan) -> int:
+        """The bytes of a plan where there is an H100, and not only a description of one."""
+        if self.alone and len(self.kernel) == 2:
+            return self._alone_on_device(gradient, plan)
+        return self.with_all_sms(plan) if gradient == "weight" else plan.workspace
+
+    def _alone_on_device(self, gradient: str, plan: Plan) -> int:
+        """Each channel for itself: cuDNN has engines that it does not plan without a device."""
+        if gradient != "weight":
+            return 0 if plan.engine in NOT_ON_DEVICE[gradient] else plan.workspace
+        common = max(self.kernel) in COMMON_KERNELS and max(self.strides) <= 2
+        if self._by_channel and common and max(self.dilation) == 1 and plan.engine != ALONE_IN_16:
+            return self._weight_of_channels()
+        return plan.workspace
+
     def with_all_sms(self, plan: Plan) -> int:
         """The gradient of the weight on all multiprocessors of an H100. Fitted to 100 such
         convolutions; of 50 others 42 are within 1 MiB, and 32 as planned."""
-        if self._by_channel and plan.engine != ALONE_IN_16:  # cuDNN takes another on a GPU
-            return self._weight_of_channels()
         copies = nbytes(self.images) + nbytes(self.result) + SOME_MORE
         whole = copies + nbytes(self.weight)
         kept = 0 if self.last else whole if plan.workspace >= whole else copies
@@ -240,7 +257,7 @@ class Convolution:
             (channels, SMALL_CHANNELS if channels <= SMALL_CHANNELS else 2 * SMALL_CHANNELS)
             for channels in (out, int(self.weight.shape[1]))
         ]
-        tiles = self.groups * math.prod(self._kernel)
+        tiles = self.groups * math.prod(self.kernel)
         tiles *= math.prod(-(-channels // side) for channels, side in sides)
         least = PIXELS_OF_SHARE_IN_16 if self._half else PIXELS_OF_SHARE
         parts = min(self.sms // tiles, self._pixels // least)

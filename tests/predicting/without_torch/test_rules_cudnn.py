@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rule_calls import Shape
+from rule_calls import Shape, call
 
 from bfc.predicting.cudnn import Plan
 from bfc.predicting.rules import recurrent
+from bfc.predicting.rules.convolution import by_kernels_of_pytorch
 from bfc.predicting.rules.convolution_workspaces import Convolution
 
 
@@ -92,7 +93,7 @@ def test_each_channel_for_itself_keeps_sums_for_each_image() -> None:
     assert made.gradient_of_weight() == 2408448
     assert made.forward() == made.gradient_of_images() == 0
     # a plan of another engine than the GPU takes
-    assert made.with_all_sms(Plan(626350711, 10)) == 2408448
+    assert made.on_device("weight", Plan(626350711, 10)) == 2408448
     made = convolution((128, 144, 56, 56), 144, 3, 2, "bfloat16", last=True, groups=144)
     assert made.gradient_of_weight() == 5898240  # padded to 160 channels
     made = convolution((4, 480, 14, 14), 480, 3, 2, "bfloat16", last=True, groups=480)
@@ -203,3 +204,69 @@ def test_each_kind_of_convolution(
     shapes = (Shape(one, dtype) for one in (images, weight, result))
     made = Convolution(*shapes, groups, (stride,) * dims, last, 132)
     assert made.estimate(gradient) == took
+
+
+#: Images, kernel, stride, dilation, type of channels that are convolved for themselves; whether an
+#: H100 does it in cuDNN. Each was seen there, or differs from one that was in what is named first.
+ALONE: list[tuple[tuple[int, ...], int, int, int, str, bool]] = [
+    ((4, 192, 224, 224), 5, 1, 1, "float16", True),
+    ((4, 192, 224, 224), 5, 1, 1, "bfloat16", False),
+    ((2, 320, 96, 96), 3, 1, 2, "float16", False),
+    ((32, 512, 28, 28), 7, 1, 1, "float16", False),
+    ((8, 24, 28, 28), 3, 1, 1, "float16", False),  # few channels
+    ((8, 240, 13, 13), 3, 3, 1, "float16", False),
+    ((2, 768, 6, 6), 3, 1, 1, "float16", False),  # few pixels
+    ((16, 128, 224, 224), 3, 2, 1, "float16", False),
+    ((16, 256, 28, 28), 3, 2, 1, "float16", True),
+    ((16, 512, 19, 19), 3, 2, 1, "float16", True),
+    ((1, 128, 56, 56), 3, 2, 1, "float16", True),
+    ((1, 128, 56, 56), 1, 2, 1, "float16", False),
+    ((8, 128, 7, 7), 1, 2, 1, "float16", True),
+    ((8, 64, 7, 7), 1, 2, 1, "float16", False),
+    ((16, 240, 256), 7, 1, 1, "float16", True),
+    ((12, 2048, 1000), 3, 3, 1, "float16", False),
+    ((2, 64, 28, 28, 28), 3, 1, 1, "float16", False),
+]
+
+
+@pytest.mark.parametrize(("images", "kernel", "stride", "dilation", "dtype", "in_cudnn"), ALONE)
+def test_cudnn_convolves_some_single_channels(
+    images, kernel, stride, dilation, dtype, in_cudnn
+) -> None:
+    dims = len(images) - 2
+    weight = Shape((images[1], 1, *(kernel,) * dims), dtype)
+    made = call("convolution(input, weight, transposed=False)", Shape(images, dtype), weight)
+    shapes = (made.args[0], weight, made.args[0])
+    steps = (stride,) * dims, False, 132, (dilation,) * dims
+    assert by_kernels_of_pytorch(made, Convolution(*shapes, images[1], *steps)) is not in_cudnn
+    last = Convolution(*shapes, images[1], steps[0], True, 132)
+    assert not by_kernels_of_pytorch(made, last)
+    transposed = call(
+        "convolution(input, weight, transposed=True)", *made.args, result=None, transposed=True
+    )
+    assert not by_kernels_of_pytorch(transposed, Convolution(*shapes, images[1], *steps))
+
+
+#: Channels last, each for itself: images, kernel, stride, dilation, type, pass; what is planned
+#: without a device, and what an H100 took.
+WITHOUT_A_DEVICE: list[tuple[tuple[int, ...], int, int, int, str, str, Plan, int]] = [
+    ((4, 672, 224, 224), 5, 1, 1, "bfloat16", "images", Plan(2158507024, 22), 0),
+    ((3, 40, 512, 512), 3, 1, 1, "bfloat16", "result", Plan(503328016, 22), 0),
+    ((32, 512, 56, 56), 3, 1, 4, "bfloat16", "weight", Plan(826952111, 10), 826952111),
+    ((16, 40, 128, 128), 2, 2, 1, "bfloat16", "weight", Plan(112335871, 10), 112335871),
+    ((8, 1024, 128, 128), 3, 3, 1, "bfloat16", "weight", Plan(0, 0), 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("images", "kernel", "stride", "dilation", "dtype", "gradient", "plan", "took"),
+    WITHOUT_A_DEVICE,
+)
+def test_a_gpu_has_other_engines_for_single_channels(
+    images, kernel, stride, dilation, dtype, gradient, plan, took
+) -> None:
+    weight = (images[1], 1, kernel, kernel)
+    result = (*images[:2], *(size // stride for size in images[2:]))
+    shapes = (Shape(one, dtype) for one in (images, weight, result))
+    made = Convolution(*shapes, images[1], (stride,) * 2, True, 132, (dilation,) * 2)
+    assert made.on_device(gradient, plan) == took
