@@ -1,4 +1,4 @@
-"""Predictions beside a GPU: `python -m bench.gpu_predictions`. Each of `bench.gpu_programs` runs on
+"""Predictions beside a GPU: `python -m bench.gpu_predictions`. Each of `bench.programs` runs on
 the GPU for three steps with its memory recorded, and is predicted, in a process each.
 
 `--keep FOLDER` leaves both recordings there, NAME.gpu.pickle and NAME.predicted.pickle.
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_programs import PROGRAMS
+from bench.programs import PROGRAMS
 from bench.report import machine, say
 
 STEPS = 3
