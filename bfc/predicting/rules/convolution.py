@@ -185,7 +185,9 @@ def by_kernels_of_pytorch(call: Call, found: Convolution) -> bool:
     alike = {*found.kernel[-2:]} == {one} and {*found.strides[-2:]} == {stride}
     if not alike or len(shape) == 3 or one not in (1, 3, 5) or shape[3] < LEAST_WIDTH:
         return True
-    return stride > 2 or (stride == 2 and not _with_stride_of_two(one, *shape[:2], shape[3]))
+    return stride > 2 or (
+        stride == 2 and not _with_stride_of_two(one, shape[0], shape[1], shape[3])
+    )
 
 
 def _with_stride_of_two(kernel: int, batch: int, channels: int, width: int) -> bool:
