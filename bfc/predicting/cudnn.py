@@ -59,11 +59,28 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Kernel:
+    """A kernel that can share its sums, by choices that cuDNN calls knobs."""
+
+    splits: bool  # whether it does
+    tile: int  # cuDNN's number of the shape of a tile
+    depth: int  # its number of how far a step goes
+    cluster_rows: int  # tiles of the blocks that run together
+    cluster_columns: int
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that run together."""
+        return self.cluster_rows * self.cluster_columns
+
+
+@dataclass(frozen=True)
 class Plan:
     """What cuDNN would do."""
 
     workspace: int  # bytes
     engine: int  # cuDNN's number of what computes it
+    kernel: Kernel | None = None  # None if it shares no sums
 
 
 class Cudnn:
@@ -111,11 +128,12 @@ class Cudnn:
         except BaseException:  # the next answer would be that of this question
             self._stop()
             raise
-        if len(answer) != 2:  # it died
+        if len(answer) not in (2, 2 + len(KNOBS)):  # it died
             self.version = 0
             self._end()
             return None
-        return Plan(*answer) if answer[0] >= 0 else None
+        kernel = Kernel(answer[2] == 0, *answer[3:]) if len(answer) > 2 else None
+        return Plan(answer[0], answer[1], kernel) if answer[0] >= 0 else None
 
     def _start(self) -> None:
         paths = libraries()
@@ -193,6 +211,13 @@ def libraries() -> list[str]:
             return [str(cudnn), *map(str, others)]
     return []
 
+
+#: The choices that make a `Kernel`, as the representation of a plan names them. The first is 0
+#: where sums may be split.
+KNOBS = tuple(
+    f"CUDNN_KNOB_TYPE_{name}"
+    for name in ("WORKSPACE", "TILE_SIZE", "TILEK", "TILE_CGA_M", "TILE_CGA_N")
+)
 
 # -- the process that asks ----------------------------------------------------------------------
 
@@ -295,8 +320,9 @@ def _check(status: int) -> None:
         raise NotSupportedError(status)
 
 
-def plan(question: Question) -> Plan:
-    """The first plan that PyTorch would take."""
+def plan(question: Question) -> list[int]:
+    """The first plan that PyTorch would take: its workspace, its engine, and its choices of KNOBS,
+    if it has all of them."""
     device = _device(question)
     graph = Descriptor(GRAPH).set(801, DESCRIPTORS, [_operation(question)]).done()
     for heuristic in (INSTANT, FALLBACK):
@@ -307,8 +333,19 @@ def plan(question: Question) -> Plan:
             made = Descriptor(PLAN).set(401, DESCRIPTORS, [config])
             with contextlib.suppress(NotSupportedError):
                 made.set(407, DESCRIPTORS, [device]).done()
-                return Plan(made.numbers(402, INTEGERS)[0], engine.numbers(1301, INTEGERS)[0])
+                found = [*made.numbers(402, INTEGERS), *engine.numbers(1301, INTEGERS)]
+                return [*found, *_knobs(made)]
     raise NotSupportedError
+
+
+def _knobs(made: Descriptor) -> list[int]:
+    try:
+        text = (ctypes.c_char * made.get(405, CHARACTERS, None))()
+        made.get(405, CHARACTERS, text)
+        choices = json.loads(text.value)["engine"]["knobChoices"]
+        return [int(choices[name]) for name in KNOBS]
+    except (NotSupportedError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _configs(graph: Descriptor, device: Descriptor, heuristic: int) -> list[Descriptor]:
@@ -417,8 +454,8 @@ def _questions(lines: IO[str]) -> Iterator[Question]:
 
 
 def main(paths: Sequence[str]) -> None:
-    """Writes the version, and then two numbers for each question, of which the first is -1 if there
-    is no plan. What cuDNN writes goes elsewhere."""
+    """Writes the version, and then the numbers of `plan` for each question, or -1 twice if there is
+    none. What cuDNN writes goes elsewhere."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         Descriptor.library = _load(paths)
@@ -427,8 +464,8 @@ def main(paths: Sequence[str]) -> None:
             try:
                 found = plan(question)
             except NotSupportedError:
-                found = Plan(-1, -1)
-            print(found.workspace, found.engine, file=answers, flush=True)
+                found = [-1, -1]
+            print(*found, file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,10 @@ CONTEXT = 512 << 20
 #: Threads that are resident on a multiprocessor, by compute capability.
 THREADS = {(7, 5): 1024, **dict.fromkeys([(8, 6), (8, 7), (8, 9), (12, 0), (12, 1)], 1536)}
 MOST_THREADS = 2048
+#: How many clusters of 1, 2, 3 and so on blocks an H100 of 132 multiprocessors runs at once, if a
+#: multiprocessor has room for one block (cudaOccupancyMaxActiveClusters): a cluster does not span
+#: the groups in which the multiprocessors are.
+CLUSTERS = (132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7, 2, 2)
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,17 @@ _NAMES = {
     **{_key(gpu.name): name for name, gpu in DEVICES.items()},
     **{_key(alias): name for alias, name in ALIASES.items()},
 }
+
+
+def clusters_at_once(sms: int, blocks: int) -> int:
+    """How many clusters of so many blocks, 18 at most, run at once on a Hopper of so many
+    multiprocessors. Only an H100 was asked: of others it is assumed that they have as many in
+    proportion.
+
+    >>> clusters_at_once(132, 3), clusters_at_once(114, 3)
+    (39, 33)
+    """
+    return max(1, CLUSTERS[blocks - 1] * sms // CLUSTERS[0])
 
 
 def find(

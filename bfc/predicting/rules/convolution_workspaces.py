@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.predicting.cudnn import Plan
+from bfc.predicting.rules import shared_sums
 from bfc.predicting.rules.tensors import nbytes, numel
 
 FLOAT = 4
@@ -43,17 +44,12 @@ MANY_PIXELS = 16384
 #: In 16 bits each channel for itself, of images in a plane, has so many parts of the sum for each
 #: image; channels are padded to a multiple, and sums of fewer images and pixels have no parts.
 PARTS_OF_CHANNELS, PADDED_ALONE, IMAGES_ALONE, PIXELS_ALONE = 8, 32, 8, 1024
-#: Engines of cuDNN 9.19 for the gradient of the weight on a GPU of capability 9.0 that share the
-#: work among multiprocessors: in 16 bits, and in 32. Of a GPU that is only described they know one
-#: group of 18, on an H100 they use so many in 16 bits, and all in 32.
 HOPPER = (9, 0)
-SHARED_IN_16, SHARED_IN_32 = 65, 68
-#: The one that convolves each channel for itself in float16.
+#: The engine of cuDNN 9.19 that convolves each channel for itself in float16.
 ALONE_IN_16 = 61
 #: Those that other engines take the place of on an H100.
 NOT_ON_DEVICE = {"result": (22, 57), "images": (22, 62)}
 COMMON_KERNELS = (1, 3, 5, 7)
-SMS_OF_GROUP, SMS_IN_16 = 18, 120
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
 PIXELS_OF_SHARE, PIXELS_OF_SHARE_IN_16, COUNTERS, COUNTER = 1024, 4096, 131, 4
@@ -224,7 +220,8 @@ class Convolution:
         """The bytes of a plan where there is an H100, and not only a description of one."""
         if self.alone and len(self.kernel) == 2:
             return self._alone_on_device(gradient, plan)
-        return self.with_all_sms(plan) if gradient == "weight" else plan.workspace
+        tensors = self.images, self.weight, self.result
+        return shared_sums.on_all_sms(gradient, *tensors, plan, self.sms)
 
     def _alone_on_device(self, gradient: str, plan: Plan) -> int:
         """Each channel for itself: cuDNN has engines that it does not plan without a device."""
@@ -233,21 +230,6 @@ class Convolution:
         common = max(self.kernel) in COMMON_KERNELS and max(self.strides) <= 2
         if self._by_channel and common and max(self.dilation) == 1 and plan.engine != ALONE_IN_16:
             return self._weight_of_channels()
-        return plan.workspace
-
-    def with_all_sms(self, plan: Plan) -> int:
-        """The gradient of the weight on all multiprocessors of an H100. Fitted to 100 such
-        convolutions; of 50 others 42 are within 1 MiB, and 32 as planned."""
-        copies = nbytes(self.images) + nbytes(self.result) + SOME_MORE
-        whole = copies + nbytes(self.weight)
-        kept = 0 if self.last else whole if plan.workspace >= whole else copies
-        planned = plan.workspace - kept
-        if not 0 <= planned <= SMS_OF_GROUP * LARGE_TILE * FLOAT * 2:
-            return plan.workspace
-        if plan.engine == SHARED_IN_16 and planned > SMALL_TILE:
-            return kept + planned * SMS_IN_16 // SMS_OF_GROUP
-        if plan.engine == SHARED_IN_32:
-            return kept + self._shares()
         return plan.workspace
 
     def _shares(self) -> int:

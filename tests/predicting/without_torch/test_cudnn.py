@@ -7,13 +7,12 @@ import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from rule_calls import Shape
 
 from bfc.predicting import cudnn
-from bfc.predicting.cudnn import Cudnn, Plan, Question
+from bfc.predicting.cudnn import Cudnn, Kernel, Plan, Question
 from bfc.predicting.rules.convolution_workspaces import Convolution
 
 
@@ -70,7 +69,7 @@ MEASURED: list[tuple[Question, int]] = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def asked():
     with Cudnn() as found:
         if found.plan(SOME) is None or found.version != 91900:
@@ -86,7 +85,7 @@ def test_plans_take_what_was_measured_on_a_gpu(asked, asking, measured) -> None:
 def test_what_cannot_be_planned_is_none_and_the_next_question_is_answered(asked) -> None:
     assert asked.plan(replace(SOME, cc=(2, 0))) is None
     assert asked.plan(replace(SOME, result=(4, 128, 63, 64))) is None
-    assert asked.plan(SOME) == Plan(17367187, 67)
+    assert asked.plan(SOME).workspace == 17367187
 
 
 def test_a_library_is_found_among_the_packages_with_what_it_loads(tmp_path, monkeypatch) -> None:
@@ -119,6 +118,7 @@ def test_a_library_is_found_among_the_packages_with_what_it_loads(tmp_path, monk
         "print(90700); print(100, 1)",  # is too old
         "import os; print(91900, flush=True); input(); os.abort()",
         "print('nothing')",
+        "print(91900, flush=True); input(); print(100, 68, 0)",
         "print(91900, flush=True); input(); print('no number')",
         "import time; print(91900, flush=True); time.sleep(600)",
     ],
@@ -255,24 +255,112 @@ def test_it_is_no_program_that_the_script_has_started(counting) -> None:
     assert len(calls.programs) == 3
 
 
-#: Images, channels, kernel, type, groups, channels last; the plan; what an H100 took.
-SHARED: list[tuple[tuple[Any, ...], Plan, int]] = [
-    (((8, 32, 56, 56), 32, 3, "float32", 1, False), Plan(6754515, 68), 8524455),
-    (((16, 128, 56, 56), 128, 3, "float32", 1, False), Plan(53149779, 68), 60228135),
-    (((8, 256, 33, 33), 256, 3, "float32", 1, False), Plan(20202512, 68), 27280991),
-    (((32, 64, 56, 56), 64, 3, "float32", 1, True), Plan(295107, 68), 2065047),
-    (((2, 64, 16, 16), 64, 3, "float32", 1, True), Plan(0, 68), 0),
-    (((8, 64, 56, 56), 64, 3, "bfloat16", 1, True), Plan(295107, 65), 1917591),
-    (((32, 512, 14, 14), 512, 3, "bfloat16", 1, True), Plan(131, 65), 0),
-    (((4, 128, 64, 64), 128, 3, "float32", 1, False), Plan(26543248, 50), 26543248),
+#: What is asked, the plan without a GPU, and what an H100 took: convolutions with one wave of
+#: tiles, whose sums are split in few or many parts, or in none; and with several waves.
+SHARED: list[tuple[Question, Plan, int]] = [
+    (
+        question((1, 1024, 14, 14), 1, 3, last=True),
+        Plan(380171, 67, Kernel(True, 5, 0, 7, 1)),
+        1068467,
+    ),
+    (
+        question((1, 1, 28, 28), 480, 3, "images", "float16", last=True),
+        Plan(81680, 67, Kernel(True, 5, 1, 8, 1)),
+        1130607,
+    ),
+    (
+        question((4, 16, 7, 7), 1024, 3, "images", last=True),
+        Plan(491739, 71, Kernel(True, 1, 0, 5, 1)),
+        1311019,
+    ),
+    (
+        question((4, 64, 65, 65), 3, 3, "weight", last=True),
+        Plan(574739, 68, Kernel(True, 5, 0, 1, 1)),
+        2344679,
+    ),
+    (
+        question((2, 48, 128, 128), 192, 3, "weight", "bfloat16"),
+        Plan(15894544, 65, Kernel(True, 4, 1, 1, 5)),
+        23104143,
+    ),
+    (
+        question((3, 320, 16, 16), 320, 3, "weight", last=True),
+        Plan(131, 68, Kernel(True, 1, 0, 1, 2)),
+        393399,
+    ),
+    (
+        question((8, 48, 48, 48), 112, 5, type="float16"),
+        Plan(6167187, 62, Kernel(True, 0, 1, 8, 1)),
+        14032111,
+    ),
+    (
+        question((2, 1024, 32, 32), 384, 5, "images", last=True),
+        Plan(131, 71, Kernel(True, 0, 0, 4, 1)),
+        7864959,
+    ),
+    (
+        question((4, 1024, 64, 64), 96, 3, type="bfloat16", last=True),
+        Plan(131, 62, Kernel(True, 0, 1, 4, 2)),
+        4194659,
+    ),
+    (
+        question((16, 512, 38, 38), 512, 5, "weight"),
+        Plan(121897187, 68, Kernel(True, 0, 0, 1, 1)),
+        129499907,
+    ),
+    (
+        question((16, 24, 56, 56), 384, 5, type="float16", last=True),
+        Plan(1048771, 62, Kernel(True, 0, 0, 8, 1)),
+        131,
+    ),
+    (  # 29 parts would leave one with nothing
+        replace(
+            question((64, 64, 1, 1000), 64, 3, "weight", "float16"),
+            weight=(64, 64, 1, 3),
+            result=(64, 64, 1, 500),
+            padding=(0, 1),
+            strides=(1, 2),
+        ),
+        Plan(12607735, 65, Kernel(True, 5, 1, 1, 3)),
+        13689343,
+    ),
+    (  # of this kernel no tile is split after many waves
+        question((12, 64, 32, 32, 32), 672, 3, "weight", stride=3, last=True),
+        Plan(131, 68, Kernel(True, 1, 0, 1, 2)),
+        3539535,
+    ),
+    (  # nor of any that may not
+        question((8, 48, 14, 14), 672, 3, type="bfloat16", last=True),
+        Plan(131, 62, Kernel(False, 6, 0, 7, 1)),
+        0,
+    ),
+    (  # groups of channels are left as planned
+        question((1, 320, 19, 19), 480, 3, stride=2, groups=32, last=True),
+        Plan(1239056, 67, Kernel(False, 8, 0, 1, 1)),
+        1239056,
+    ),
+    (question((3, 48, 64, 64), 512, 3, "weight"), Plan(31948944, 50), 31948944),
 ]
 
 
-@pytest.mark.parametrize(("shape", "plan", "measured"), SHARED)
-def test_sums_are_those_of_all_multiprocessors(shape, plan, measured) -> None:
-    images, channels, kernel, dtype, groups, last = shape
-    weight = (channels, images[1] // groups, kernel, kernel)
-    result = (images[0], channels, *images[2:])
-    shapes = (Shape(one, dtype) for one in (images, weight, result))
-    made = Convolution(*shapes, groups, (1, 1), last, 132)
-    assert made.with_all_sms(plan) == pytest.approx(measured, abs=64 << 10)
+@pytest.mark.parametrize(("asking", "plan", "measured"), SHARED)
+def test_sums_are_those_of_all_multiprocessors(asking, plan, measured) -> None:
+    named = (asking.images, asking.weight, asking.result)
+    shapes = (Shape(one, asking.type) for one in named)
+    groups = asking.images[1] // asking.weight[1]
+    made = Convolution(*shapes, groups, asking.strides, asking.last, asking.sms, asking.dilation)
+    assert made.on_device(asking.gradient, plan) == measured
+
+
+@pytest.mark.parametrize(("asking", "plan"), [shared[:2] for shared in SHARED])
+def test_a_plan_says_what_its_kernel_shares(asked, asking, plan) -> None:
+    assert asked.plan(asking) == plan
+
+
+def test_the_workspace_of_another_kernel_is_left_as_it_is() -> None:
+    """Its tiles are others, if it takes less than they would."""
+    shapes = [Shape(shape, "float32") for shape in ((4, 64, 65, 65), (3, 64, 3, 3), (4, 3, 65, 65))]
+    made = Convolution(*shapes, 1, (1, 1), True, 132)
+    assert made.on_device("weight", Plan(131, 68, Kernel(True, 5, 0, 1, 1))) == 131
+    assert made.on_device("weight", Plan(574739, 68, Kernel(True, 99, 0, 1, 1))) == 574739
+    assert made.on_device("weight", Plan(574739, 68, Kernel(True, 5, 0, 8, 8))) == 574739

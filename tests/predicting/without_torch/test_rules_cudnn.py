@@ -99,7 +99,7 @@ def test_each_channel_for_itself_keeps_sums_for_each_image() -> None:
     made = convolution((4, 480, 14, 14), 480, 3, 2, "bfloat16", last=True, groups=480)
     assert made.gradient_of_weight() == 0
     made = convolution((64, 672, 14, 14), 672, 5, 1, "float16", last=True, groups=672)
-    assert made.with_all_sms(Plan(1929938, 61)) == 1929938
+    assert made.on_device("weight", Plan(1929938, 61)) == 1929938
 
 
 @pytest.mark.parametrize(
