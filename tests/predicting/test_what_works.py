@@ -179,6 +179,15 @@ def test_a_network_of_sequences_first_turns_them_for_cudnn() -> None:
     assert sizes(run)[end + len(again)] == row
 
 
+def test_gradients_of_single_channels_begin_with_the_weight() -> None:
+    """PyTorch convolves them itself, without a workspace."""
+    with bfc.predict("h100") as run:
+        conv = nn.Conv2d(32, 32, 3, padding=1, groups=32, bias=False, device="cuda")
+        made = conv(torch.empty(4, 32, 64, 64, device="cuda", requires_grad=True))
+        made.backward(torch.empty_like(made))
+    assert sizes(run)[-3:] == [2 * MIB, 4 * 32 * 9, 2 * MIB]
+
+
 def test_weights_of_one_pixel_tell_their_layout_to_a_convolution() -> None:
     """As on an H100: both layouts lie alike, but the strides are those of channels last."""
     with bfc.predict("h100") as run:

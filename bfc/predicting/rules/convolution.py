@@ -134,17 +134,12 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     if argument(call, "transposed"):
         images, result = result, images
         gradient = {"result": "images", "images": "result", "weight": "weight"}[gradient]
-    last, groups = by_channels(images, weight), int(argument(call, "groups", 1))
-    dims = len(weight.shape) - 2
-    strides, padding, dilation = (
-        _of_each(argument(call, name), dims) for name in ("stride", "padding", "dilation")
-    )
-    cores = _tensor_cores(call, images)
-    found = Convolution(images, weight, result, groups, strides, last, call.gpu.sms, dilation)
+    found = _of_call(call, images, weight, result)
     if by_kernels_of_pytorch(call, found):
         return 0
+    cores = _tensor_cores(call, images)
     # cuDNN leaves single pixels to cublasLt, which plans nothing without a device
-    in_cublas = cores and found.plain and not (last and gradient == "weight")
+    in_cublas = cores and found.plain and not (found.last and gradient == "weight")
     if not in_cublas and _cudnn is not None:
         plan = _cudnn.plan(
             Question(
@@ -152,11 +147,11 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
                 images=_of_pixels(images.shape),
                 weight=_of_pixels(weight.shape),
                 result=_of_pixels(result.shape),
-                last=last,
+                last=found.last,
                 type=type_name(images),
-                padding=_of_pixels(padding, 0),
-                strides=_of_pixels(strides, 1),
-                dilation=_of_pixels(dilation, 1),
+                padding=_of_pixels(_of_each(call, "padding", weight), 0),
+                strides=_of_pixels(found.strides, 1),
+                dilation=_of_pixels(found.dilation, 1),
                 tf32=bool(torch.backends.cudnn.allow_tf32),
                 deterministic=_deterministic(),
                 name=call.gpu.name,
@@ -168,6 +163,12 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
         if plan is not None:
             return found.on_device(gradient, plan) if call.gpu.cc == HOPPER else plan.workspace
     return found.estimate(gradient) if cores else 0
+
+
+def _of_call(call: Call, images: Any, weight: Any, result: Any) -> Convolution:
+    strides, dilation = (_of_each(call, name, weight) for name in ("stride", "dilation"))
+    groups, last = int(argument(call, "groups", 1)), by_channels(images, weight)
+    return Convolution(images, weight, result, groups, strides, last, call.gpu.sms, dilation)
 
 
 def by_kernels_of_pytorch(call: Call, found: Convolution) -> bool:
@@ -203,8 +204,10 @@ def _deterministic() -> bool:
     return bool(torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
 
 
-def _of_each(values: Any, dims: int) -> tuple[int, ...]:
-    return tuple(map(int, values)) * (dims if len(values) == 1 else 1)
+def _of_each(call: Call, name: str, weight: Any) -> tuple[int, ...]:
+    """An argument, for each dimension of a pixel."""
+    values = argument(call, name)
+    return tuple(map(int, values)) * (len(weight.shape) - 2 if len(values) == 1 else 1)
 
 
 def _of_pixels(values: Any, of_rows: int | None = None) -> tuple[int, ...]:
@@ -226,10 +229,14 @@ def workspace(call: Call) -> Iterator[Workspace | Release]:
 @between("aten::convolution_backward")
 def workspaces_of_gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     """The gradient of the images, and then that of the weight (cudnn_convolution_backward in
-    ATen/native/cudnn/ConvShared.cpp): each with a workspace of its own."""
+    ATen/native/cudnn/ConvShared.cpp): each with a workspace of its own. PyTorch's kernels for
+    single channels begin with the weight (ATen/native/cuda/DepthwiseConv2d.cu)."""
     gradient, images, weight = call.args[:3]
     mask = argument(call, "output_mask") or (True, True, True)
-    for place, of in enumerate(("images", "weight")):
+    order = [(0, "images"), (1, "weight")]
+    if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
+        order.reverse()
+    for place, of in order:
         if mask[place]:
             yield Result(place)
             size = _workspace(call, images, weight, gradient, of)
