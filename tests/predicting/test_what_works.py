@@ -141,7 +141,7 @@ def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:
         output.backward(torch.empty_like(output))
     state, row = 8 * 64 * 4, 10 * 8 * 64 * 4
     weights = 4 * 64 * (64 + 64 + 2) * 4
-    reserve = recurrent.reserve_bytes("lstm", 80, 64, 1, 1, 4, False)
+    reserve = recurrent.reserve_bytes("lstm", 80, 64, 1, 1, 4, 0)
     network_of = ("lstm", weights, 80, 8, 64, 64, 1, 1, 4)
     work = recurrent.workspace_bytes(*network_of, train=True, dropout=False, packed=False)
     assert sizes(run)[before:middle] == [state, state, row, state, state, work, reserve]
@@ -167,7 +167,7 @@ def test_a_network_of_sequences_first_turns_them_for_cudnn() -> None:
         head(output)
     state, row = 2 * 8 * 64 * 4, 10 * 8 * 64 * 4
     weights = 2 * 3 * 64 * (64 + 64 + 2) * 4
-    reserve = recurrent.reserve_bytes("gru", 80, 64, 2, 1, 4, True)
+    reserve = recurrent.reserve_bytes("gru", 80, 64, 2, 1, 4, 80)
     network_of = ("gru", weights, 80, 8, 64, 64, 2, 1, 4)
     work = recurrent.workspace_bytes(*network_of, train=True, dropout=True, packed=False)
     forward = [row, row, state, work, reserve]
@@ -480,7 +480,7 @@ def test_packed_sequences_are_as_long_as_said_or_as_the_longest(known) -> None:
             padded.sum().backward()
         assert data.grad.shape == data.shape  # what leads to it once failed
     assert any("packed" in what for what in assumed(run)) == (not known)
-    reserve = recurrent.reserve_bytes("lstm", 40 if known else 64, 64, 1, 1, 4, False)
+    reserve = recurrent.reserve_bytes("lstm", 40 if known else 64, 64, 1, 1, 4, 0)
     assert sizes(run).count(reserve) == 2
 
 

@@ -70,15 +70,15 @@ DROPOUT_STATE_EACH = 48 << 10
 
 
 def reserve_bytes(
-    kind: str, steps: int, hidden: int, layers: int, directions: int, element: int, dropout: bool
+    kind: str, steps: int, hidden: int, layers: int, directions: int, element: int, masked: int
 ) -> int:
     """The reserve that cuDNN keeps for the backward pass, in bytes, as measured. `kind` is "lstm",
     "gru", "rnn_tanh" or "rnn_relu"; `steps` the elements of all sequences of a batch together;
-    `element` the bytes of a number; `dropout` whether there is a mask between layers."""
-    each = steps * hidden * directions
-    kept = each * (layers * KINDS[kind][1] + layers - 1) * element
-    masks = each * (layers - 1) // 4 if dropout else 0
-    return kept + masks + RESERVE_MORE
+    `element` the bytes of a number; `masked` the elements if all were as long as the longest, with
+    dropout between layers, else 0."""
+    units = hidden * directions
+    kept = steps * units * (layers * KINDS[kind][1] + layers - 1) * element
+    return kept + masked * units * (layers - 1) // 4 + RESERVE_MORE
 
 
 def workspace_bytes(
@@ -101,7 +101,7 @@ def workspace_bytes(
     `reserve_bytes`."""
     numbers, place = NUMBERS[kind], directions - 1
     few = hidden <= FEW_UNITS
-    more = directions if layers > 1 and train and (dropout or (few and not packed)) else 0
+    more = directions if layers > 1 and train and not packed and (dropout or few) else 0
     if packed:
         kept = steps * hidden * numbers.packed[place]
     elif train:
@@ -441,6 +441,8 @@ def forward(call: Call) -> Any:
     if argument(call, "train") and torch.is_grad_enabled():
         directions = 2 if argument(call, "bidirectional") else 1
         steps = numel(data) // int(data.shape[-1])
+        sizes = argument(call, "batch_sizes")
+        longest = len(sizes) * int(sizes[0]) if sizes else steps
         reserve = reserve_bytes(
             _kind(call),
             steps,
@@ -448,7 +450,7 @@ def forward(call: Call) -> Any:
             int(argument(call, "num_layers")),
             directions,
             int(data.element_size()),
-            bool(argument(call, "dropout")),
+            longest if argument(call, "dropout") else 0,
         )
     kept = torch.empty(reserve, dtype=torch.uint8, device=data.device)
     return output, hidden, cell, kept, data.new_empty(0)

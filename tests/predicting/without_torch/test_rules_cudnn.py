@@ -103,21 +103,20 @@ def test_each_channel_for_itself_keeps_sums_for_each_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "steps", "hidden", "layers", "directions", "dropout", "measured"),
+    ("kind", "steps", "hidden", "layers", "directions", "masked", "measured"),
     [
-        ("lstm", 4096, 512, 2, 1, False, 92274944),
-        ("lstm", 4096, 512, 1, 1, False, 41943296),
-        ("lstm", 1024, 256, 2, 2, True, 23200000),
-        ("gru", 4096, 512, 2, 1, False, 109052160),
-        ("rnn_tanh", 4096, 512, 1, 1, False, 8388864),
-        ("lstm", 1280, 1024, 3, 1, False, 89129216),
-        ("lstm", 80, 128, 1, 1, False, 205056),
+        ("lstm", 4096, 512, 2, 1, 0, 92274944),
+        ("lstm", 4096, 512, 1, 1, 0, 41943296),
+        ("lstm", 1024, 256, 2, 2, 1024, 23200000),
+        ("lstm", 3104, 256, 2, 2, 64 * 80, 70582528),  # packed sequences of 17 to 80 steps
+        ("gru", 4096, 512, 2, 1, 0, 109052160),
+        ("rnn_tanh", 4096, 512, 1, 1, 0, 8388864),
+        ("lstm", 1280, 1024, 3, 1, 0, 89129216),
+        ("lstm", 80, 128, 1, 1, 0, 205056),
     ],
 )
-def test_the_reserve_of_a_network(
-    kind, steps, hidden, layers, directions, dropout, measured
-) -> None:
-    found = recurrent.reserve_bytes(kind, steps, hidden, layers, directions, 4, dropout)
+def test_the_reserve_of_a_network(kind, steps, hidden, layers, directions, masked, measured):
+    found = recurrent.reserve_bytes(kind, steps, hidden, layers, directions, 4, masked)
     assert found == measured
 
 
@@ -129,6 +128,7 @@ NETWORKS: list[tuple[Any, ...]] = [
     ("lstm", 65536, 256, 512, 100, 3, 2, 2, (True, True, False), 721063936),  # few units
     ("lstm", 4096, 32, 512, 100, 2, 2, 4, (False, False, False), 94474752),
     ("gru", 6400, 64, 16, 320, 1, 1, 2, (True, False, False), 26032896),
+    ("lstm", 3104, 64, 200, 256, 2, 2, 4, (True, True, True), 83820800),
     ("gru", 700, 20, 64, 32, 1, 2, 4, (True, False, False), 19754400),
     ("gru", 12800, 256, 64, 650, 2, 1, 4, (True, True, False), 208821536),
     ("gru", 64, 1, 1312, 1024, 1, 2, 4, (False, False, True), 76849408),
