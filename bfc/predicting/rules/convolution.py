@@ -138,9 +138,7 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     if by_kernels_of_pytorch(call, found):
         return 0
     cores = _tensor_cores(call, images)
-    # cuDNN leaves single pixels to cublasLt, which plans nothing without a device
-    in_cublas = cores and found.plain and not (found.last and gradient == "weight")
-    if not in_cublas and _cudnn is not None:
+    if _cudnn is not None and not (cores and found.in_cublas(gradient)):
         plan = _cudnn.plan(
             Question(
                 gradient=gradient,
@@ -160,7 +158,7 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
                 memory=call.gpu.memory,
             )
         )
-        if plan is not None:
+        if plan is not None and not (cores and found.in_cublas(gradient, plan)):
             return found.on_device(gradient, plan) if call.gpu.cc == HOPPER else plan.workspace
     return found.estimate(gradient) if cores else 0
 

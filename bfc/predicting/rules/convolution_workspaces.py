@@ -50,6 +50,12 @@ ALONE_IN_16 = 61
 #: Those that other engines take the place of on an H100.
 NOT_ON_DEVICE = {"result": (22, 57), "images": (22, 62)}
 COMMON_KERNELS = (1, 3, 5, 7)
+#: Those that sum in 32 bits without a workspace, which is done rather than call cublasLt; and those
+#: that do so with few channels, which lie side by side.
+BEFORE_CUBLAS = (0, 20)
+OF_FEW = (*BEFORE_CUBLAS, 30, 40, 50)
+#: The pixels that cublasLt leaves to each part of a sum at least.
+PIXELS_OF_PART = 128
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
 PIXELS_OF_SHARE, PIXELS_OF_SHARE_IN_16, COUNTERS, COUNTER = 1024, 4096, 131, 4
@@ -93,6 +99,16 @@ class Convolution:
     @property
     def _single(self) -> bool:
         return all(size == 1 for size in (*self.kernel, *self.strides))
+
+    def in_cublas(self, gradient: str, plan: Plan | None = None) -> bool:
+        """Whether cuDNN leaves single pixels to cublasLt, which plans nothing without a device. In
+        some cases only what it `plan`s else tells."""
+        if not self.plain or gradient != "weight":
+            return self.plain
+        if self._half:
+            return not self.last
+        few = self.last and min(map(int, self.weight.shape[:2])) <= FEW
+        return plan is not None and plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
 
     @property
     def alone(self) -> bool:
@@ -254,4 +270,5 @@ class Convolution:
         if self._half:
             return min(75, 5 * MIB // weight) * weight
         most = 32 << 10 if weight < 64 << 10 else 64 << 10 if weight < 256 << 10 else 128 << 10
-        return self.sms * most // weight * weight
+        parts = min(self.sms * most // weight, self._pixels // PIXELS_OF_PART)
+        return parts * weight if parts > 1 else 0

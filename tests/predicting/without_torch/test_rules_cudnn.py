@@ -270,3 +270,29 @@ def test_a_gpu_has_other_engines_for_single_channels(
     shapes = (Shape(one, dtype) for one in (images, weight, result))
     made = Convolution(*shapes, images[1], (stride,) * 2, True, 132, (dilation,) * 2)
     assert made.on_device(gradient, plan) == took
+
+
+#: Gradients of weights of one pixel in 32 bits: images, channels of the result, channels last; what
+#: is planned without a device, and what an H100 took.
+WEIGHTS_OF_PIXELS: list[tuple[tuple[int, ...], int, bool, Plan, int]] = [
+    ((8, 144, 38, 38), 32, False, Plan(0, 20), 0),
+    ((1, 32, 19, 19), 80, False, Plan(0, 0), 0),
+    ((4, 64, 7, 7), 112, False, Plan(0, 0), 0),
+    ((4, 112, 16, 16), 512, False, Plan(5702639, 30), 917504),  # in cublasLt from here
+    ((12, 96, 28, 28), 32, False, Plan(4829407, 40), 147456),
+    ((8, 64, 75, 75), 192, True, Plan(1179895, 68), 4325632),
+    ((128, 256, 28, 28), 64, True, Plan(1179895, 68), 8651728),
+    ((8, 512, 56, 56), 256, True, Plan(1048767, 68), 17301760),
+    ((8, 1024, 16, 16), 240, True, Plan(0, 68), 15728896),  # parts of 128 pixels
+    ((4, 1, 128, 128), 1024, True, Plan(269879855, 40), 269879855),  # few channels
+    ((1, 16, 28, 28), 24, True, Plan(0, 0), 0),
+]
+
+
+@pytest.mark.parametrize(("images", "channels", "last", "plan", "took"), WEIGHTS_OF_PIXELS)
+def test_weights_of_pixels_are_summed_in_cublas(images, channels, last, plan, took) -> None:
+    made = convolution(images, channels, 1, last=last)
+    assert not made.in_cublas("weight")
+    assert made.in_cublas("weight", plan) is (plan.workspace != took)
+    if plan.workspace != took:
+        assert made.estimate("weight") == pytest.approx(took, abs=1024)
