@@ -8,7 +8,7 @@ Nothing here uses an allocator of bfc. In order:
     grammar.py             how the text of settings is read
     settings.py            the settings of the caching policy
     pinned_settings.py     those of the allocator of pinned memory
-    _serialized.pyx        the dicts and the pickle of what its viewer can follow
+    _serialized.pyx        the pickle of what its viewer can follow
     writer.py              a snapshot as the pickle that PyTorch's memory viewer opens
     layout.py              requests that lay out what was live before a recording begins
     version.py             the version that wrote a recording

@@ -1,5 +1,5 @@
-"""A snapshot's columns as PyTorch writes them: the entries that its viewer can follow, their dicts, and the pickle,
-which is written without a dict for each entry.
+"""A snapshot's columns as PyTorch writes them: the entries that its viewer can follow, and the pickle, which is written
+without a dict for each entry.
 
 Fields, states and actions are those of PyTorch 2.11 to 2.15 (PyTorch's behaviour, 3.4).
 """
@@ -79,35 +79,11 @@ cdef struct Sums:                   # of a segment, in bytes
 
 #: The frames for memory that the allocator gave back on its own, without a call of empty_cache().
 _OF_ITS_OWN = ((words.OUR_FILE, 0, words.OUR_OWN),)
-_STATES = (words.INACTIVE, words.ALLOCATED, words.PENDING, words.INACTIVE)
 
 
 cdef uint64_t requested_of(const ChunkRow* chunk) noexcept:
     """The requested bytes that a block reports; for a free block, those of its last use."""
     return chunk.requested_size if chunk.state in (ROW_IN_USE, ROW_WAITING) else chunk.last_requested_size
-
-
-cdef class SharedFrames:
-    """Makes lists of frames. Equal lists are one object, which keeps a long history small."""
-
-    cdef dict made              # by the frames
-    cdef dict by_id             # by the identity of their tuple, which its owner keeps alive: a faster look-up
-
-    def __cinit__(self):
-        self.made, self.by_id = {}, {}
-
-    cdef list of(self, tuple frames):
-        found = self.by_id.get(<size_t><void*>frames)
-        if found is not None:
-            return found
-        found = self.made.get(frames)
-        if found is None:
-            found = []
-            for filename, line, name in frames:
-                found.append({"filename": str(filename), "line": int(line), "name": str(name)})
-            self.made[frames] = found
-        self.by_id[<size_t><void*>frames] = found
-        return found
 
 
 cdef class Columns:
@@ -172,75 +148,6 @@ cdef class Columns:
         if not frames and self.records[i].action in (HISTORY_SEGMENT_FREE, HISTORY_SEGMENT_UNMAP):
             return _OF_ITS_OWN
         return frames
-
-    def segments(self, device, SharedFrames shared not None):
-        """The dicts of the segments."""
-        cdef const RegionRow* row
-        cdef Sums sums
-        cdef size_t i
-        found = []
-        for i in range(self.region_count):
-            row = &self.region_rows[i]
-            if row.flags & ASLEEP:
-                continue
-            sums = self.sums_of(i)
-            found.append({
-                "device": device,
-                "address": row.ptr,
-                "total_size": row.size,
-                "allocated_size": sums.allocated,
-                "active_size": sums.active,
-                "requested_size": sums.requested,
-                "stream": row.stream,
-                "segment_type": str(self.regions.kinds[row.kind]),
-                "segment_pool_id": (row.pool[0], row.pool[1]),
-                "is_expandable": bool(row.flags & IN_RANGE),
-                "frames": shared.of(self.frames_of(self.regions.region_frames, i)),
-                "blocks": self.blocks(i, shared),
-            })
-        return found
-
-    def blocks(self, size_t region, SharedFrames shared not None):
-        """The dicts of a segment's blocks."""
-        cdef const ChunkRow* row
-        cdef uint32_t j
-        cdef list frames = self.regions.chunk_frames
-        found = []
-        for j in range(self.first_chunk(region), self.region_rows[region].chunks_end):
-            row = &self.chunk_rows[j]
-            found.append({
-                "address": row.ptr,
-                "size": row.size,
-                "requested_size": requested_of(row),
-                "state": _STATES[row.state],
-                "frames": shared.of(self.frames_of(frames, j)),
-            })
-        return found
-
-    def entries(self, SharedFrames shared not None):
-        """The dicts of the entries that are kept, oldest first. Their time never decreases: if the clock was set back,
-        it stands still until the clock has caught up."""
-        cdef const HistoryRecord* row
-        cdef int64_t latest = 0
-        cdef size_t i = self.kept.size()
-        cdef list found = []
-        cdef tuple actions = tuple(map(str, self.history.actions)), nowhere = (0, 0)
-        while i:
-            i -= 1
-            row = &self.records[self.kept[i]]
-            latest = max(latest, row.time_us)
-            found.append({
-                "action": actions[row.action],
-                "device_free" if row.action == HISTORY_OOM else "addr": row.addr,
-                "size": row.size,
-                "stream": row.stream,
-                "time_us": latest,
-                "compile_context": "N/A",
-                "user_metadata": str(self.history.owners[row.owner]) if row.owner else "",
-                "pool_id": (row.pool[0], row.pool[1]) if row.pool[0] or row.pool[1] else nowhere,
-                "frames": shared.of(self.frames_of_entry(self.kept[i])),
-            })
-        return found
 
 
 cdef enum:      # the names, in the order of _NAMES
@@ -390,7 +297,8 @@ cdef class Writer:
         return 0
 
     cdef int put_entries(self, Columns columns) except -1:
-        """Writes the entries that are kept, oldest first; their time never decreases."""
+        """Writes the entries that are kept, oldest first. Their time never decreases: if the clock was set back, it
+        stands still until the clock has caught up."""
         cdef const HistoryRecord* row
         cdef size_t count = columns.kept.size(), i
         cdef int64_t latest = 0

@@ -1,17 +1,15 @@
-"""A snapshot as PyTorch writes it: the dict of `torch.cuda.memory._snapshot()`, and its pickle.
+"""A snapshot as PyTorch writes it: the dict of `torch.cuda.memory._snapshot()`, as a pickle.
 
-The pickle has the form that the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz`
+It has the form that the viewers at pytorch.org/memory_viz and in `torch.cuda._memory_viz`
 accept (PyTorch's behaviour, 3.5).
 """
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from bfc.files import replacing
-from bfc.pytorch._serialized import Columns, SharedFrames, pickled
+from bfc.pytorch._serialized import Columns, pickled
 from bfc.pytorch.rules import NEWEST, rules_of
 
 if TYPE_CHECKING:
@@ -22,36 +20,16 @@ if TYPE_CHECKING:
 HIGHEST_DEVICE = 1023
 
 
-def as_torch(
+def written(
     device: str,
     regions: RegionColumns,
     history: HistoryColumns,
     settings: CachingSettings | None,
     torch: str = NEWEST,
-) -> dict[str, Any]:
-    """The dict of `Snapshot.to_torch`, as the version `torch` writes it."""
-    number, shared = ordinal_of(device), SharedFrames()
-    columns = Columns(regions, history)
-    return {
-        "segments": columns.segments(number, shared),
-        "device_traces": [*([] for _ in range(number)), columns.entries(shared)],
-        **rest_as_torch(settings, torch),
-    }
-
-
-def dump(
-    path: str | os.PathLike[str],
-    device: str,
-    regions: RegionColumns,
-    history: HistoryColumns,
-    settings: CachingSettings | None,
-    torch: str = NEWEST,
-) -> None:
-    """The file of `Snapshot.dump`: what `as_torch` returns, pickled with protocol 4."""
+) -> bytes:
+    """The dict of `Snapshot.to_torch` as the version `torch` writes it, pickled with protocol 4."""
     rest = rest_as_torch(settings, torch)
-    written = pickled(Columns(regions, history), ordinal_of(device), rest)
-    with replacing(path) as file:
-        file.write(written)
+    return pickled(Columns(regions, history), ordinal_of(device), rest)
 
 
 def ordinal_of(device: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -10,6 +11,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bfc.files import replacing
 from bfc.libraries import frame_of_rows
 from bfc.pytorch.rules import NEWEST
 from bfc.snapshots.columns import (
@@ -611,10 +613,8 @@ class Snapshot:
         >>> [(block["size"], block["state"]) for block in segment["blocks"]]
         [(1024, 'active_allocated'), (1047552, 'inactive')]
         """
-        from bfc.pytorch.writer import as_torch
-
-        regions, history = self._region_columns(), self._history_columns()
-        return as_torch(self.device, regions, history, self.settings, self.torch or NEWEST)
+        made: dict[str, Any] = pickle.loads(self._pickled_as_torch())
+        return made
 
     def dump(self, path: str | os.PathLike[str]) -> None:
         """Write `to_torch()` as a pickle, for pytorch.org/memory_viz and `torch.cuda._memory_viz`.
@@ -644,10 +644,15 @@ class Snapshot:
         ...     path.read_bytes()[:1].hex()
         '80'
         """
-        from bfc.pytorch.writer import dump
+        content = self._pickled_as_torch()
+        with replacing(path) as file:
+            file.write(content)
+
+    def _pickled_as_torch(self) -> bytes:
+        from bfc.pytorch.writer import written
 
         regions, history = self._region_columns(), self._history_columns()
-        dump(path, self.device, regions, history, self.settings, self.torch or NEWEST)
+        return written(self.device, regions, history, self.settings, self.torch or NEWEST)
 
     def to_tensorflow(self) -> dict[str, Any]:
         """TensorFlow's memory dump (the message MemoryDump), as protobuf writes it as JSON.

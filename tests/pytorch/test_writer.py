@@ -254,7 +254,7 @@ def test_a_dump_replaces_the_file_or_leaves_it(tmp_path: Path, monkeypatch):
             raise OSError(28, "no space left")
             yield
 
-    monkeypatch.setattr("bfc.pytorch.writer.replacing", full)
+    monkeypatch.setattr("bfc.snapshots.snapshot.replacing", full)
     with pytest.raises(OSError, match="no space"):
         snapshot(a_region()).dump(path)
     assert (path.read_text(), os.listdir(tmp_path)) == ("before", ["memory.pickle"])

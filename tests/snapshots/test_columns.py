@@ -126,13 +126,6 @@ def test_nobody_can_tell_rows_from_objects(taken) -> None:
     assert dataclasses.asdict(objects) == dataclasses.asdict(taken)
 
 
-def test_the_file_is_the_dict_either_way(taken, tmp_path) -> None:
-    path = tmp_path / "memory.pickle"
-    for snapshot in (taken, rebuilt(taken)):
-        snapshot.dump(path)
-        assert pickle.loads(path.read_bytes()) == taken.to_torch()
-
-
 def test_rows_of_objects_are_those_of_the_allocator(taken) -> None:
     """But for numbers that no object holds: whose allocation an entry is about."""
     rows, made = vars(taken)["_regions"], columns_of_regions(taken.regions)
