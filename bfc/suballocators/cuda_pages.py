@@ -76,8 +76,8 @@ class CUDAPages:
     def map(self, address: int, handles: Sequence[int]) -> None:
         with self._lock:
             plan = self.books.plan_map(address, handles)
-            numbers = [page.number for page in plan.pages]
-            sizes = [page.nbytes for page in plan.pages]
+            numbers = [mapping.page.number for mapping in plan.mappings]
+            sizes = [mapping.page.nbytes for mapping in plan.mappings]
             self.books.mapped(plan)  # or another thread might map there, too
         wrong: tuple[SubAllocatorError, SubAllocatorError | None, int] | None
         try:
@@ -99,24 +99,24 @@ class CUDAPages:
         while given != self._peers:  # again if a peer was enabled meanwhile
             with self._lock:
                 run = self.books.find_run(address, nbytes, "set_access")
-                had = bytes(run.reservation.access[run.index : run.end])
                 given = self._peers
                 self.books.accessible(run)
             try:
                 self.driver.set_access(address, nbytes, (self._device, *given))
             except BaseException:
                 with self._lock:
-                    self.books.put_access_back(self.books.find_run(address, nbytes, "map"), had)
+                    self.books.put_access_back(run)
                 raise
 
     def unmap(self, address: int, nbytes: int) -> None:
         with self._lock:
-            cut = self.books.unmapped(self.books.find_run(address, nbytes, "unmap"))
+            run = self.books.find_run(address, nbytes, "unmap")
+            self.books.unmapped(run)
         try:
             self.driver.unmap(address, nbytes)
         except BaseException:
             with self._lock:
-                self.books.restored(cut)
+                self.books.restored(run)
             raise
 
     # -- peers ------------------------------------------------------------------------------------

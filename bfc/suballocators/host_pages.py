@@ -10,13 +10,12 @@ import errno
 import functools
 import mmap
 import os
-from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
 from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
-from bfc.suballocators.virtual import MappingBooks, Page, Plan, Run, still_mapped
+from bfc.suballocators.virtual import MappingBooks, Page, Run, still_mapped
 from bfc.units import format_bytes
 
 GRANULARITY = 2 << 20
@@ -214,50 +213,47 @@ class HostPages:
         except (OSError, MemoryError):
             pass
 
-    def map(self, plan: Plan) -> None:
-        at, address = plan.starts[0], plan.starts[0]
+    def map(self, plan: Run) -> None:
+        done, address = 0, plan.start
         try:
-            for page in plan.pages:
+            for at, page, _ in plan.mappings:
                 file, offset, _ = self._places[page.number]
                 self.system.map(at, page.nbytes, file.number, offset)
-                at += page.nbytes
+                done += 1
             self.books.mapped(plan)
         except OSError as error:
-            done = bisect_left(plan.starts, at)
-            worse = failure(f"map({address:#x}): page {plan.pages[done].number}", error)
+            worse = failure(f"map({address:#x}): page {plan.mappings[done].page.number}", error)
             self._undo_map(plan, done, worse)
             raise worse from error
         except BaseException:
             self.system.hide(address, plan.nbytes)
             raise
 
-    def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
+    def _undo_map(self, plan: Run, done: int, error: SubAllocatorError) -> None:
         """Also reserve the place of the page that could not be mapped: it may be a hole now."""
-        address = plan.starts[0]
-        end = plan.starts[done] + plan.pages[done].nbytes
+        address, failed = plan.start, plan.mappings[done]
         try:
-            self.system.hide(address, end - address)
+            self.system.hide(address, failed.end - address)
         except OSError as undoing:
             if done:
                 self.books.mapped(plan, done)
-                still_mapped(error, undoing, [(address, plan.starts[done] - address)])
+                still_mapped(error, undoing, [(address, failed.start - address)])
 
     def set_access(self, address: int, nbytes: int) -> None:
         run = self.books.find_run(address, nbytes, "set_access")
-        had = bytes(run.reservation.access[run.index : run.end])
         try:
             self.system.protect(address, nbytes, READ_WRITE)
             self.books.accessible(run)
         except OSError as error:
-            self._put_access_back(run, had)
+            self._put_access_back(run)
             raise failure(f"set_access({address:#x}, {nbytes})", error) from error
         except BaseException:
-            self._put_access_back(run, had)
+            self._put_access_back(run)
             raise
 
-    def _put_access_back(self, run: Run, had: bytes) -> None:
-        self.books.put_access_back(run, had)
-        for at, page, has_access in zip(run.starts, run.pages, had, strict=True):
+    def _put_access_back(self, run: Run) -> None:
+        self.books.put_access_back(run)
+        for at, page, has_access in run.mappings:
             if not has_access:
                 try:
                     self.system.protect(at, page.nbytes, PROT_NONE)
@@ -265,24 +261,25 @@ class HostPages:
                     pass  # it only stays accessible: nothing is lost
 
     def unmap(self, address: int, nbytes: int) -> None:
-        cut = None
+        gone = None
         try:
-            cut = self.books.unmapped(self.books.find_run(address, nbytes, "unmap"))
+            run = self.books.find_run(address, nbytes, "unmap")
+            gone = self.books.unmapped(run)
             self.system.hide(address, nbytes)
         except OSError as error:
-            if cut is not None:
-                self.books.restored(cut)
+            if gone is not None:
+                self.books.restored(run)
             raise failure(f"unmap({address:#x}, {nbytes})", error) from error
         except MemoryError:
-            if cut is None:
+            if gone is None:
                 raise
             self.system.hide(address, nbytes)  # it may have been done already; twice does no harm
         except BaseException:
-            if cut is not None:
+            if gone is not None:
                 self.system.hide(address, nbytes)
             raise
-        if cut.gone:
-            self._give_back(cut.gone)
+        if gone:
+            self._give_back(gone)
 
 
 def failure(what: str, error: OSError) -> SubAllocatorError:

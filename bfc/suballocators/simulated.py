@@ -13,7 +13,7 @@ from bfc.interpreter._process import ForkSafeLock
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.simulated_captures import SimulatedCaptures
-from bfc.suballocators.virtual import MappingBooks, Plan, still_mapped
+from bfc.suballocators.virtual import MappingBooks, Run, still_mapped
 from bfc.units import format_bytes, parse_bytes
 
 Call = Literal[
@@ -433,16 +433,16 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
                 self._map_one_by_one(plan)
                 return
             entries: list[tuple[str, int, int | None]] = [
-                ("map", page.nbytes, at) for at, page in zip(plan.starts, plan.pages, strict=True)
+                ("map", mapping.page.nbytes, mapping.start) for mapping in plan.mappings
             ]
             self.calls += entries
             self._books.mapped(plan)
 
-    def _map_one_by_one(self, plan: Plan) -> None:
+    def _map_one_by_one(self, plan: Run) -> None:
         done = 0
         try:
-            for at, page in zip(plan.starts, plan.pages, strict=True):
-                self._call("map", page.nbytes, at)
+            for mapping in plan.mappings:
+                self._call("map", mapping.page.nbytes, mapping.start)
                 done += 1
         except SubAllocatorError as error:
             if done:
@@ -450,8 +450,8 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
             raise
         self._books.mapped(plan)
 
-    def _undo_map(self, plan: Plan, done: int, error: SubAllocatorError) -> None:
-        address, nbytes = plan.starts[0], plan.starts[done] - plan.starts[0]
+    def _undo_map(self, plan: Run, done: int, error: SubAllocatorError) -> None:
+        address, nbytes = plan.start, plan.mappings[done].start - plan.start
         try:
             self._call("unmap", nbytes, address)
         except SubAllocatorError as undoing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from bfc.errors import SubAllocatorError
 
@@ -25,92 +26,51 @@ class Page:
         return not self.is_held and not self.mappings
 
 
-class Reservation:
-    """Reserved addresses, and the pages behind them: three lists in the order of addresses."""
+class Mapping(NamedTuple):
+    """A page at an address."""
 
-    __slots__ = ("access", "nbytes", "pages", "start", "starts")
+    start: int
+    page: Page
+    has_access: bool = False  # whether `set_access` was called
+
+    @property
+    def end(self) -> int:
+        return self.start + self.page.nbytes
+
+
+class Reservation:
+    """Reserved addresses, and what is mapped there, in the order of addresses."""
+
+    __slots__ = ("mappings", "nbytes", "start")
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.start = start
         self.nbytes = nbytes
-        self.starts: list[int] = []
-        self.pages: list[Page] = []
-        self.access = bytearray()  # 1 where `set_access` was called
+        self.mappings: list[Mapping] = []
 
-    def put(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
-        """Add mappings, all or none."""
-        count, end = len(self.starts), index + len(starts)
-        try:
-            self.starts[index:index] = starts
-            self.pages[index:index] = pages
-            self.access[index:index] = access
-        except BaseException:
-            for column in (self.starts, self.pages, self.access):
-                if len(column) > count:
-                    del column[index:end]
-            raise
-
-    def drop(self, index: int, starts: list[int], pages: list[Page], access: bytes) -> None:
-        """Remove these mappings, all or none."""
-        count, end = len(self.starts), index + len(starts)
-        try:
-            del self.starts[index:end]
-            del self.pages[index:end]
-            del self.access[index:end]
-        except BaseException:
-            if len(self.starts) < count:
-                self.starts[index:index] = starts
-            if len(self.pages) < count:
-                self.pages[index:index] = pages
-            if len(self.access) < count:
-                self.access[index:index] = access
-            raise
+    def place_of(self, address: int) -> int:
+        """The index of the first mapping that begins at an address or above."""
+        return bisect_left(self.mappings, (address,))
 
 
-class Run:
-    """Mappings of one reservation that lie end to end, by their indices in its lists."""
+class Run(NamedTuple):
+    """Mappings that lie end to end in one reservation: there, to be made, or removed."""
 
-    __slots__ = ("end", "index", "reservation")
-
-    def __init__(self, reservation: Reservation, index: int, end: int) -> None:
-        self.reservation = reservation
-        self.index = index
-        self.end = end
+    reservation: Reservation
+    mappings: list[Mapping]
 
     @property
-    def pages(self) -> list[Page]:
-        return self.reservation.pages[self.index : self.end]
+    def start(self) -> int:
+        return self.mappings[0].start
 
     @property
-    def starts(self) -> list[int]:
-        return self.reservation.starts[self.index : self.end]
+    def nbytes(self) -> int:
+        return self.mappings[-1].end - self.start
 
-
-class Plan:
-    """What `map` is to do: pages at addresses, into one reservation."""
-
-    __slots__ = ("nbytes", "pages", "reservation", "starts")
-
-    def __init__(self, reservation: Reservation, starts: list[int], pages: list[Page]) -> None:
-        self.reservation = reservation
-        self.starts = starts
-        self.pages = pages
-        self.nbytes = starts[-1] + pages[-1].nbytes - starts[0]
-
-
-class Cut:
-    """Mappings of one reservation that are added or removed together."""
-
-    __slots__ = ("access", "gone", "pages", "reservation", "starts")
-
-    def __init__(
-        self, reservation: Reservation, starts: list[int], pages: list[Page], access: bytes
-    ) -> None:
-        self.reservation = reservation
-        self.starts = starts
-        self.pages = pages
-        self.access = access
-        self.gone: list[Page] = []  # those that are released and mapped nowhere now
+    @property
+    def gone(self) -> list[Page]:
+        """Those of its pages that are released and mapped nowhere now."""
+        return [page for page in {mapping.page for mapping in self.mappings} if page.is_gone]
 
 
 class MappingBooks:
@@ -155,10 +115,10 @@ class MappingBooks:
         reservation = self.reservations.get(address)
         if reservation is None or reservation.nbytes != nbytes:
             raise SubAllocatorError(f"unreserve({address:#x}, {nbytes}) is not a whole reservation")
-        if reservation.starts:
+        if reservation.mappings:
             raise SubAllocatorError(
                 f"unreserve({address:#x}, {nbytes}): memory is mapped there, the first at "
-                f"{reservation.starts[0]:#x}: unmap it first"
+                f"{reservation.mappings[0].start:#x}: unmap it first"
             )
 
     def unreserved(self, address: int) -> None:
@@ -218,8 +178,8 @@ class MappingBooks:
 
     # -- mappings ---------------------------------------------------------------------------------
 
-    def plan_map(self, address: int, numbers: Sequence[int]) -> Plan:
-        """Check what `map` was asked for. Nothing changes."""
+    def plan_map(self, address: int, numbers: Sequence[int]) -> Run:
+        """Check what `map` was asked for, and return it. Nothing changes."""
         pages = self._pages_of(address, numbers)
         reservation = self.find(address)
         if reservation is None:
@@ -228,9 +188,9 @@ class MappingBooks:
             raise SubAllocatorError(
                 f"map({address:#x}): the address must be a multiple of {self.granularity}"
             )
-        starts, at = [], address
+        mappings, at = [], address
         for page in pages:
-            starts.append(at)
+            mappings.append(Mapping(at, page))
             at += page.nbytes
         if at > reservation.start + reservation.nbytes:
             raise SubAllocatorError(
@@ -238,7 +198,7 @@ class MappingBooks:
                 f"reservation, {reservation.start + reservation.nbytes:#x}"
             )
         self._check_free(reservation, address, at)
-        return Plan(reservation, starts, pages)
+        return Run(reservation, mappings)
 
     def _pages_of(self, address: int, numbers: Sequence[int]) -> list[Page]:
         try:
@@ -253,121 +213,106 @@ class MappingBooks:
 
     def _check_free(self, reservation: Reservation, address: int, end: int) -> None:
         """Refuse addresses where something is mapped."""
-        starts = reservation.starts
-        index = bisect_left(starts, address)
-        taken = None
-        if index < len(starts) and starts[index] < end:
-            taken = starts[index]
-        elif index and starts[index - 1] + reservation.pages[index - 1].nbytes > address:
-            taken = starts[index - 1]
-        if taken is not None:
+        index = reservation.place_of(address)
+        near = reservation.mappings[max(index - 1, 0) : index + 1]
+        taken = [it.start for it in near if it.start < end and it.end > address]
+        if taken:
             raise SubAllocatorError(
-                f"map({address:#x}): a page is mapped at {taken:#x} already: unmap it first"
+                f"map({address:#x}): a page is mapped at {taken[-1]:#x} already: unmap it first"
             )
 
-    def mapped(self, plan: Plan, count: int | None = None) -> None:
-        """Record the first `count` pages of a plan as mapped, or all."""
-        starts = plan.starts[:count]
-        self._enter(Cut(plan.reservation, starts, plan.pages[:count], bytes(len(starts))))
+    def mapped(self, run: Run, count: int | None = None) -> None:
+        """Record what `plan_map` has returned as mapped: the first `count` pages, or all."""
+        self._change(Run(run.reservation, run.mappings[:count]), True)
 
-    def _enter(self, cut: Cut) -> None:
-        pages, total = cut.pages, self.page_bytes
-        before = [page.mappings for page in pages]
-        again = sum(page.nbytes for page in set(pages) if page.is_gone)
-        reservation = cut.reservation
-        index, count = bisect_left(reservation.starts, cut.starts[0]), len(reservation.starts)
+    def _change(self, run: Run, adds: bool) -> list[Page]:
+        """Add mappings or remove them, all or none. Returns the pages that are gone afterwards."""
+        counts = [(mapping.page, mapping.page.mappings) for mapping in run.mappings]
+        length, total = len(run.reservation.mappings), self.page_bytes
         try:
-            reservation.put(index, cut.starts, pages, cut.access)
-            for page in pages:
-                page.mappings += 1
-            self.page_bytes = total + again
+            return self._changed(run, adds)
         except BaseException:
-            self._undo_enter(cut, before, total, index, count)
+            for page, count in counts:
+                page.mappings = count
+            self.page_bytes = total
+            if len(run.reservation.mappings) != length:
+                self._list(run, not adds)
             raise
 
-    def _undo_enter(self, cut: Cut, before: list[int], total: int, index: int, count: int) -> None:
-        self._put_counts_back(cut.pages, before, total)
-        if len(cut.reservation.starts) > count:
-            cut.reservation.drop(index, cut.starts, cut.pages, cut.access)
+    def _changed(self, run: Run, adds: bool) -> list[Page]:
+        before = sum(page.nbytes for page in run.gone)
+        self._list(run, adds)
+        for mapping in run.mappings:
+            mapping.page.mappings += 1 if adds else -1
+        gone = run.gone
+        self.page_bytes += before - sum(page.nbytes for page in gone)
+        return gone
 
-    def _put_counts_back(self, pages: list[Page], before: list[int], total: int) -> None:
-        for page, mappings in zip(pages, before, strict=True):
-            page.mappings = mappings
-        self.page_bytes = total
+    def _list(self, run: Run, adds: bool) -> None:
+        place = run.reservation.place_of(run.start)
+        if adds:
+            run.reservation.mappings[place:place] = run.mappings
+        else:
+            del run.reservation.mappings[place : place + len(run.mappings)]
 
     def find_run(self, address: int, nbytes: int, call: str) -> Run:
         """The mappings that begin at an address and have `nbytes` bytes. Nothing changes."""
         reservation = self.find(address)
         if reservation is not None and nbytes > 0:
-            index = end = bisect_left(reservation.starts, address)
-            at = address
-            while at < address + nbytes and end < len(reservation.starts):
-                if reservation.starts[end] != at:
-                    break
-                at += reservation.pages[end].nbytes
+            index = end = reservation.place_of(address)
+            at, listed = address, reservation.mappings
+            while at < address + nbytes and end < len(listed) and listed[end].start == at:
+                at = listed[end].end
                 end += 1
             if at == address + nbytes:
-                return Run(reservation, index, end)
+                return Run(reservation, listed[index:end])
         raise SubAllocatorError(
             f"{call}({address:#x}, {nbytes}): these are not whole pages that are mapped end to end"
         )
 
     def accessible(self, run: Run) -> None:
-        run.reservation.access[run.index : run.end] = b"\x01" * (run.end - run.index)
+        """Record that `set_access` was called. The run still says where it was called before."""
+        self._put_access(run, [True] * len(run.mappings))
 
-    def put_access_back(self, run: Run, had: bytes) -> None:
-        """Restore the access from before `accessible`."""
-        run.reservation.access[run.index : run.end] = had
+    def put_access_back(self, run: Run) -> None:
+        """Restore the access that a run had before `accessible`."""
+        now = self.find_run(run.start, run.nbytes, "set_access")
+        self._put_access(now, [mapping.has_access for mapping in run.mappings])
 
-    def unmapped(self, run: Run) -> Cut:
-        """Remove mappings. Returns what was removed, for `restored`."""
-        reservation, total = run.reservation, self.page_bytes
-        access = bytes(reservation.access[run.index : run.end])
-        cut = Cut(reservation, run.starts, run.pages, access)
-        before = [page.mappings for page in cut.pages]
-        count = len(reservation.starts)
-        try:
-            self._strike(run, cut)
-            return cut
-        except BaseException:
-            self._put_counts_back(cut.pages, before, total)
-            if len(reservation.starts) < count:
-                reservation.put(run.index, cut.starts, cut.pages, access)
-            raise
+    def _put_access(self, run: Run, access: list[bool]) -> None:
+        changed = [
+            mapping._replace(has_access=has_access)
+            for mapping, has_access in zip(run.mappings, access, strict=False)
+        ]
+        place = run.reservation.place_of(run.start)
+        run.reservation.mappings[place : place + len(changed)] = changed
 
-    def _strike(self, run: Run, cut: Cut) -> None:
-        cut.reservation.drop(run.index, cut.starts, cut.pages, cut.access)
-        for page in cut.pages:
-            page.mappings -= 1
-        cut.gone = [it for it in set(cut.pages) if it.is_gone]
-        self.page_bytes -= sum(page.nbytes for page in cut.gone)
+    def unmapped(self, run: Run) -> list[Page]:
+        """Remove mappings. Returns the pages that are released, and mapped nowhere now."""
+        return self._change(run, False)
 
-    def restored(self, cut: Cut) -> None:
+    def restored(self, run: Run) -> None:
         """Add again what `unmapped` has removed."""
-        self._enter(cut)
+        self._change(run, True)
 
     def mappings(self) -> Iterator[tuple[int, int]]:
         """(address, page number) of each mapping, in the order of addresses."""
         for start in self._order:
-            reservation = self.reservations[start]
-            for at, page in zip(reservation.starts, reservation.pages, strict=True):
-                yield at, page.number
+            for mapping in self.reservations[start].mappings:
+                yield mapping.start, mapping.page.number
 
     def accessible_runs(self) -> Iterator[tuple[int, int]]:
         """(address, bytes) of memory with access, in order; neighbours are joined."""
         for start in self._order:
-            reservation = self.reservations[start]
             begun = end = 0
-            for at, page, has_access in zip(
-                reservation.starts, reservation.pages, reservation.access, strict=True
-            ):
-                if not has_access:
+            for mapping in self.reservations[start].mappings:
+                if not mapping.has_access:
                     continue
-                if at != end:
+                if mapping.start != end:
                     if end:
                         yield begun, end - begun
-                    begun = at
-                end = at + page.nbytes
+                    begun = mapping.start
+                end = mapping.end
             if end:
                 yield begun, end - begun
 
