@@ -8,7 +8,7 @@ request is refused (PyTorch's behaviour, 2.8, 2.13 and 3.4).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bfc.pytorch.layout import Span, Spans
 from bfc.pytorch.sizes import SMALL_SEGMENT, round_up
@@ -21,6 +21,9 @@ from bfc.pytorch.words import (
     SEGMENT_UNMAP,
 )
 
+if TYPE_CHECKING:
+    from bfc.pytorch._recording import Event
+
 #: What the frames of an entry say: there are none; they name another call; they name a function
 #: with the right name that is not PyTorch's; the call that empties the cache; the call that empties
 #: the cache of one private pool; the call that begins a capture, and allocates before it.
@@ -31,24 +34,6 @@ MOST_LOOKS = 1 << 22
 
 GOES = (SEGMENT_FREE, SEGMENT_UNMAP)
 _TAKES = (SEGMENT_ALLOC, SEGMENT_MAP, OOM)
-
-
-class Entry(Protocol):
-    """What is needed from an entry of the history."""
-
-    @property
-    def action(self) -> str: ...
-    @property
-    def address(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stream(self) -> int: ...
-    @property
-    def pool(self) -> int: ...
-    @property
-    def named(self) -> int:
-        """What its frames say, if it frees a segment."""
 
 
 def what_frames_say(frames: Any) -> int:
@@ -78,7 +63,7 @@ def _is_a_library(filename: Any) -> bool:
     return filename == OUR_FILE or (parts[-1] == "memory.py" and "torch" in parts)
 
 
-def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
+def runs_of(events: Sequence[Event]) -> dict[int, tuple[int, bool]]:
     """The runs of entries that free segments, by the index of their last entry: what its frames
     say, and whether a segment is taken, or a request refused, right after it. A run ends where the
     frames say something else."""
@@ -91,7 +76,7 @@ def runs_of(events: Sequence[Entry]) -> dict[int, tuple[int, bool]]:
     return runs
 
 
-def _is_one_call(entry: Entry, after: Entry) -> bool:
+def _is_one_call(entry: Event, after: Event) -> bool:
     return after.named == entry.named and (
         entry.named != EMPTIES_A_POOL or after.pool == entry.pool
     )
@@ -109,7 +94,7 @@ class Releases:
 
     def __init__(
         self,
-        events: Sequence[Entry],
+        events: Sequence[Event],
         spans: list[Span],
         live_between: Callable[[int, int], Sequence[int]],
         end_of: Callable[[int], int],
@@ -128,7 +113,7 @@ class Releases:
         """Whether an entry is the last of a run that frees segments."""
         return index in self._runs
 
-    def follow(self, index: int, event: Entry) -> int | None:
+    def follow(self, index: int, event: Event) -> int | None:
         """Processes an entry about a segment. Returns what was emptied up to it: 0 for the cache,
         the number of a private pool, or None for nothing."""
         if self._spans is not None:
@@ -149,7 +134,7 @@ class Releases:
         self.unsure += not is_release
         return 0 if is_release else None
 
-    def _keep(self, spans: Spans, event: Entry) -> None:
+    def _keep(self, spans: Spans, event: Event) -> None:
         is_mapped = event.action in (SEGMENT_MAP, SEGMENT_UNMAP)
         if event.action in GOES:
             spans.cut(event.address, event.size, is_mapped)
