@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bfc.devices import Fence
@@ -52,6 +53,12 @@ class Call:
     answer: Any
     rest: tuple[Any, ...] = ()
 
+    @classmethod
+    def of(cls, kind: str, number: int, rest: Sequence[Any], answer: Any) -> Call:
+        """With tuples in place of lists, which would change, and differ from tuples."""
+        fixed = tuple(tuple(one) if isinstance(one, Sequence) else one for one in rest)
+        return cls(kind, number, answer, fixed)
+
     def __str__(self) -> str:
         number = hex(self.number) if self.number >= 1 << 32 else self.number
         arguments = ", ".join(map(str, (number, *self.rest)))
@@ -94,9 +101,9 @@ class Tape:
         self.keeps = False
         self.calls.clear()
 
-    def _keep(self, kind: str, number: int, answer: Any, rest: tuple[Any, ...] = ()) -> None:
+    def _keep(self, kind: str, number: int, answer: Any, rest: Sequence[Any] = ()) -> None:
         if self.keeps:
-            self.calls.append(Call(kind, number, answer, rest))
+            self.calls.append(Call.of(kind, number, rest, answer))
 
     def _heard_alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
         try:
@@ -136,17 +143,16 @@ class Tape:
         def hear(first: int, *rest: Any) -> Any:
             if self._is_inside:  # a call by which the source makes another
                 return called(first, *rest)
-            told = tuple(tuple(one) if kind == "map" else one for one in rest)
             self._is_inside = True
             try:
                 answer = called(first, *rest)
             except BaseException as error:
-                self._keep(kind, first, error, told)
+                self._keep(kind, first, error, rest)
                 raise
             finally:
                 self._is_inside = False
-            self._keep(kind, first, answer, told)
-            self._note(kind, first, told, answer)
+            self._keep(kind, first, answer, rest)
+            self._note(kind, first, rest, answer)
             return answer
 
         return hear
@@ -182,11 +188,18 @@ class Tape:
         call = self.calls.popleft() if self.calls else None
         if call is not None and isinstance(call.answer, BaseException):
             raise Unfollowable(call.answer)
-        asked = Call(kind, number, "", rest)
-        if call is None or (call.kind, call.number, call.rest) != (kind, number, rest):
+        asked = Call.of(kind, number, rest, "")
+        if call is None or replace(call, answer="") != asked:
             told = str(asked).removesuffix(" -> ")
             raise Differs(f"the model calls {told}, the allocator {call or 'nothing'}")
         return call.answer
+
+    def take_free(self, address: int, nbytes: int) -> None:
+        """The next call must have freed this block."""
+        if self.take("free", address) != nbytes:
+            raise Differs(
+                f"the model frees {nbytes} bytes at {address:#x}, the allocator frees others"
+            )
 
     def take_fence(self, stream: int) -> Heard | None:
         """What the source answered, if the allocator asked for a fence."""
@@ -214,10 +227,7 @@ class TapedSource(SubAllocator):
         return block
 
     def free(self, address: int, nbytes: int) -> None:
-        if self.tape.take("free", address) != nbytes:
-            raise Differs(
-                f"the model frees {nbytes} bytes at {address:#x}, the allocator frees others"
-            )
+        self.tape.take_free(address, nbytes)
 
 
 class TapedFence:
@@ -259,38 +269,13 @@ class TapedDevice:
         return int(block[0])
 
     def free(self, address: int, nbytes: int) -> None:
-        if self.tape.take("free", address) != self.live.pop(address):
-            raise Differs(
-                f"the model frees {nbytes} bytes at {address:#x}, the allocator frees others"
-            )
+        self.tape.take_free(address, self.live.pop(address))
 
     def fence(self, stream: int) -> TapedFence:
         return TapedFence(self.tape.take_fence(stream))
 
-    # Memory that is mapped
-
-    def reserve(self, nbytes: int) -> int | None:
-        address: int | None = self.tape.take("reserve", nbytes)
-        return address
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        self.tape.take("unreserve", address, nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        page: int | None = self.tape.take("create", nbytes)
-        return page
-
-    def release(self, page: int) -> None:
-        self.tape.take("release", page)
-
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self.tape.take("map", address, tuple(pages))
-
-    def set_access(self, address: int, nbytes: int) -> None:
-        self.tape.take("set_access", address, nbytes)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self.tape.take("unmap", address, nbytes)
-
-    def wait(self, stream: int) -> None:
-        self.tape.take("wait", stream)
+    def __getattr__(self, kind: str) -> Any:
+        """The calls for memory that is mapped."""
+        if kind not in MAPPING:
+            raise AttributeError(kind)
+        return partial(self.tape.take, kind)
