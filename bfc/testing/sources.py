@@ -328,15 +328,15 @@ class Misbehaving(HeldStreams, SubAllocator):
         return self.inner.supports_virtual_memory
 
     def reserve(self, nbytes: int) -> int | None:
-        fault = self._fault("reserve")
-        if fault is not None:
-            refused: int | None = fault()
-            return refused
-        address = self.inner.reserve(nbytes)
+        address = self._asked("reserve", self.inner.reserve, nbytes)
         if address is not None:
             with self._lock:
                 self._books.reserved(address, nbytes)
         return address
+
+    def _asked(self, call: str, ask: Callable[[int], int | None], nbytes: int) -> int | None:
+        fault = self._fault(call)
+        return ask(nbytes) if fault is None else fault()
 
     def unreserve(self, address: int, nbytes: int) -> None:
         self._raise("unreserve")
@@ -345,11 +345,7 @@ class Misbehaving(HeldStreams, SubAllocator):
             self._books.unreserved(address)
 
     def create(self, nbytes: int) -> int | None:
-        fault = self._fault("create")
-        if fault is not None:
-            refused: int | None = fault()
-            return refused
-        page = self.inner.create(nbytes)
+        page = self._asked("create", self.inner.create, nbytes)
         if page is not None:
             with self._lock:
                 self._books.created(page, nbytes)
