@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bfc.units import format_bytes
 
@@ -102,25 +102,7 @@ class OutOfMemoryError(MemoryError):
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
-        figures = (
-            self.requested,
-            self.in_use,
-            self.reserved,
-            self.limit,
-            self.largest_free,
-            self.fragmentation,
-        )
-        again = functools.partial(
-            type(self),
-            refused=self.refused,
-            advice=self.advice,
-            pages=self.pages,
-            by_owner=self.by_owner,
-            report=self.report,
-            report_remark=self.report_remark,
-            report_file=self.report_file,
-        )
-        return again, figures
+        return functools.partial(type(self), **_arguments(self)), ()
 
     def reported(self, report: str, remark: str = "", file: str | None = None) -> OutOfMemoryError:
         """The same error, which also shows the memory.
@@ -139,10 +121,8 @@ class OutOfMemoryError(MemoryError):
         OutOfMemoryError
             A new one.
         """
-        again, figures = self.__reduce__()
         facts = {"report": report, "report_remark": remark, "report_file": file}
-        made: OutOfMemoryError = again(*figures, **facts)  # type: ignore[operator, misc]
-        return made
+        return type(self)(**_arguments(self) | facts)
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
@@ -176,6 +156,12 @@ class OutOfMemoryError(MemoryError):
         if self.report:
             lines += ["", self.report]
         return "\n".join(lines)
+
+
+def _arguments(error: Exception) -> dict[str, Any]:
+    """What an error was made with: its attributes have the names of the parameters."""
+    names = type(error).__init__.__annotations__
+    return {name: getattr(error, name) for name in names if name != "return"}
 
 
 def _largest_owners(by_owner: dict[str, int]) -> str:
@@ -239,11 +225,7 @@ class DriverError(SubAllocatorError):
         super().__init__(f"{call}: {name}{said}" + (f"\n  try: {hint}" if hint else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (
-            type(self),
-            (self.call, self.code, self.name, self.text, self.hint),
-            {"lost": self.lost},
-        )
+        return functools.partial(type(self), **_arguments(self)), (), {"lost": self.lost}
 
 
 class DeviceUnavailableError(RuntimeError):
@@ -353,8 +335,7 @@ class SettingsError(ValueError):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        facts = {name: getattr(self, name) for name in ("key", "given", "allowed", "hint", "where")}
-        return functools.partial(type(self), **facts), (self.fault,)
+        return functools.partial(type(self), **_arguments(self)), ()
 
     def found_in(self, where: str) -> SettingsError:
         """The same error, which also says where the setting was written.
@@ -369,14 +350,7 @@ class SettingsError(ValueError):
         SettingsError
             A new one.
         """
-        return SettingsError(
-            self.fault,
-            key=self.key,
-            given=self.given,
-            allowed=self.allowed,
-            hint=self.hint,
-            where=where,
-        )
+        return SettingsError(**_arguments(self) | {"where": where})
 
 
 def never_set_up() -> ClosedError:
