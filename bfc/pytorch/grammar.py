@@ -16,6 +16,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from bfc.errors import SettingsError
@@ -363,15 +364,6 @@ class Reader:
     def mib_above_large(self, key: str, given: str) -> int:
         return self.mib(key, given, self.large // MIB)
 
-    def large_segment(self, key: str, given: str) -> int:
-        return self.mib(key, given, LEAST_LARGE_SEGMENT // MIB)
-
-    def pinned_reserve(self, key: str, given: str) -> int:
-        return self.mib(key, given, 1)
-
-    def pinned_limit(self, key: str, given: str) -> int:
-        return self.mib(key, given, 0)
-
     def threads(self, key: str, given: str) -> int:
         number = self.whole(key, given)
         if number.bit_count() != 1 or number > 128:
@@ -471,21 +463,23 @@ class Kind:
     allowed: str
 
 
-def mib_kind(field: str, read: Callable[[Reader, str, str], int], allowed: str) -> Kind:
-    return Kind(field, read, _write_mib, whole, "an int", f"a whole number of MiB, {allowed}")
+def mib_kind(field: str, least: int | None = None) -> Kind:
+    """A size in MiB, which is at least the large segment size if no least one is given."""
+    read, lowest = Reader.mib_above_large, f"{_LARGE}{{large}}"
+    if least is not None:
+        read, lowest = partial(Reader.mib, least=least), str(least)
+    allowed = f"a whole number of MiB, at least {lowest}"
+    return Kind(field, read, _write_mib, whole, "an int", allowed)
 
 
 def flag_kind(field: str) -> Kind:
     return Kind(field, Reader.flag, str, flag, "a bool", "True or False")
 
 
-_ABOVE_LARGE = f"at least {_LARGE}{{large}}"
 #: The keys, in the order in which they are listed and written.
 KINDS = {
-    "max_split_size_mb": mib_kind("max_split_size", Reader.mib_above_large, _ABOVE_LARGE),
-    "max_non_split_rounding_mb": mib_kind(
-        "max_non_split_rounding", Reader.mib_above_large, _ABOVE_LARGE
-    ),
+    "max_split_size_mb": mib_kind("max_split_size"),
+    "max_non_split_rounding_mb": mib_kind("max_non_split_rounding"),
     "garbage_collection_threshold": Kind(
         "garbage_collection_threshold",
         Reader.threshold,
@@ -503,7 +497,7 @@ KINDS = {
         "a power of two such as 4, or a list such as [64:8,256:4,>:1] of sizes in MiB "
         "(powers of two, or '>' for the sizes above) and their divisions (powers of two, or 0)",
     ),
-    _LARGE: mib_kind("large_segment_size", Reader.large_segment, "at least 11"),
+    _LARGE: mib_kind("large_segment_size", LEAST_LARGE_SEGMENT // MIB),
     FRACTION: Kind(
         FRACTION,
         Reader.fraction,
@@ -525,15 +519,9 @@ KINDS = {
         "a power of two from 1 to 128",
     ),
     "pinned_use_background_threads": flag_kind("pinned_use_background_threads"),
-    "pinned_reserve_segment_size_mb": mib_kind(
-        "pinned_reserve_segment_size", Reader.pinned_reserve, "at least 1"
-    ),
-    "pinned_max_round_threshold_mb": mib_kind(
-        "pinned_max_round_threshold", Reader.pinned_limit, "at least 0"
-    ),
-    "pinned_max_cached_size_mb": mib_kind(
-        "pinned_max_cached_size", Reader.pinned_limit, "at least 0"
-    ),
+    "pinned_reserve_segment_size_mb": mib_kind("pinned_reserve_segment_size", 1),
+    "pinned_max_round_threshold_mb": mib_kind("pinned_max_round_threshold", 0),
+    "pinned_max_cached_size_mb": mib_kind("pinned_max_cached_size", 0),
     "pinned_free_catch_all": flag_kind("pinned_free_catch_all"),
     "throw_on_cudamalloc_oom": flag_kind("throw_on_cudamalloc_oom"),
     RESERVE: Kind(
