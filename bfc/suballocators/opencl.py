@@ -332,18 +332,9 @@ class OpenCLSubAllocator(SubAllocator):
         -----
         Cost: one driver call, about 200 ns.
         """
-        starts, regions = self._regions
-        region = regions[bisect.bisect_right(starts, address) - 1] if regions else None
-        if (
-            region is None
-            or self.svm
-            or not 0 <= address - region.address <= region.nbytes - nbytes
-        ):
-            self.locate(address, nbytes)  # this raises the error that says what is wrong
-        assert region is not None
-        offset = address - region.address
+        memory, offset = self.locate(address, nbytes)
         try:
-            return region.memory.get_sub_region(offset, nbytes)
+            return memory.get_sub_region(offset, nbytes)
         except self._cl.Error as error:
             call = f"clCreateSubBuffer({offset}, {nbytes})"
             raise _opencl.failure(error, call) from error
