@@ -197,7 +197,7 @@ class CUDACopyStream:
             if view.buffer is not None:
                 self.held.append(self._hold(view.buffer))
             elif view.stream is not None and view.stream != self.handle:
-                self._wait_for_stream(view.stream)
+                self.wait_for(CUDACopyStream(self.device, view.stream))
 
     def _hold(self, buffer: Buffer) -> object:
         """A capsule for this stream: the stream waits for the buffer's own, and when the capsule is
@@ -277,9 +277,6 @@ class CUDACopyStream:
             call("cuEventDestroy", event)
             raise
         return event
-
-    def _wait_for_stream(self, stream: int) -> None:
-        self.wait_for(CUDACopyStream(self.device, stream))
 
     # -- what comes after --------------------------------------------------------------------------
 
