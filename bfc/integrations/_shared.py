@@ -76,12 +76,8 @@ def require_runtime(library: str, ask: Callable[[], object], allocators: Allocat
 
 
 def device_memory(pool: Allocator) -> tuple[int, int]:
-    """(free, total) bytes of an allocator's device. One driver call, if it can tell."""
-    ask = getattr(pool.sub_allocator, "memory_info", None)
-    total = pool.sub_allocator.total_bytes
-    if ask is None:
-        return total, total
-    return checked_memory_info(ask(), pool.sub_allocator)
+    """(free, total) bytes of an allocator's device. One driver call."""
+    return checked_memory_info(pool.sub_allocator.memory_info(), pool.sub_allocator)
 
 
 def is_mapped(source: Any, address: int) -> bool:
