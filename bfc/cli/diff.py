@@ -8,11 +8,10 @@ from pathlib import Path
 
 import bfc
 from bfc.browser.compared import data_of_diff
-from bfc.browser.render import render
+from bfc.browser.report import write
 from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
 from bfc.cli.sizes import positive
 from bfc.cli.tables import Cells, add_formats, show
-from bfc.files import replacing
 from bfc.study.diff import compared, devices_of
 from bfc.study.file_formats import read
 from bfc.study.growth import KINDS, SHOWN, Diff
@@ -92,9 +91,7 @@ def run(arguments: argparse.Namespace) -> bool:
     )
     found = compared(str(arguments.first), first, str(arguments.second), second)
     if arguments.output is not None:
-        page = render(data_of_diff(found, first, second))
-        with replacing(arguments.output) as file:
-            file.write(page.encode())
+        write(data_of_diff(found, first, second), arguments.output)
     show(
         arguments,
         text=lambda: "\n".join([*_versions(first, second), found.text(arguments.rows)]),

@@ -103,6 +103,14 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
     return listed
 
 
+def tried(listed: list[Policy], make_device: Callable[[], Counted]) -> list[Policy]:
+    """The same policies, after each has made an allocator: what is wrong with the options is raised
+    here, before anything is read."""
+    for policy in listed:
+        policy.make_allocator(make_device()).close()
+    return listed
+
+
 def is_pytorch(policy: Policy) -> bool:
     """Whether a version of PyTorch matters to a policy."""
     return policy.name.partition(":")[0] == "caching"
@@ -130,7 +138,10 @@ def _policy(
         return Policy(name, _planned(name, kind, text, common, torch))
     if kind == "caching":
         common["torch"] = torch
-        common |= _of_caching(name, text, common)
+        if _stitches(name):
+            common |= _of_stitching(name, text, torch)
+        else:
+            common["settings"] = _settings(text, arguments.strict, torch)
         return Policy(name, functools.partial(bfc.CachingAllocator, **common))
     if kind != "bfc":
         if _is_own(name):
@@ -226,13 +237,6 @@ def _is_own(name: str) -> bool:
 def _stitches(name: str) -> bool:
     """Whether the policy stitches. Neither TensorFlow nor PyTorch has such a policy."""
     return name.startswith("bfc:") or name.partition(":")[2].split(",")[0] == STITCH
-
-
-def _of_caching(name: str, text: str, common: dict[str, Any]) -> dict[str, Any]:
-    """What follows `caching:`, as arguments of a CachingAllocator. Raises ValueError."""
-    if not _stitches(name):
-        return {"settings": _settings(text, common["strict"], common["torch"])}
-    return _of_stitching(name, text, common["torch"])
 
 
 def _of_stitching(name: str, text: str, torch: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from bfc.cli.policies import (
     is_pytorch,
     of_version,
     policies,
+    tried,
     with_steps,
 )
 from bfc.cli.runs import FILES, add_snapshot_device, add_torch, files, named, read_trace
@@ -27,8 +28,8 @@ from bfc.cli.sizes import positive
 from bfc.cli.tables import Cells, add_formats, show
 from bfc.files import replacing
 from bfc.pytorch.rules import NEWEST
-from bfc.study.counting import Counted, device_for
-from bfc.study.experiment import Policy, Row, Start, at_its_fullest, measure, over_time
+from bfc.study.counting import device_for
+from bfc.study.experiment import Row, Start, at_its_fullest, measure, over_time
 from bfc.study.figure import plot
 from bfc.study.file_formats import PICKLES, has_devices
 from bfc.study.torch_version import line_of
@@ -170,7 +171,7 @@ def add_options_of_allocators(
 def run(arguments: argparse.Namespace) -> bool:
     """Replays every trace under every policy. Returns True if nothing was refused."""
     make_device = device_maker(arguments.device)
-    listed = _policies_on(arguments, make_device)
+    listed = tried(policies(arguments), make_device)
     paths = list(files(arguments.traces))
     if arguments.snapshot_device is not None and not any(map(has_devices, paths)):
         raise ValueError(
@@ -226,15 +227,6 @@ def run(arguments: argparse.Namespace) -> bool:
         rows=lambda: [_flat(row) for _, row, _ in results],
     )
     return not any(row.refused for _, row, _ in results)
-
-
-def _policies_on(arguments: argparse.Namespace, make_device: Callable[[], Counted]) -> list[Policy]:
-    """The policies asked for. What is wrong with the options is raised here, before anything is
-    read."""
-    listed = policies(arguments)
-    for policy in listed:
-        policy.make_allocator(make_device()).close()
-    return listed
 
 
 def _check_figure(path: Path, paths: list[Path]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from bfc.browser.data import data_of
 from bfc.browser.perfetto import write_perfetto
 from bfc.browser.report import write
-from bfc.cli.policies import device_maker, of_version, policies, with_steps
+from bfc.cli.policies import device_maker, of_version, policies, tried, with_steps
 from bfc.cli.replay import add_options_of_allocators
 from bfc.cli.runs import FILES, add_snapshot_device, files, named, read_trace
 from bfc.pytorch.rules import NEWEST
@@ -66,12 +66,9 @@ def run(arguments: argparse.Namespace) -> bool:
     """Writes the page. Returns True."""
     output = arguments.output or _named_after(arguments.runs[0])
     make_device = device_maker(arguments.device or "simulated:80GiB")
-    # What is wrong with the policies is said before a file is read.
-    listed = policies(arguments) if arguments.policy else []
+    listed = tried(policies(arguments) if arguments.policy else [], make_device)
     if not listed and (arguments.memory_limit or arguments.allow_growth or arguments.strict):
         raise ValueError("--memory-limit, --allow-growth and --strict need a --policy")
-    for policy in listed:
-        policy.make_allocator(make_device()).close()
     traces = [
         (name, with_steps(read_trace(path, arguments.snapshot_device, arguments.torch), listed))
         for name, path in named(list(files(arguments.runs)))

@@ -45,13 +45,10 @@ def _csv(rows: list[Cells]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
+    for row in rows:
+        cells = [row.get(name) for name in columns]
+        writer.writerow([printable(it) if isinstance(it, str) else it for it in cells])
     return out.getvalue()
-
-
-def _cell(value: object) -> object:
-    """A value as CSV has it."""
-    return printable(value) if isinstance(value, str) else value
 
 
 def printable(name: str) -> str:
