@@ -205,16 +205,10 @@ class Advice:
         from bfc.snapshots import inline
 
         caption = f"{self.events} events: {self.answer}"
-        rows = [
-            (
-                row.name,
-                "yes" if row.fits else f"no, {row.refused} refused",
-                format_bytes(row.peak_reserved),
-                row.driver_calls,
-                "-" if row.smallest_device is None else format_bytes(row.smallest_device),
-            )
-            for row in map(self.rows.__getitem__, self._kinds())
-        ]
+        rows = []
+        for row in map(self.rows.__getitem__, self._kinds()):
+            name, fits, refused, *figures = self._cells(row)
+            rows.append((name, fits if row.fits else f"{fits}, {refused} refused", *figures))
         headings = ("settings", "fits", "reserved", "calls", "smallest device")
         return inline.framed(caption, inline.table(headings, rows))
 
