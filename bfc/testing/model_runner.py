@@ -8,13 +8,12 @@ from typing import Any, Protocol
 from bfc._core import SharedCounter
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
-from bfc.pytorch.words import STATES
-from bfc.snapshots.snapshot import RegionInfo
+from bfc.snapshots.snapshot import Snapshot
 from bfc.testing.recorded_source import Differs, Tape, TapedDevice, TapedSource
 from bfc.testing.tensorflow_model import GRANULE, Model, layout_of
 from bfc.testing.torch_model import TorchModel
 from bfc.testing.torch_records import MIN_BLOCK
-from bfc.testing.torch_words import Block, Failure, Segment
+from bfc.testing.torch_words import Failure, Segment
 
 
 class Beside(Protocol):
@@ -146,36 +145,17 @@ class BesideTorch:
         ours, models = self.allocator.memory_stats(), self.model.stats()
         different = [name for name in models if ours[name] != models[name]]
         same("stats", {n: ours[n] for n in different}, {n: models[n] for n in different})
-        regions = self.allocator.snapshot().regions
-        same("segments", [segment_from(region) for region in regions], self.model.snapshot())
+        same("segments", segments_of(self.allocator.snapshot()), self.model.snapshot())
 
     def close(self) -> None:
         self.tape.calls.clear()  # PyTorch's allocator is never closed
 
 
-def segment_from(region: RegionInfo) -> Segment:
-    """A region in the words of PyTorch's snapshot."""
-    chunks = region.chunks
-    active = [chunk for chunk in chunks if chunk.in_use]
-    return Segment(
-        address=region.ptr,
-        total_size=region.size,
-        requested_size=sum(chunk.requested_size for chunk in active),
-        allocated_size=sum(chunk.size for chunk in active if chunk.state == "in use"),
-        active_size=sum(chunk.size for chunk in active),
-        stream=region.stream,
-        segment_type=region.kind,
-        is_expandable=region.reserved is not None,
-        segment_pool_id=region.pool_id,
-        blocks=[
-            Block(
-                address=chunk.ptr,
-                size=chunk.size,
-                requested_size=(
-                    chunk.requested_size if chunk.in_use else chunk.last_requested_size
-                ),
-                state=STATES[chunk.state],
-            )
-            for chunk in chunks
-        ],
-    )
+def segments_of(snapshot: Snapshot) -> list[Segment]:
+    """The regions in the words of PyTorch's snapshot, without their device and frames."""
+    segments: list[Any] = snapshot.to_torch()["segments"]
+    for segment in segments:
+        del segment["device"], segment["frames"]
+        for block in segment["blocks"]:
+            del block["frames"]
+    return segments

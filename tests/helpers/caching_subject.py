@@ -10,7 +10,7 @@ from typing import Any
 import bfc
 from bench.peers.server import Operation
 from bench.peers.torch import NEWEST, TorchPeer
-from bfc.testing.model_runner import segment_from
+from bfc.testing.model_runner import segments_of
 from bfc.testing.torch_device import Refused, Subject, answers
 from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
 
@@ -164,9 +164,9 @@ class Ours(Subject):
 
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
         return [
-            segment_from(region)
-            for region in self.allocator.snapshot().regions
-            if pool in (DEFAULT_POOL, region.pool_id)
+            segment
+            for segment in segments_of(self.allocator.snapshot())
+            if pool in (DEFAULT_POOL, segment["segment_pool_id"])
         ]
 
     @answers
