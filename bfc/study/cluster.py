@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
 from typing import Any
 
-from bfc.errors import DeviceUnavailableError
+from bfc.libraries import client
 from bfc.trace import Trace
 
 #: How long a scheduler may take to answer, and a cluster to have a worker, in seconds.
@@ -26,18 +26,13 @@ def connected(address: str) -> Iterator[Executor]:
     Raises DeviceUnavailableError if distributed is not installed, OSError if no scheduler answers,
     and ValueError if the address is malformed.
     """
+    distributed = client("distributed", "'dask[distributed]'")
     try:
-        distributed = importlib.import_module("distributed")
-    except ImportError as error:
-        raise DeviceUnavailableError(
-            f"distributed cannot be imported ({error})\n  try: pip install 'dask[distributed]'"
-        ) from error
-    try:
-        client = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
+        connection = distributed.Client(address, timeout=PATIENCE, set_as_default=False)
     except OSError as error:
         raise OSError(f"no scheduler of Dask answers at {address} within {PATIENCE:g} s") from error
-    with _quiet_cancellations(), client:
-        yield client.get_executor()
+    with _quiet_cancellations(), connection:
+        yield connection.get_executor()
 
 
 @contextlib.contextmanager
