@@ -8,17 +8,13 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
 
 from bfc.cli.runs import FILE, add_snapshot_device, add_torch, option_named
 from bfc.cli.sizes import device_bytes
-from bfc.cli.tables import add_formats, show
+from bfc.cli.tables import add_formats, bar, show
 from bfc.study.advise import advise
 from bfc.study.cluster import connected
 from bfc.study.file_formats import read
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 HELP = "find the settings under which a recorded run fits on a device"
 EPILOG = """\
@@ -115,18 +111,11 @@ class _Progress:
     """A bar on a terminal; elsewhere, or without tqdm, a line for each stage."""
 
     def __init__(self, name: str, events: int) -> None:
-        self._bar: tqdm[NoReturn] | None = None
         self._text = ""
         self._title = f"bfc advise: replaying {name}, {events} events"
 
     def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
-            try:
-                from tqdm import tqdm
-            except ImportError:
-                pass
-            else:
-                self._bar = tqdm(desc=self._title, unit=" replays", leave=False, file=sys.stderr)
+        self._bar = bar(desc=self._title, unit=" replays")
         if self._bar is None:
             print(self._title, file=sys.stderr, flush=True)
         return self

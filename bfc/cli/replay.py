@@ -6,11 +6,10 @@ import argparse
 import contextlib
 import functools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import bfc
 from bfc.cli.policies import (
@@ -25,7 +24,7 @@ from bfc.cli.policies import (
 )
 from bfc.cli.runs import FILES, add_snapshot_device, add_torch, files, named, read_trace
 from bfc.cli.sizes import positive
-from bfc.cli.tables import Cells, add_formats, show
+from bfc.cli.tables import Cells, add_formats, bar, show
 from bfc.files import replacing
 from bfc.pytorch.rules import NEWEST
 from bfc.study.counting import device_for
@@ -35,9 +34,6 @@ from bfc.study.file_formats import PICKLES, has_devices
 from bfc.study.torch_version import line_of
 from bfc.trace.timeline import pyplot_of
 from bfc.units import format_bytes, in_columns
-
-if TYPE_CHECKING:
-    from tqdm import tqdm
 
 LONG_TRACE = 1_000_000
 #: The most rows of each timeline in a figure.
@@ -248,23 +244,13 @@ def _draw(timelines: dict[str, bfc.Timeline], path: Path) -> None:
     pyplot_of().close(figure)
 
 
-def _bar(name: str, events: int) -> tqdm[NoReturn] | None:
-    """A bar for long work on a terminal, where tqdm is installed."""
-    if events < LONG_TRACE or not sys.stderr.isatty():
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    return tqdm(total=events, desc=name, unit="ev", unit_scale=True, leave=False)
-
-
 @contextlib.contextmanager
 def _progress(name: str, events: int) -> Iterator[Start]:
     """A function to call once a replay: it returns what that replay calls to move the bar, or None
     where there is no bar."""
-    bar = _bar(name, events)
-    if bar is None:
+    is_long = events >= LONG_TRACE
+    shown = bar(total=events, desc=name, unit="ev", unit_scale=True) if is_long else None
+    if shown is None:
         yield lambda: None
         return
 
@@ -273,12 +259,12 @@ def _progress(name: str, events: int) -> Iterator[Start]:
 
         def report(done: int) -> None:
             nonlocal last
-            bar.update(done - last)
+            shown.update(done - last)
             last = done
 
         return report
 
-    with bar:
+    with shown:
         yield start
 
 

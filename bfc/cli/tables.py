@@ -1,11 +1,16 @@
-"""What a command prints: a table for people, or JSON or CSV for scripts."""
+"""What a command prints: a table for people, or JSON or CSV for scripts; and a bar meanwhile."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 #: A row of a table, for scripts: figures in bytes and texts, by the names of the columns.
 Cells = Mapping[str, object]
@@ -54,3 +59,14 @@ def _csv(rows: list[Cells]) -> str:
 def printable(name: str) -> str:
     """A name as it is shown: one in a stranger's file must not move the terminal's cursor."""
     return name if name.isprintable() else ascii(name)
+
+
+def bar(**options: Any) -> tqdm[NoReturn] | None:
+    """A bar that shows progress on a terminal, where tqdm is installed; else None."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm(leave=False, file=sys.stderr, **options)

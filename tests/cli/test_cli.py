@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import devices, main, replay
+from bfc.cli import devices, main, replay, tables
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")
@@ -111,7 +111,7 @@ def bars(monkeypatch) -> list[Bar]:
     monkeypatch.setattr(Bar, "made", [], raising=False)
     monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=Bar))
     monkeypatch.setattr(replay, "LONG_TRACE", 1)
-    monkeypatch.setattr(replay, "sys", terminal(True))
+    monkeypatch.setattr(tables, "sys", terminal(True))
     return Bar.made
 
 
@@ -141,7 +141,7 @@ def test_no_bar_where_it_is_of_no_use(bars, monkeypatch, why):
     if why == "short work":
         monkeypatch.setattr(replay, "LONG_TRACE", 1_000_000)
     elif why == "no terminal":
-        monkeypatch.setattr(replay, "sys", terminal(False))
+        monkeypatch.setattr(tables, "sys", terminal(False))
     else:
         monkeypatch.setitem(sys.modules, "tqdm", None)
     assert main(["replay", SMALL, "--no-picture"]) == 0

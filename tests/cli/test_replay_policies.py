@@ -262,10 +262,11 @@ def test_regions_are_counted_on_host_memory_too(capsys, five):
 def test_the_bar_says_which_policy_it_is_about(monkeypatch, five):
     made: list[tuple[str, int]] = []
 
-    def no_bar(name: str, events: int) -> None:
-        made.append((name, events))
+    def no_bar(*, desc: str, total: int, **options: object) -> None:
+        made.append((desc, total))
 
-    monkeypatch.setattr(replay, "_bar", no_bar)
+    monkeypatch.setattr(replay, "bar", no_bar)
+    monkeypatch.setattr(replay, "LONG_TRACE", 1)
     words = ["--policy", "bfc", "--policy", "caching", "--passes", "2", "--no-picture"]
     assert main(["replay", five, *words]) == 0
     assert made == [("five under bfc", 18), ("five under caching", 18)]
