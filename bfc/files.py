@@ -75,6 +75,21 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
+@contextlib.contextmanager
+def named_in_errors(path: str | os.PathLike[str], kind: type[ValueError]) -> Iterator[None]:
+    """To be entered while an .npz file is read: whatever is wrong with it becomes an error of this
+    kind that names it. An OSError stays as it is."""
+    try:
+        yield
+    except (TraceError, kind) as error:
+        raise kind(f"{os.fspath(path)}: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # BadZipFile, zlib.error: whatever a damaged archive causes
+        fault = " ".join(f"{type(error).__name__}: {error}".split())
+        raise kind(f"{os.fspath(path)}: it cannot be read ({fault})") from None
+
+
 def read_arrays(
     path: str | os.PathLike[str],
     most_bytes: Mapping[str, int],

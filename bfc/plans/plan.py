@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bfc.errors import PlanError, SettingsError, TraceError
-from bfc.files import read_arrays, replacing
+from bfc.errors import PlanError, SettingsError
+from bfc.files import named_in_errors, read_arrays, replacing
 from bfc.libraries import NDArray, np
 from bfc.plans._planning import as_torch_rounds
 from bfc.plans.consensus import consensus, is_lasting, matched, of_lengths, places
@@ -453,7 +453,7 @@ class Plan:
         1536
         """
         most = {name: MOST_SLOTS * np.dtype(kind).itemsize for name, kind in COLUMNS.items()}
-        try:
+        with named_in_errors(path, PlanError):
             arrays = read_arrays(
                 path,
                 most | {"plan": MOST_TEXT, "growth": 24 * MOST_SLOTS},
@@ -462,13 +462,6 @@ class Plan:
                 sum(most.values()) + 24 * MOST_SLOTS + MOST_TEXT,
             )
             return _checked(_described(arrays.pop("plan")), arrays)
-        except (PlanError, TraceError) as error:
-            raise PlanError(f"{os.fspath(path)}: {error}") from None
-        except OSError:
-            raise
-        except Exception as error:  # BadZipFile, zlib.error: whatever a damaged archive causes
-            fault = " ".join(f"{type(error).__name__}: {error}".split())
-            raise PlanError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
 
 
 #: The numbers of a plan and of its parts that a file has beside the slots.

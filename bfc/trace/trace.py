@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, Protocol
 from bfc.allocators._allocator import Allocator
 from bfc.allocators._play import Run, find_fault
 from bfc.errors import TraceError
-from bfc.files import read_arrays, replacing
+from bfc.files import named_in_errors, read_arrays, replacing
 from bfc.libraries import NDArray, frame_of, np
 from bfc.pytorch.rules import VERSIONS
 from bfc.suballocators.base import SubAllocator
@@ -594,7 +594,7 @@ class Trace:
         Nothing in the file is executed. Cost: O(n), and while it reads about twice the memory of
         the arrays.
         """
-        try:
+        with named_in_errors(path, TraceError):
             arrays: dict[str, Any] = read_arrays(
                 path, MOST_BYTES, ("op", "id", "size"), MOST_EVENTS, MOST_BYTES_IN_ALL
             )
@@ -607,15 +607,6 @@ class Trace:
             if isinstance(meta, dict) and all(column is not None for column in placed.values()):
                 meta["placed"] = _placed(placed)
             return cls(**_with_tables(arrays), meta=meta)
-        except TraceError as error:
-            raise TraceError(f"{os.fspath(path)}: {error}") from None
-        except OSError:
-            raise
-        except (
-            Exception
-        ) as error:  # BadZipFile, zlib.error, and whatever else a damaged archive causes
-            fault = " ".join(f"{type(error).__name__}: {error}".split())
-            raise TraceError(f"{os.fspath(path)}: it cannot be read ({fault})") from None
 
     @classmethod
     def from_torch(
