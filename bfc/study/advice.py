@@ -235,22 +235,9 @@ class Advice:
         dict
             "live_peak", "device", "recorded", "rows", "best", and more.
         """
-        return {
-            "live_peak": self.live_peak,
-            "device": self.device,
-            "recorded": {**asdict(self.recorded), "is_exact": self.recorded.is_exact},
-            "rows": [asdict(row) for row in self.rows],
-            "best": self.best,
-            "events": self.events,
-            "replays": self.replays,
-            "refused_at_the_end": self.refused_at_the_end,
-            "answer": self.answer,
-            "proof": self.proof,
-            "in_force": self.in_force,
-            "usual_calls": self.usual_calls,
-            "no_plan": self.no_plan,
-            "private_allocations": self.private_allocations,
-        }
+        said = asdict(self)
+        said["recorded"]["is_exact"] = self.recorded.is_exact
+        return {**said, "rows": list(said["rows"]), "answer": self.answer, "proof": self.proof}
 
     def to_json(self) -> str:
         """All of it, as text.
