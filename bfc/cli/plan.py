@@ -12,6 +12,7 @@ from bfc.cli.runs import FILE, add_snapshot_device, add_torch, read_trace
 from bfc.cli.tables import Cells, add_formats, printable, show
 from bfc.errors import PlanError
 from bfc.files import open_regular
+from bfc.plans.plan import FIGURES, PART_FACTS
 from bfc.units import format_bytes
 
 HELP = "find places for a recorded run's blocks, and say what they take"
@@ -89,26 +90,17 @@ def _marks(path: Path) -> Any:
 
 
 def _figures(plan: bfc.Plan) -> dict[str, Any]:
-    names = (
-        "fallback",
-        "settings",
-        "base",
-        "body",
-        "span",
-        "bound",
-        "peak",
-        "online",
-        "planned",
-        "budget",
-        "declined",
-    )
+    names = ("fallback", "settings", *FIGURES, "span", "budget", "declined")
     return {name: getattr(plan, name) for name in names}
 
 
 def _parts(plan: bfc.Plan) -> list[Cells]:
-    names = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
     return [
-        {"slots": len(part), "bytes": part.peak(), **{name: getattr(part, name) for name in names}}
+        {
+            "slots": len(part),
+            "bytes": part.peak(),
+            **{name: getattr(part, name) for name in PART_FACTS},
+        }
         for part in plan.parts
     ]
 
