@@ -21,7 +21,7 @@ from bfc.pytorch.releases import (
     PREPARES,
     what_frames_say,
 )
-from bfc.pytorch.version import HOST
+from bfc.pytorch.version import DIVISIONS, HOST, NUMBERS
 from bfc.pytorch.words import (
     ANNOTATE,
     BLOCK_ACTIONS,
@@ -39,20 +39,6 @@ from bfc.pytorch.words import (
 
 #: The viewer of the web page reads protocols 2 to 4.
 PROTOCOL = 4
-
-#: The settings that stay: the text that PyTorch was given, and the numbers of these keys.
-NUMBERS = (
-    "max_split_size",
-    "garbage_collection_threshold",
-    "expandable_segments",
-    "release_lock_on_cudamalloc",
-    "graph_capture_record_stream_reuse",
-    "max_round_threshold",
-    "max_cached_size",
-    "pinned_num_register_threads",
-    "pinned_use_cuda_host_register",
-)
-DIVISIONS = "roundup_power2_divisions"
 
 _ACTIONS = (*BLOCK_ACTIONS, *SEGMENT_ACTIONS, OOM, SNAPSHOT)
 _OF_ENTRIES = ("addr", "device_free", "size", "stream")

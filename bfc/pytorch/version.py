@@ -13,22 +13,21 @@ from typing import Any
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.words import CONF
 
-#: The keys of PyTorch's newest snapshots, and of their settings.
+#: The keys of PyTorch's newest snapshots, and of their settings: numbers, a table and a text.
 TOP_KEYS = frozenset(
     (
         *("segments", "device_traces", "allocator_settings", "external_annotations"),
         *("host_segments", "host_traces"),
     )
 )
-SETTINGS_KEYS = frozenset(
-    (
-        *(CONF, "max_split_size", "garbage_collection_threshold", "expandable_segments"),
-        *("pinned_num_register_threads", "release_lock_on_cudamalloc"),
-        *("pinned_use_cuda_host_register", "graph_capture_record_stream_reuse"),
-        *("max_round_threshold", "max_cached_size", "roundup_power2_divisions"),
-    )
-)
 LIMITS = ("max_round_threshold", "max_cached_size")
+NUMBERS = (
+    *("max_split_size", "garbage_collection_threshold", "expandable_segments"),
+    *("release_lock_on_cudamalloc", "graph_capture_record_stream_reuse", *LIMITS),
+    *("pinned_num_register_threads", "pinned_use_cuda_host_register"),
+)
+DIVISIONS = "roundup_power2_divisions"
+SETTINGS_KEYS = frozenset((CONF, *NUMBERS, DIVISIONS))
 HOST = ("host_segments", "host_traces")
 #: How many unknown keys are named.
 SHOWN = 3
