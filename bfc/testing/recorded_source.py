@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bfc.devices import Fence
-from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.base import MAPPING_CALLS, SubAllocator
 
 
 class Differs(AssertionError):  # noqa: N818 - what is the case, not what went wrong
@@ -39,7 +39,7 @@ class Heard:
 
 
 #: The calls for memory that is mapped.
-MAPPING = ("reserve", "unreserve", "create", "release", "map", "set_access", "unmap", "wait")
+MAPPING = (*MAPPING_CALLS, "wait")
 
 
 @dataclass(frozen=True)

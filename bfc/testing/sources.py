@@ -10,7 +10,7 @@ from typing import Any
 
 from bfc.devices import Availability, Fence
 from bfc.errors import SubAllocatorError
-from bfc.suballocators.base import SubAllocator
+from bfc.suballocators.base import MAPPING_CALLS, SubAllocator
 from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.virtual import MappingBooks
 
@@ -133,10 +133,7 @@ class IntegerSource(SubAllocator):
 
 Fault = Callable[[], Any]
 #: What may go wrong, by the name of the method.
-FAULTY = (
-    "alloc", "free", "fence", "wait",
-    "reserve", "unreserve", "create", "release", "map", "set_access", "unmap",
-)  # fmt: skip
+FAULTY = ("alloc", "free", "fence", "wait", *MAPPING_CALLS)
 
 
 class Misbehaving(HeldStreams, SubAllocator):
