@@ -202,24 +202,10 @@ def data_of(
     limits = Limits(min(SAMPLES, MOST_ROWS // count), MOST_SEGMENTS // count)
     for subject in subjects:
         runs += _runs_of(subject, policies, device_for(subject.trace, source), limits)
-    first = subjects[0]
     figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
     _keep_maps_small(figures)
-    room = MOST_CHARACTERS - _length(figures)
-    return {
-        "format": 1,
-        "version": _version(),
-        "title": title or ", ".join(shortened(name) for name, _ in traces),
-        "kind": "trace",
-        "events": len(first.trace),
-        "peak_event": first.peak,
-        "peak_live": int(first.live[first.peak]) if first.peak >= 0 else 0,
-        "peak_reserved": figures[0]["peak_reserved"],
-        "segments_event": first.peak,
-        "rebuilt": first.trace.beginning.events,
-        **_fitting(first, runs[0].addresses, room),
-        "runs": figures,
-    }
+    title = title or ", ".join(shortened(name) for name, _ in traces)
+    return _page("trace", subjects[0], runs[0].addresses, figures, title)
 
 
 def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
@@ -247,28 +233,33 @@ def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
     }
     lives = subject.lives.chosen(subject.lives.live_after(subject.peak))
     kept = replace(subject, lives=lives, groups=groups_of(subject.trace, lives, subject.peak))
-    return _state(kept, run.addresses, figures, title or shortened(subject.name))
+    return _page("state", kept, run.addresses, [figures], title or shortened(subject.name))
 
 
-def _state(
-    subject: Subject, addresses: NDArray[np.uint64], run: dict[str, Any], title: str
+def _page(
+    kind: str,
+    subject: Subject,
+    addresses: NDArray[np.uint64],
+    runs: list[dict[str, Any]],
+    title: str,
 ) -> dict[str, Any]:
-    """What is the same of every state."""
-    room = MOST_CHARACTERS - _length(run)
+    """What a page shows of some runs, with the blocks of the first. A state has no events."""
+    is_state, peak = kind == "state", subject.peak
+    room = MOST_CHARACTERS - _length(runs)
     return {
         "format": 1,
         "version": _version(),
         "title": title,
-        "kind": "state",
-        "events": 0,
-        "peak_event": -1,
-        "peak_live": run["peak_live"],
-        "peak_reserved": run["peak_reserved"],
-        "segments_event": -1,
-        "rebuilt": 0,
+        "kind": kind,
+        "events": 0 if is_state else len(subject.trace),
+        "peak_event": -1 if is_state else peak,
+        "peak_live": int(subject.live[peak]) if peak >= 0 else 0,
+        "peak_reserved": runs[0]["peak_reserved"],
+        "segments_event": -1 if is_state else peak,
+        "rebuilt": 0 if is_state else subject.trace.beginning.events,
         **_fitting(subject, addresses, room),
-        "owners_over_time": None,
-        "runs": [run],
+        **({"owners_over_time": None} if is_state else {}),
+        "runs": runs,
     }
 
 
@@ -310,7 +301,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "map": None,
         "segments": segments.with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
     }
-    return _state(subject, addresses, run, title or snapshot.device)
+    return _page("state", subject, addresses, [run], title or snapshot.device)
 
 
 def _version() -> str:
