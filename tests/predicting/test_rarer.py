@@ -369,6 +369,36 @@ def test_ctc_loss_keeps_all_prefixes(place: str | None) -> None:
     assert any("lengths of targets" in what for what in assumed(run))
 
 
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_the_gradient_of_ctc_loss_sums_up_what_is_blank(place: str) -> None:
+    """Of long inputs, as on an H100 with PyTorch 2.11. Targets on the host are copied."""
+    with bfc.predict("h100") as run:
+        scores = torch.randn(256, 4, 32, device="cuda", requires_grad=True)
+        targets = torch.ones(4, 128, dtype=torch.int64, device=place)
+        lengths = [torch.full((4,), one) for one in (256, 128)]
+        functional.ctc_loss(scores, targets, *lengths).backward()
+    sizes = run.trace.size[run.trace.op == 0].tolist()
+    copied = [32, 32, 32]
+    assert sizes[2:] == [
+        *(*copied, 1_052_672, 16, 16, 16, 16, 4, 4, 16, 16),
+        *(*copied, 1_052_672, 131_072, 528_384, 4096, 4096, 1024, 528_384, 4096),
+    ]
+
+
+def test_ctc_loss_of_cudnn_wants_targets_and_lengths_alike() -> None:
+    """In 32 bits they would go to cuDNN, which an H100 refuses: targets on the host."""
+    with bfc.predict("h100"):
+        scores = torch.randn(50, 4, 20, device="cuda")
+        targets = torch.ones(40, dtype=torch.int32)
+        lengths = [torch.full((4,), one, dtype=torch.int32) for one in (50, 10)]
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            functional.ctc_loss(scores, targets, *lengths)
+        functional.ctc_loss(scores, targets, *lengths, blank=3, zero_infinity=True)
+        functional.ctc_loss(scores[:, 0], targets[:10], *(one[0] for one in lengths))
+        functional.ctc_loss(scores, targets, *lengths, blank=3, reduction="none")
+        functional.ctc_loss(scores, targets, (50,) * 4, (10,) * 4, reduction="sum")
+
+
 def test_ctc_loss_is_called_by_name() -> None:
     with bfc.predict("a100"):
         scores, targets = torch.randn(50, 4, 20), torch.ones(4, 10, dtype=torch.int64)

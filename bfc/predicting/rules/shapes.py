@@ -21,7 +21,6 @@ from bfc.predicting.rules.interface import (
     Release,
     Workspace,
     around,
-    before,
     composition,
     kernel,
     on_cuda,
@@ -29,24 +28,45 @@ from bfc.predicting.rules.interface import (
 )
 from bfc.predicting.rules.tensors import argument, nbytes
 
-INDEX = 8
+#: The number of `reduction="mean"`.
+MEAN = 1
 
 
 @kernel("aten::_ctc_loss")
 def ctc_loss(call: Call) -> Any:
-    """The losses, and the probabilities of all prefixes of the longest target."""
+    """The losses, and the probabilities of all prefixes of the longest target. Lengths, and where
+    targets begin, are copied to the device first."""
     scores, targets = call.args[0], call.args[1]
     steps, batch, _ = scores.shape
     longest = targets.shape[1] if len(targets.shape) == 2 else -(-targets.shape[0] // batch)
     call.assume("the lengths of targets: all as long as the longest", int(longest))
-    prefixes = scores.new_empty((batch, steps, 2 * longest + 1))
-    return scores.new_empty(batch), prefixes
+    with call.recording:
+        held = _lengths(scores)
+        prefixes = scores.new_empty((batch, steps, 2 * longest + 1))
+        losses = scores.new_empty(batch)
+        del held
+    return losses, prefixes
+
+
+def _lengths(scores: Any) -> list[Any]:
+    return [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
 
 
 @kernel("aten::_ctc_loss_backward")
 def ctc_loss_gradient(call: Call) -> Any:
-    """The gradient of the scores."""
-    return call.args[1].new_empty(call.args[1].shape)
+    """The gradient of the scores, and the probabilities of all suffixes. In large problems those of
+    the blanks, which are each second place, are summed up first."""
+    scores, prefixes = call.args[1], argument(call, "log_alpha")
+    steps, batch, classes = scores.shape
+    with call.recording:
+        held = [*_lengths(scores), torch.empty_like(prefixes)]
+        gradient = torch.empty_like(scores)
+        if 2 * steps + 24 * batch // 10 + 2 * classes // 10 > 450:
+            both = prefixes[..., ::2] + held[-1][..., ::2]
+            blanks = torch.logsumexp(both, 2, True)
+            del blanks, both
+        del held
+    return gradient
 
 
 @kernel("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial")
@@ -79,10 +99,17 @@ def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
     return found
 
 
+#: From so many labels of one target on cuDNN is not asked.
+LONGEST = 256
+#: The number of `reduction="sum"`.
+SUM = 2
+
+
 @around
 @contextmanager
-def lengths(recorder: Any) -> Iterator[None]:
-    """`torch.ctc_loss` with lengths as tuples or on the host, which it would read in C++."""
+def losses_of_sequences(recorder: Any) -> Iterator[None]:
+    """`torch.ctc_loss`, which for subclasses of tensors keeps the lengths on the device
+    (ATen/native/LossCTC.cpp)."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     build = torch.ctc_loss
@@ -96,16 +123,40 @@ def lengths(recorder: Any) -> Iterator[None]:
         reduction: int = 1,
         zero_infinity: bool = False,
     ) -> Any:
-        if isinstance(log_probs, FakeTensor):
-            input_lengths, target_lengths = (
-                torch.as_tensor(one, device=log_probs.device)
-                for one in (input_lengths, target_lengths)
-            )
         lengths = input_lengths, target_lengths
-        return build(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        if not isinstance(log_probs, FakeTensor):
+            return build(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+        if blank == 0 and _are_for_cudnn(log_probs, targets, *lengths):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                "cuda:0 and cpu! (cuDNN takes targets on the host if lengths are lists, else on "
+                "the device)"
+            )
+        lengths = tuple(map(torch.as_tensor, lengths))
+        batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+        moved = targets.to(log_probs.device, torch.int64)
+        losses = torch.ops.aten._ctc_loss.Tensor(batched, moved, *lengths, blank, zero_infinity)[0]
+        if zero_infinity:
+            losses = torch.where(losses == math.inf, losses.new_zeros(()), losses)
+        if reduction == MEAN:
+            counts = torch.empty_like(losses).clamp_min(1)
+            return (losses / counts).mean()
+        if reduction == SUM:
+            return losses.sum()
+        return losses if log_probs.dim() == 3 else losses.squeeze(0)
 
     with patch.object(torch, "ctc_loss", loss):
         yield
+
+
+def _are_for_cudnn(scores: Any, targets: Any, *lengths: Any) -> bool:
+    """Whether cuDNN would be asked, with targets on the host and lengths in tensors."""
+    tensors = (targets, *lengths)
+    if not all(isinstance(one, torch.Tensor) and one.dtype == torch.int32 for one in tensors):
+        return False
+    longest = -(-targets.numel() // max(lengths[1].numel(), 1))
+    alike = scores.dtype == torch.float32 and scores.dim() == 3 and targets.dim() == 1
+    return alike and longest < LONGEST and on_cuda(scores) and not on_cuda(targets)
 
 
 @kernel("aten::linalg_lstsq")
@@ -189,11 +240,3 @@ def _overlapped(
     if length is not None and length > wave.shape[1]:
         wave = torch.nn.functional.pad(wave, (0, length - wave.shape[1]))
     return wave.squeeze(0) if spectrum.dim() == 2 else wave
-
-
-@before("aten::_ctc_loss_backward")
-def prefixes_from_the_end(call: Call) -> Iterator[Workspace | Release]:
-    """The probabilities of all suffixes, as large as those of the prefixes."""
-    scores, prefixes = call.args[1], argument(call, "log_alpha")
-    yield Workspace(nbytes(prefixes), what="probabilities of suffixes")
-    yield Workspace(math.prod(scores.shape[1:2]) * INDEX, what="lengths")
