@@ -77,7 +77,6 @@ _FILLS_ZEROS = frozenset(
     for name in (
         "scatter",
         "scatter_add",
-        "_unsafe_index_put",
         "index_put",
         "index_add",
         "index_fill",
@@ -364,7 +363,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         thread = threading.get_ident()
         known = self.known
         knows = (self.assume, known.get, known.most, known.choices)
-        return Call(func, args, kwargs, None, self.gpu, self.version, thread, stream, *knows, self)
+        fixed = torch.are_deterministic_algorithms_enabled()
+        place = (self.gpu, self.version, thread, stream)
+        return Call(func, args, kwargs, None, *place, *knows, self, fixed)
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

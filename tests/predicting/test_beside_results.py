@@ -178,3 +178,28 @@ def test_a_mean_of_differences_keeps_the_memory_of_all(loss: Any) -> None:
         assert loss(given, target, reduction="none").shape == given.shape
     found = sizes(run)[2:]
     assert found.count(each) == 3
+
+
+def test_what_is_deterministic_is_sorted() -> None:
+    """As an H100 has it with PyTorch 2.11: rows for an index, and the gradient of each."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        with bfc.predict("h100") as run:
+            rows = tensor(500, 64).requires_grad_()
+            rows.index_select(0, tensor(9000, dtype=torch.int64)).backward(tensor(9000, 64))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    n, sort = 72_000, 151_039
+    order = [n, n, n, n, n, 8, sort]
+    found = sizes(run)
+    assert found[:4] == [128_000, n, 2_304_000, 4]
+    assert found[4:] == [2_304_000, 128_000, 2_304_000, 8, 1, 8, 1, *order]
+
+
+def test_bags_have_a_gradient_of_sorted_indices() -> None:
+    """It was once taken for a kernel that needs nothing."""
+    with bfc.predict("h100") as run:
+        table, words = tensor(100, 16).requires_grad_(), tensor(64, 60, dtype=torch.int64)
+        functional.embedding_bag(words, table).backward(tensor(64, 16))
+    assert 79_359 in sizes(run)
+    assert sizes(run)[-2:] == [3872, 30_976]

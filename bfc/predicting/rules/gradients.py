@@ -85,4 +85,8 @@ def _of_running_product(grad: Any, tensor: Any, product: Any, dim: int) -> Any:
     weighted = product * grad
     zeros = tensor == 0
     zeros.any()
-    return weighted.flip(dim).cumsum(dim).flip(dim).div(tensor)
+    backwards = weighted.flip(dim)
+    sums = backwards.cumsum(dim)
+    forwards = sums.flip(dim)  # in C++ all of a chain of calls live until its end
+    del backwards, sums
+    return forwards.div(tensor)

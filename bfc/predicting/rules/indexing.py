@@ -1,6 +1,6 @@
 """Indexing, its gradient, and the gradient of an embedding.
 
-From PyTorch's ATen/native/cuda/Indexing.cu (computeLinearIndex, index_put_with_sort_kernel),
+From PyTorch's ATen/native/cuda/Indexing.cu (makeLinearIndex, index_put_with_sort_kernel),
 ATen/native/TensorAdvancedIndexing.cpp (make_info: indices from the host), ATen/native/cuda/
 Embedding.cu, EmbeddingBag.cu and EmbeddingBackwardKernel.cu (the gradient of an embedding, and how
 rows that occur often are summed in segments).
@@ -13,9 +13,20 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from bfc.libraries import torch
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, order, rule
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    before,
+    composition,
+    order,
+    rule,
+)
+from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
+    Made,
     argument,
     broadcast,
     contiguous_copy,
@@ -30,6 +41,9 @@ from bfc.predicting.rules.tensors import (
 INDEX = 8
 #: Up to so many indices, one kernel adds up the gradient of an embedding without sorting them.
 UNSORTED_INDICES = 3072
+#: What new memory is filled with if algorithms are to be deterministic, where an operator has made
+#: a tensor larger (ATen/native/Resize.h, fill_resize_deterministic_).
+FILLS = "what fills new memory"
 #: The modes of an embedding bag whose gradient is, or is not, that of a sum.
 SUM, MOST = 0, 2
 
@@ -44,43 +58,76 @@ def bits(highest: int) -> int:
 
 @rule("aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put")
 def index_put(call: Call) -> Iterator[Workspace | Release]:
-    """Where values add up, the indices are sorted, so that equal ones lie together."""
-    given = [index for index in call.args[1] if index is not None]
-    if not given:
+    """Where values add up, or the order matters, the indices are sorted."""
+    given = call.args[1]
+    if all(index is None for index in given):
         return
-    if not argument(call, "accumulate", False):
+    if not argument(call, "accumulate", False) and not call.deterministic:
         yield from _from_host(given)
         return
-    count = math.prod(broadcast([index.shape for index in given]))
-    if operator(call) == "index_put_" or argument(call, "unsafe", True) is False:
-        yield from _highest_and_lowest(given)
-    linear = yield from _linear_index(given, count * INDEX)
-    values = _values(call, count)
-    yield from values
-    if not count:
-        return
-    names = ("sorted indices", "original indices", "a range")
-    held = [Workspace(count * INDEX, what=name) for name in names]
+    yield from _put_in_order(call, given, call.args[2], _is_checked(call))
+
+
+def _is_checked(call: Call) -> bool:
+    """Whether indices could be out of range: not in the gradient of `index`, which works in place
+    on a GPU (FunctionsManual.cpp, index_backward)."""
+    if operator(call) == "_index_put_impl_":
+        return not argument(call, "unsafe", False)
+    if operator(call) != "index_put":
+        return True
+    node = torch._C._current_autograd_node()
+    return node is None or node.name() != "IndexBackward0"
+
+
+def _put_in_order(
+    call: Call, given: Sequence[Any], values: Any, checked: bool = True
+) -> Iterator[Workspace | Release]:
+    """Puts values at indices, which are sorted, so that equal ones lie together."""
+    tensor = call.args[0]
+    count = math.prod(broadcast([index.shape for index in given if index is not None]))
+    held = contiguous_copy(tensor, "target in order")
     yield from held
-    size = cub.radix_sort(count, INDEX, INDEX, bits(_highest(call)), call.gpu.cc)
-    yield from cub.for_a_moment(size, "radix sort")
-    yield from map(Release, [*reversed(held), *values, *linear])
+    held += yield from _linear_index(call, given, count, checked)
+    copies = _values(tensor, given, values, count)
+    yield from copies
+    held += copies
+    if count and numel(tensor):
+        if not _side_by_side(given):
+            held.append(Workspace(nbytes(tensor), what="target, indexed dimensions first"))
+            yield held[-1]
+        names = ("sorted indices", "original indices", "a range")
+        sorted_ones = [Workspace(count * INDEX, what=name) for name in names]
+        yield from sorted_ones
+        held += sorted_ones
+        if call.deterministic:
+            yield from cub.for_a_moment(INDEX, FILLS)
+        highest = (numel(tensor) - 1) // max(_after(tensor, given), 1)
+        size = cub.radix_sort(count, INDEX, INDEX, bits(highest), call.gpu.cc)
+        yield from cub.for_a_moment(size, "radix sort")
+    yield from map(Release, reversed(held))
 
 
-def _after(call: Call) -> int:
-    """The elements that one index moves: the dimensions behind the last that is indexed."""
-    indexed = [dim for dim, index in enumerate(call.args[1]) if index is not None]
-    return math.prod(call.args[0].shape[max(indexed) + 1 :])
+def _indexed(given: Sequence[Any]) -> list[int]:
+    return [dim for dim, index in enumerate(given) if index is not None]
 
 
-def _highest(call: Call) -> int:
-    """The highest index that can be sorted."""
-    return (numel(call.args[0]) - 1) // max(_after(call), 1)
+def _side_by_side(given: Sequence[Any]) -> bool:
+    """Whether no other dimension lies between those that are indexed."""
+    indexed = _indexed(given)
+    return indexed[-1] - indexed[0] == len(indexed) - 1
 
 
-def _values(call: Call, count: int) -> list[Workspace]:
+def _after(tensor: Any, given: Sequence[Any]) -> int:
+    """The elements that one index moves: the dimensions behind the last that is indexed, or all
+    others, if the indexed ones had to be brought to the front."""
+    indexed = _indexed(given)
+    begin = indexed[-1] + 1 if _side_by_side(given) else 0
+    sizes = enumerate(tensor.shape)
+    return math.prod(size for dim, size in sizes if dim >= begin and dim not in indexed)
+
+
+def _values(tensor: Any, given: Sequence[Any], values: Any, count: int) -> list[Workspace]:
     """The copy of values that are fewer than the places, or not in order."""
-    tensor, given, values = call.args[0], call.args[1], call.args[2]
     missing = math.prod(
         size for dim, size in enumerate(tensor.shape) if dim >= len(given) or given[dim] is None
     )
@@ -89,25 +136,22 @@ def _values(call: Call, count: int) -> list[Workspace]:
     return [Workspace(count * missing * int(values.element_size()), what="values in order")]
 
 
-def _highest_and_lowest(given: Sequence[Any]) -> Iterator[Workspace | Release]:
-    """What is read to check that the indices are in range."""
-    for index in given:
-        if not on_host(index):
-            yield from cub.for_a_moment(INDEX, "highest index")
-            yield from cub.for_a_moment(INDEX, "lowest index")
-
-
 def _linear_index(
-    indices: Sequence[Any], size: int
+    call: Call, given: Sequence[Any], count: int, checked: bool
 ) -> Generator[Workspace | Release, None, list[Workspace]]:
     """The position of each element: computed where the index lies, and copied to the device."""
+    indices = [index for index in given if index is not None]
+    longs = [_long(index) for index in indices if not on_host(index) and _is_short(index)]
+    yield from longs
     linear: list[Workspace] = []
     for index in indices:
-        product = Workspace(size, what="linear index")
+        product = Workspace(count * INDEX, what="linear index")
         if on_host(index):
             yield product
         else:
-            wrapped = Workspace(size, what="wrapped index")
+            if checked:
+                yield from _in_range(call, index, count)
+            wrapped = Workspace(count * INDEX, what="wrapped index")
             yield wrapped
             yield product
             yield Release(wrapped)
@@ -115,13 +159,122 @@ def _linear_index(
             linear = [product]
         else:
             yield Release(product)
+    yield from map(Release, longs)
     return linear
+
+
+def _is_short(index: Any) -> bool:
+    return type_name(index) == "int32"
+
+
+def _long(index: Any) -> Workspace:
+    return Workspace(numel(index) * INDEX, what="index in 64 bits")
+
+
+def _in_range(call: Call, index: Any, count: int) -> Iterator[Workspace | Release]:
+    """The highest and the lowest index are compared with the size of the dimension."""
+    alike = numel(index) == count and is_contiguous(index)
+    whole = index if alike else Made(index, (count,))
+    for name in ("max", "min"):
+        found = Workspace(INDEX, what=f"{name} of the index")
+        yield found
+        copies = [] if alike else [Workspace(count * INDEX, what="index in order")]
+        yield from copies
+        dims = range(len(whole.shape))
+        yield from reduce(call, whole, dims, kernel_of(name, whole, False), INDEX)
+        yield from map(Release, copies)
+        yield from cub.for_a_moment(1, "whether it is in range")
+        yield Release(found)
+
+
+# -- with deterministic algorithms -----------------------------------------------------------------
+
+
+@rule("aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_")
+def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
+    """Rows are put at sorted indices (index_add_cuda_impl, index_copy_out); those that are added
+    are multiplied by `alpha` first."""
+    if not call.deterministic:
+        return
+    source, dim = argument(call, "source"), int(argument(call, "dim"))
+    if operator(call).startswith("index_add"):
+        yield Workspace(nbytes(source), what="rows times alpha")
+    before = [None] * (dim % max(len(call.args[0].shape), 1))
+    yield from _put_in_order(call, [*before, argument(call, "index")], source)
+
+
+@rule(
+    *("aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_"),
+    *("aten::scatter_reduce", "aten::scatter_reduce_"),
+)
+def scattered_in_order(call: Call) -> Iterator[Workspace | Release]:
+    """Sums, and numbers that replace others, are put at sorted indices: of each dimension
+    (TensorAdvancedIndexing.cpp, _scatter_via_index_put)."""
+    source, index = argument(call, "src"), argument(call, "index")
+    sums = argument(call, "reduce", "sum") in ("sum", "add", "mean")
+    if not (call.deterministic and hasattr(source, "shape") and sums and numel(index)):
+        return
+    shape, dim = tuple(index.shape), int(argument(call, "dim")) % max(len(index.shape), 1)
+    others = [one for one in range(len(shape)) if one != dim]
+    source = _As(source, shape, tuple(source.stride()))
+    if all(index.stride()[one] == 0 for one in others):
+        alone = _As(index, shape[dim : dim + 1], tuple(index.stride())[dim : dim + 1])
+        yield from _put_in_order(call, [None] * dim + [alone], source)
+        return
+    given = [index] * len(shape)
+    for one in others:
+        yield Workspace(shape[one] * INDEX, what="numbers of a dimension")
+        yield from cub.for_a_moment(INDEX, FILLS)
+        given[one] = _As(index, shape, tuple(int(place == one) for place in range(len(shape))))
+    yield from _put_in_order(call, given, source)
+
+
+class _As(Made):
+    """A view of a tensor."""
+
+    def __init__(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        super().__init__(like, shape)
+        self._strides = strides
+
+    def stride(self) -> tuple[int, ...]:
+        """As given."""
+        return self._strides
+
+
+@rule("aten::embedding", "aten::index_select")
+def filled(call: Call) -> Iterator[Workspace | Release]:
+    """Memory for rows, which is filled before they are written."""
+    if call.deterministic:
+        yield from cub.for_a_moment(int(call.result.element_size()), FILLS)
+
+
+# -- indices as they are given --------------------------------------------------------------------
 
 
 def _from_host(indices: Sequence[Any]) -> Iterator[Workspace | Release]:
     for index in indices:
         if index is not None and on_host(index):
             yield Workspace(numel(index) * INDEX, what="index from the host")
+
+
+@before("aten::index", "aten::_unsafe_index")
+def index_alike(call: Call) -> Iterator[Workspace | Release]:
+    """Indices in 64 bits, and with the same strides (AdvancedIndex in TensorAdvancedIndexing.cpp),
+    where they lie on the device."""
+    given = [one for one in call.args[1] if one is not None and not on_host(one)]
+    yield from (_long(one) for one in given if _is_short(one))
+    shape = broadcast([one.shape for one in given]) if given else ()
+    if len({_strides(one, shape) for one in given}) > 1:
+        for one in given:
+            if tuple(one.shape) != shape or not is_contiguous(one):
+                yield Workspace(math.prod(shape) * INDEX, what="index in order")
+
+
+def _strides(index: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of an index that is spread over a shape."""
+    missing = len(shape) - len(index.shape)
+    sizes = zip(index.shape, index.stride(), strict=True)
+    return (0,) * missing + tuple(0 if size == 1 else int(step) for size, step in sizes)
 
 
 @rule("aten::index", "aten::_unsafe_index")
@@ -154,34 +307,60 @@ def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
         return
     indices = call.args[1]
     count, size = numel(indices), int(indices.element_size())
-    yield from sorted_indices(call, count, size, size * 8)
+    yield from sorted_indices(call, count, size)
 
 
-def sorted_indices(
-    call: Call, count: int, size: int, highest: int
-) -> Iterator[Workspace | Release]:
-    """Sorts indices by their lowest `highest` bits, with the place that each came from, and counts
-    how often each occurs where the gradient is divided by that."""
+def sorted_indices(call: Call, count: int, size: int) -> Iterator[Workspace | Release]:
+    """Sorts indices by all their bits, with the place that each came from, and counts how often
+    each occurs where the gradient is divided by that."""
     for name in ("sorted indices", "original indices"):
         yield Workspace(count * size, what=name)
     numbers = Workspace(count * size, what="a range")
     yield numbers
-    temporary = cub.radix_sort(count, size, size, highest, call.gpu.cc)
+    if call.deterministic:
+        yield from cub.for_a_moment(size, FILLS)
+    temporary = cub.radix_sort(count, size, size, size * 8, call.gpu.cc)
     yield from cub.for_a_moment(temporary, "radix sort")
     yield Release(numbers)
     if argument(call, "scale_grad_by_freq", False):
         yield Workspace(count * size, what="frequencies")
+        for _ in range(2):  # from the first to the last, and from the last to the first
+            taken = cub.scan_by_key(count, size, size)
+            yield from cub.for_a_moment(taken, "scan of equal ones")
+
+
+@composition("aten::_embedding_bag_backward")
+def gradient_of_bags(
+    gradient: Any,  # as PyTorch calls it
+    indices: Any,
+    offsets: Any,
+    bags: Any,
+    sizes: Any,
+    highest: Any,
+    rows: int,
+    by_frequency: bool,
+    mode: int,
+    is_sparse: bool,
+    weights: Any,
+    padding: int = -1,
+) -> Any:
+    """Of two kernels (ATen/native/EmbeddingBag.cpp, _embedding_bag_backward)."""
+    common = rows, by_frequency, mode, weights, padding
+    if is_sparse:
+        backward = torch.ops.aten._embedding_bag_sparse_backward
+        return backward(gradient, indices, offsets, bags, sizes, *common)
+    backward = torch.ops.aten._embedding_bag_dense_backward
+    return backward(gradient, indices, bags, sizes, highest, *common)
 
 
 @before("aten::_embedding_bag_dense_backward")
 def sorted_bags(call: Call) -> Iterator[Workspace | Release]:
-    """Of a sum or mean of each bag: all indices are sorted, by the bits that rows have."""
+    """Of a sum or mean of each bag: all indices are sorted."""
     if argument(call, "mode", SUM) == MOST or not numel(call.args[1]):
         return
     indices = call.args[1]
     count, size = numel(indices), int(indices.element_size())
-    highest = bits(int(argument(call, "num_weights")))
-    yield from sorted_indices(call, count, size, highest)
+    yield from sorted_indices(call, count, size)
 
 
 @rule("aten::_embedding_bag_dense_backward")

@@ -84,6 +84,7 @@ class Call:
     choices: EvenChoices | None = None
     #: Operators that an answer calls inside of it count, as those of the program.
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
+    deterministic: bool = False  # whether `torch.use_deterministic_algorithms` was called
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""

@@ -32,6 +32,7 @@ from bfc.predicting.rules.tensors import (
     nbytes,
     numel,
     operator,
+    type_name,
 )
 
 INDEX, COUNT = 8, 4
@@ -163,9 +164,14 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
     elif not is_contiguous(tensor):
         yield Workspace(nbytes(tensor), what="copy in order")
     whole = tensor.shape and numel(tensor) == tensor.shape[_dimension(call, tensor)]
-    if whole and numel(tensor) and operator(call) != "logcumsumexp":
-        size = cub.scan(numel(tensor), int(result.element_size()), call.torch_version)
-        yield from cub.for_a_moment(size, "scan")
+    if whole and numel(tensor):
+        size = int(result.element_size())
+        sums = operator(call).startswith("cumsum") and "float" in type_name(result)
+        if call.deterministic and sums:
+            taken = cub.scan_in_order(numel(tensor), size, call.gpu.sms)
+        else:
+            taken = cub.scan(numel(tensor), size, call.torch_version)
+        yield from cub.for_a_moment(taken, "scan")
 
 
 @rule("aten::multinomial")

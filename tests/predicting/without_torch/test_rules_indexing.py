@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from rule_calls import Shape, call, of
 
@@ -110,7 +112,7 @@ def test_a_program_s_own_call_checks_the_range() -> None:
     tensor, index = Shape((100, 8)), Shape((16,), "int64")
     made = call("index_put_(self, indices, values, accumulate=False)", tensor, [index])
     made.args = (tensor, [index], Shape((16, 8)), True)
-    assert of(made)[:5] == [0, 8, -8, 8, -8]
+    assert of(made)[:9] == [0, 8, 1, -1, -8, 8, 1, -1, -8]
 
 
 def test_what_does_not_add_up_is_not_sorted() -> None:
@@ -118,6 +120,104 @@ def test_what_does_not_add_up_is_not_sorted() -> None:
     assert of(call(PUT, tensor, [host], Shape((16, 8)))) == [0, 128]
     assert of(call(PUT, tensor, [Shape((16,), "int64")], Shape((16, 8)))) == [0]
     assert of(call("index(self, indices)", tensor, [None, host])) == [0, 128]
+
+
+def deterministic(signature: str, *args: Any, **kwargs: Any) -> list[int]:
+    """What an H100 takes with PyTorch 2.11 after `torch.use_deterministic_algorithms`."""
+    made = call(signature, *args, gpu="h100", torch=(2, 11), **kwargs)
+    made.deterministic = True
+    return of(made)
+
+
+def checks(*between: int) -> list[int]:
+    """The highest and the lowest index, and whether they are in range."""
+    return [8, *between, 1, -1, -8] * 2
+
+
+#: 9000 indices up to 500, which are put in order.
+N, SORT = 72_000, 151_039
+IN_ORDER = [N, N, -N, N, N, N, 8, -8, SORT, -SORT, -N, -N, -N, -N]
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_add_"])
+def test_sums_of_rows_are_sorted_if_they_are_to_be_deterministic(name: str) -> None:
+    """As an H100 has them, which has the rows times alpha, too."""
+    tensor, index, rows = Shape((500, 64)), Shape((9000,), "int64"), Shape((9000, 64))
+    found = deterministic(f"{name}(self, dim, index, source)", tensor, 0, index, rows)
+    assert found == [0, 2_304_000, *checks(), *IN_ORDER]
+
+
+def test_an_order_of_many_is_as_a_gpu_has_it() -> None:
+    tensor, index, values = Shape((1000,)), Shape((300_000,), "int64"), Shape((300_000,))
+    found = deterministic("scatter_add(self, dim, index, src)", tensor, 0, index, values)
+    n, sort = 2_400_000, 4_872_191
+    check = checks(296, 4, -4, -296)
+    assert found == [0, *check, n, n, -n, n, n, n, 8, -8, sort, -sort, -n, -n, -n, -n]
+    put = "index_put_(self, indices, values, accumulate=False)"
+    assert deterministic(put, tensor, [index], values) == found
+
+
+def test_numbers_of_each_dimension_are_put_in_order() -> None:
+    """Of an index of two dimensions; a reduction that no order changes is none of these."""
+    tensor, index, values = Shape((500, 64)), Shape((900, 64), "int64"), Shape((900, 64))
+    n, sort = 460_800, 939_519
+    found = deterministic("scatter_add(self, dim, index, src)", tensor, 0, index, values)
+    first = [512, 8, -8, *checks(), n, n, -n]
+    second = [*checks(n, -n), n, n, -n, -n]
+    assert found == [0, *first, *second, n, n, n, 8, -8, sort, -sort, -n, -n, -n, -n]
+    reduced = "scatter_reduce(self, dim, index, src, reduce)"
+    assert deterministic(reduced, tensor, 0, index, values, "amax") == [0]
+    assert deterministic("scatter(self, dim, index, value)", tensor, 0, index, 1.0) == [0]
+
+
+def test_an_index_that_is_spread_over_rows_is_one_of_rows() -> None:
+    index = Shape((9000, 64), "int64", strides=(1, 0))
+    args = Shape((500, 64)), 0, index, Shape((9000, 64))
+    found = deterministic("scatter_add(self, dim, index, src)", *args)
+    assert found == [0, *checks(), *IN_ORDER]
+
+
+def test_rows_between_two_indices_are_brought_behind_them() -> None:
+    """The gradient of `x[i, :, j]` copies `x`; 2,560,000 bytes on an H100."""
+    tensor, one = Shape((100, 64, 100)), Shape((50,), "int64")
+    values = Shape((50, 64))
+    made = call(PUT, tensor, [one, None, one], values, True, True, result=tensor)
+    n = 400
+    linear = [n, n, -n, n, n, -n, -n]
+    assert of(made) == [0, *linear, 2_560_000, n, n, n, 1, -1, -n, -n, -n, -2_560_000, -n]
+
+
+def test_indices_of_32_bits_or_other_strides_are_copied() -> None:
+    tensor, short = Shape((1000, 64)), Shape((5000,), "int32")
+    assert of(call("index(self, indices)", tensor, [short])) == [40_000, 0]
+    rows, columns = Shape((50, 1), "int64"), Shape((60,), "int64")
+    assert of(call("index(self, indices)", tensor, [rows, columns])) == [24_000, 24_000, 0]
+    assert of(call("index(self, indices)", tensor, [columns, columns])) == [0]
+
+
+def test_a_scan_in_a_fixed_order_keeps_a_sum_of_each_block() -> None:
+    given = Shape((300_000,))
+    assert deterministic("cumsum(self, dim)", given, 0, result=given) == [0, 148, -148]
+    assert deterministic("cumprod(self, dim)", given, 0, result=given) == [0, 2047, -2047]
+    assert of(call("logcumsumexp(self, dim)", given, 0, result=given, torch=(2, 11)))[1] == 2047
+
+
+BAGS = (
+    "_embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, "
+    "num_weights, scale_grad_by_freq, mode)"
+)
+
+
+@pytest.mark.parametrize("by_frequency", [False, True])
+def test_indices_of_bags_are_sorted_by_all_bits(by_frequency: bool) -> None:
+    """3840 indices of 100 rows of 16 on an H100 with PyTorch 2.11."""
+    indices, none = Shape((3840,), "int64"), Shape((64,), "int64")
+    args = Shape((64, 16)), indices, none, none, none, 100, by_frequency, 0
+    found = of(call(BAGS, *args, gpu="h100", torch=(2, 11)))
+    n = 30_720
+    counted = [n, 1279, -1279, 1279, -1279] * by_frequency
+    assert found[: found.index(0)] == [n, n, n, 79_359, -79_359, -n, *counted]
+    assert found[-2:] == [3872, 30_976]
 
 
 BACKWARD = (
