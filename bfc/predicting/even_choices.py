@@ -80,6 +80,28 @@ class Even:
         return math.ceil(-among * math.expm1(count * math.log1p(-1.0 / among))) if among > 1 else 1
 
 
+class Between(float):
+    """The share of numbers that lie between two, of those that were drawn evenly."""
+
+    numbers: Even
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers: Even, low: float, high: float) -> Between:
+        """From `low` to below `high`."""
+        made = cls(max(numbers.share("lt", high) - numbers.share("lt", low), 0.0))
+        made.numbers, made.low, made.high = numbers, low, high
+        return made
+
+    def places(self, count: int) -> int:
+        """How many of `count` numbers that are. Of ranges side by side it is as many as of all."""
+        first, last = (
+            round(self.numbers.share("lt", one) * count) for one in (self.low, self.high)
+        )
+        return max(last - first, 0)
+
+
 Known = Even | float  # a float is the share of elements that are not zero
 
 
@@ -111,6 +133,14 @@ class EvenChoices:
         """How many elements of a tensor are not zero, of 1.0; None if unknown."""
         known = self.get(tensor)
         return known.share("ne", 0) if isinstance(known, Even) else known
+
+    def places(self, tensor: Any) -> int | None:
+        """How many elements of a tensor are not zero; at least one, where ranges do not say how
+        many lie in each. None if unknown."""
+        share, count = self.share(tensor), int(tensor.numel())
+        if share is None or share >= 1.0:
+            return None
+        return share.places(count) if isinstance(share, Between) else max(round(share * count), 1)
 
     def different(self, tensor: Any) -> int:
         """How many elements of a tensor differ, at most: all, if it is not known better."""
@@ -175,6 +205,10 @@ class EvenChoices:
         if name in ("bitwise_not", "logical_not"):
             return 1.0 - shares[0] if result.dtype == torch.bool else None  # type: ignore[operator]
         both = name in ("bitwise_and", "__and__", "logical_and") and result.dtype == torch.bool
+        ranges = [one for one in shares if isinstance(one, Between)]
+        if both and len(ranges) == 2 and ranges[0].numbers == ranges[1].numbers:
+            low, high = max(one.low for one in ranges), min(one.high for one in ranges)
+            return Between.of(ranges[0].numbers, low, high)
         return math.prod(shares) if both else None  # type: ignore[arg-type]
 
     def _compared(self, name: str, one: Any, other: Any) -> float | None:
@@ -185,7 +219,8 @@ class EvenChoices:
             return None
         number = self._number_of(other)
         if number is not None:
-            return first.share(name, number)
+            limits = _limits(name, number, first) if first.whole else None
+            return first.share(name, number) if limits is None else Between.of(first, *limits)
         if not first.whole or name not in ("eq", "ne"):
             return None
         other_range = isinstance(second, Even) and second == first
@@ -202,6 +237,14 @@ class EvenChoices:
         into, _, index, value = args[:4]
         filled = self._number_of(into) == 0 and bool(self._number_of(value))
         return index.numel() / into.numel() if filled and into.numel() else None
+
+
+def _limits(compared: str, number: float, numbers: Even) -> tuple[float, float] | None:
+    """Between which whole numbers those lie that compare so; None if they lie on both sides."""
+    if compared in ("eq", "ne") or not math.isfinite(number):
+        return None
+    border = math.ceil(number) if compared in ("lt", "ge") else math.floor(number) + 1
+    return (numbers.low, border) if compared in ("lt", "le") else (border, numbers.high)
 
 
 def _range(name: str, args: Any) -> Even | None:

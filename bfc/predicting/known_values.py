@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from bfc.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
 from bfc.predicting.even_choices import NAMES as CHOICES
-from bfc.predicting.even_choices import EvenChoices
 
 Number = bool | int | float
 
@@ -58,6 +58,15 @@ TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": max,
     "minimum": min,
 }
+#: Which of the lowest and the highest element a reduction to one returns.
+ENDS = {"min": 0, "amin": 0, "max": 1, "amax": 1}
+#: Operators on whole numbers whose result lies between what the ends of their arguments give.
+BETWEEN_ENDS = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floor_divide": operator.floordiv,
+}
 #: What the reductions of no elements are.
 OF_NOTHING: dict[str, Number] = {"all": True, "any": False, "sum": 0}
 #: As `struct` calls the numbers with a point.
@@ -73,8 +82,8 @@ DRAWN = 1 - 2**-11
 #: Operators whose result has numbers that follow from where they lie.
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
-    *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER),
-    *("sum", "where", "uniform_", "index_put_", "index_fill_"),
+    *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, *BETWEEN_ENDS),
+    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
 }
 #: Operators whose result has as many elements that are not zero as all arguments together.
 ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
@@ -96,11 +105,32 @@ class KnownValues:
         self._values: dict[int, tuple[Number | Callable[[int], Number], torch.dtype]] = {}
         #: How many elements of each storage are not zero at most, where it was zeros.
         self._most: dict[int, int] = {}
+        #: The lowest and the highest number of each storage, whose others lie between them.
+        self._ends: dict[int, tuple[Number, Number, torch.dtype]] = {}
         self._watches: dict[int, object] = {}
         self.choices = EvenChoices(self.get)
 
     def __bool__(self) -> bool:
-        return bool(self._values or self._most or self.choices)
+        return bool(self._values or self._most or self._ends or self.choices)
+
+    def ends(self, tensor: Any) -> tuple[Number, Number] | None:
+        """The lowest and the highest element of a tensor; of numbers that were drawn evenly those
+        that are to be expected. None if unknown."""
+        number = self.get(tensor)
+        if number is not None:
+            return number, number
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        count, storage = int(tensor.numel()), tensor.untyped_storage()
+        if storage._cdata in self._ends:
+            low, high, dtype = self._ends[storage._cdata]
+            whole = count * tensor.element_size() >= storage.nbytes()  # not a part of it
+            return (low, high) if whole and dtype == tensor.dtype else None
+        drawn = self.choices.get(tensor)
+        if not (isinstance(drawn, Even) and drawn.whole and count):
+            return None
+        margin = int((drawn.high - drawn.low) / (count + 1))
+        return int(drawn.low) + margin, int(drawn.high) - 1 - margin
 
     def most(self, tensor: Any) -> int:
         """How many elements of a tensor are not zero, at most."""
@@ -142,6 +172,7 @@ class KnownValues:
     def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Notes what the result of an operator is filled with, if that is known."""
         most = self._most_set(name, args)
+        ends = self._ends_of(name, args, result)
         chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
         self.choices.note(result, chosen)
@@ -149,6 +180,40 @@ class KnownValues:
             storage = result.untyped_storage()
             self._watch(storage)
             self._most[storage._cdata] = most
+        if ends is not None:
+            storage = result.untyped_storage()
+            self._watch(storage)
+            self._ends[storage._cdata] = (*ends, result.dtype)
+
+    def _ends_of(self, name: str, args: Any, result: Any) -> tuple[Number, Number] | None:
+        """The lowest and the highest number of a result that is no known number."""
+        if not isinstance(result, FakeTensor) or not result.numel() or result.is_floating_point():
+            return None
+        if name == "arange" and all(isinstance(one, int) for one in args):
+            begin, step = (args[0] if len(args) > 1 else 0), (args[2] if len(args) > 2 else 1)
+            last = begin + (result.numel() - 1) * step
+            return min(begin, last), max(begin, last)
+        if name in CHOSEN_FROM:
+            given = args[0] if type(args[0]) in (list, tuple) else args[:1]
+            found = [one for one in map(self.ends, given) if one is not None]
+            if not found or len(found) < len(given) or self.choices.get(given[0]) is not None:
+                return None
+            return min(low for low, _ in found), max(high for _, high in found)
+        return self._ends_of_two(name, *args) if len(args) == 2 else None
+
+    def _ends_of_two(self, name: str, one: Any, other: Any) -> tuple[Number, Number] | None:
+        if name == "remainder" and isinstance(other, int) and other > 0:
+            ends = self.ends(one)
+            whole = ends is not None and ends[0] >= 0
+            return (0, min(ends[1], other - 1)) if whole else None  # type: ignore[index]
+        compute = BETWEEN_ENDS.get(name)
+        first, second = self.ends(one), self.ends(other)
+        if compute is None or first is None or second is None:
+            return None
+        if name == "floor_divide" and second[0] <= 0:
+            return None
+        numbers = [compute(a, b) for a in first for b in second]
+        return min(numbers), max(numbers)
 
     def _most_set(self, name: str, args: Any) -> int | None:
         """How many elements of the result are not zero at most; None if that may be all."""
@@ -206,6 +271,9 @@ class KnownValues:
         if name == "uniform_":
             low, high = (*args[1:], 0.0, 1.0)[:2] if len(args) != 2 else (args[1], 1.0)
             return low + (high - low) * DRAWN if result.numel() == 1 else None
+        if name in ENDS and result.numel() == 1 and args[0].numel() > 1:
+            ends = self.ends(args[0])
+            return None if ends is None else ends[ENDS[name]]
         if not self._values or not args:
             return None
         if name in TOGETHER:
@@ -261,6 +329,7 @@ class KnownValues:
         self._watch(storage)
         self._values[storage._cdata] = value, dtype
         self._most.pop(storage._cdata, None)
+        self._ends.pop(storage._cdata, None)
 
     def _watch(self, storage: Any) -> None:
         key = storage._cdata
@@ -270,6 +339,7 @@ class KnownValues:
     def _drop(self, key: int) -> None:
         self._values.pop(key, None)
         self._most.pop(key, None)
+        self._ends.pop(key, None)
         self._watches.pop(key, None)
 
 

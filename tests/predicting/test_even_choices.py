@@ -3,6 +3,7 @@ as many as if each were as likely as the others, and not all of them."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -101,3 +102,24 @@ def test_a_sparse_gradient_has_rows_that_differ() -> None:
         rows = bags.weight.grad.coalesce().values().shape[0]
     assert abs(rows / 67213 - 1) < 1e-4
     assert [one["what"] for one in run.assumptions] == ["a sparse tensor: indices that differ"]
+
+
+def test_ranges_side_by_side_have_as_many_numbers_as_all() -> None:
+    with bfc.predict("h100"):
+        drawn = torch.randint(0, 1000, (77,), device="cuda")
+        limits = [0, 3, 10, 333, 1000]
+        found = [
+            len(((drawn >= low) & (drawn < high)).nonzero())
+            for low, high in itertools.pairwise(limits)
+        ]
+    assert found == [0, 1, 25, 51]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_clusters_of_classes_have_all_targets(drawn: bool) -> None:
+    """The layer insists on it, and once refused: "Target values should be in ..."."""
+    with bfc.predict("h100"):
+        layer = nn.AdaptiveLogSoftmaxWithLoss(64, 5000, cutoffs=[500, 2000], device="cuda")
+        target = torch.randint(0, 5000, (512,), device="cuda")
+        target = target if drawn else target * 1
+        layer(torch.randn(512, 64, device="cuda"), target).loss.backward()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as functional
 
 import bfc
 
@@ -209,3 +210,29 @@ def test_a_mask_has_as_many_places_as_were_set() -> None:
         one[rows[:, 0].nonzero().expand(-1, 2)] = 1
         assert len(torch.where(one)[0]) == 48
     assert "a mask, or nonzero: all that were set" in guesses(run)
+
+
+def test_the_greatest_number_of_a_row_is_known() -> None:
+    """Programs make tensors of `batch.max() + 1` rows: one for each graph of a batch. It was once
+    taken for 1, and what came later did not fit."""
+    with bfc.predict("h100") as run:
+        own = torch.arange(256, device="cuda").repeat_interleave(18)
+        assert (int(own.max()) + 1, int(own.min())) == (256, 0)
+        start = torch.arange(36, device="cuda").repeat(2)
+        links = torch.stack([start, start // 18 * 18 + (start + 1) % 18])
+        assert int(links.max()) == 35
+        assert int(torch.cat([torch.full((7,), i, device="cuda") for i in range(5)]).max()) == 4
+        assert (torch.arange(10, device="cuda") * 3 - 5).amax().item() == 22
+        drawn = torch.randint(0, 50, (1000,), device="cuda")
+        assert functional.one_hot(drawn).shape == (1000, 50)
+        assert int(torch.randint(0, 50, (4,), device="cuda").max()) == 39  # as is to be expected
+    assert guesses(run) == []
+
+
+def test_the_greatest_number_of_a_part_is_not_known() -> None:
+    with bfc.predict("h100") as run:
+        numbers = torch.arange(12, device="cuda")
+        assert int(numbers[:5].max()) == 1
+        numbers += torch.randint(3, (12,), device="cuda").cumsum(0)
+        assert int(numbers.max()) == 1
+    assert len(guesses(run)) == 2

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc.predicting.arrivals import Arrivals
+from bfc.predicting.even_choices import Even
 from bfc.predicting.rules.interface import WHOLE, around, on_cuda
 
 
@@ -168,6 +169,27 @@ def one_hot(recorder: Any) -> Iterator[None]:
         patch.object(torch._C._nn, "one_hot", rows),
         patch.dict(table, {id(rows): "aten::one_hot"}),  # so that torch.jit takes it for its own
     ):
+        yield
+
+
+@around
+@contextmanager
+def clusters_of_classes(recorder: Any) -> Iterator[None]:
+    """`AdaptiveLogSoftmaxWithLoss` counts the targets in each cluster of classes, and insists that
+    they are all: each class is as likely as the others, if nothing is known of them."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    layer = torch.nn.AdaptiveLogSoftmaxWithLoss
+    build = layer.forward
+
+    def forward(self: Any, input_: Any, target_: Any) -> Any:
+        choices = recorder.known.choices
+        if isinstance(target_, FakeTensor) and choices.get(target_) is None:
+            target_ = target_.clone()
+            choices.note(target_, [Even(0, self.n_classes, whole=True)])
+        return build(self, input_, target_)
+
+    with patch.object(layer, "forward", forward):
         yield
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bfc.libraries import torch
-from bfc.predicting.rules.interface import Call, answer, composition, kernel
+from bfc.predicting.rules.interface import Call, answer, composition, kernel, on_cuda
 from bfc.predicting.rules.tensors import argument, on_host, operator, type_name
 
 #: The bytes of an index.
@@ -72,6 +72,16 @@ def _compute(call: Call, made: Any) -> None:
 
 @answer("aten::equal", "aten::allclose")
 def equal(call: Call, run: Callable[[], Any]) -> bool:
+    """Yes. All elements are compared first (cuda/Equal.cpp, TensorCompare.cpp)."""
+    one, other, *tolerance = call.args
+    if on_cuda(one) and on_cuda(other) and (one.shape == other.shape or tolerance):
+        with call.recording:
+            if operator(call) == "equal":
+                alike = one.eq(other)
+            else:
+                alike = torch.isclose(one, other, *tolerance, **call.kwargs)
+            found = alike.all()
+            del found, alike
     call.assume("torch.equal", True)
     return True
 
@@ -110,9 +120,9 @@ def nonzero(call: Call) -> Any:
     tensor = call.args[0]
     most = call.most_of(tensor) or tensor.numel()  # of no place at all little could be predicted
     chosen = "all elements" if most == tensor.numel() else "all that were set"
-    share = call.choices.share(tensor) if call.choices else None
-    if share is not None and share < 1.0:
-        most = min(most, max(round(share * tensor.numel()), 1))
+    places = call.choices.places(tensor) if call.choices else None
+    if places is not None:
+        most = min(most, places)
         chosen = "as many as if choices were even, and up to all elements"
     call.assume(f"a mask, or nonzero: {chosen}", most)
     shape = (tensor.dim(), most)
@@ -182,10 +192,15 @@ def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
         return run()
     size = call.named().get("output_size")
     if size is None:
-        size = repeats.numel()
-        call.assume("repeat_interleave: each once", size)
+        times = call.value_of(repeats)
+        size = repeats.numel() * (1 if times is None else int(times))  # type: ignore[call-overload]
+        if times is None:
+            call.assume("repeat_interleave: each once", size)
     with call.recording:  # where each begins (ATen/native/Repeat.h, repeat_interleave_common)
         ends = repeats.contiguous().cumsum(0)
+        valid = repeats >= 0
+        all_valid = valid.all()
+        del all_valid, valid
         made = torch.empty(int(size), dtype=torch.int64, device=repeats.device)
         del ends
     return made
