@@ -84,9 +84,12 @@ _FILLS_ZEROS = frozenset(
 )
 #: Functions whose gradient does not fill its zeros in place.
 _FILLS_NO_ZEROS = frozenset(("ScatterReduceBackward0",))
-#: Operators that change what they have made before in the gradient of one function
-#: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward).
-_CHANGES = dict.fromkeys(("aten::sub", "aten::mul"), "BinaryCrossEntropyWithLogitsBackward0")
+#: Operators that change what they have made before in the gradients of some functions
+#: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward, evenly_distribute_backward).
+_CHANGES = {
+    **dict.fromkeys(("aten::sub", "aten::mul"), ("BinaryCrossEntropyWithLogitsBackward0",)),
+    "aten::logical_and": ("MaxBackward1", "MinBackward1", "MedianBackward0"),
+}
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -528,7 +531,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         made = None if found is None else found.made
         if known.changes_in is not None:
             node = torch._C._current_autograd_node()
-            same = node is not None and node.name() == known.changes_in
+            same = node is not None and node.name() in known.changes_in
             return key if same and made is not None and made[0] == self._node() else None
         if known.fills_zeros:
             node = torch._C._current_autograd_node()

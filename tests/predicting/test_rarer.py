@@ -651,3 +651,40 @@ def test_tensors_of_other_classes_stay_so() -> None:
         assert isinstance(copy.deepcopy(image), torch.Tensor)
     assert torch.ones(2).as_subclass(Image).tolist() == [1, 1]
     assert type(Image(torch.ones(2))) is Image
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_compressed_rows_are_refused_in_words() -> None:
+    """A real device was once asked."""
+    with bfc.predict("h100"):
+        ends = torch.arange(0, 9, 2, device="cuda")
+        values = torch.randn(8, device="cuda")
+        with pytest.raises(NotImplementedError, match="compressed rows"):
+            torch.sparse_csr_tensor(ends, torch.zeros_like(values).long(), values, (4, 4))
+        with pytest.raises(NotImplementedError, match="compressed rows"):
+            torch.randn(4, 4, device="cuda").to_sparse_csr()
+
+
+def test_results_that_pytorch_says_nothing_of() -> None:
+    with bfc.predict("h100"):
+        shape = torch.ones(1000, device="cuda", requires_grad=True)
+        torch.distributions.Gamma(shape, shape).rsample().sum().backward()
+        assert shape.grad.shape == (1000,)
+        image = torch.randn(2, 3, 16, 16, 16, device="cuda", requires_grad=True)
+        functional.fractional_max_pool3d(image, 3, output_size=5).sum().backward()
+        assert image.grad.shape == image.shape
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_inference_softmaxes_in_place(masked: bool) -> None:
+    """Without a mask; else there is a copy of that for each head. What is averaged comes last."""
+    with bfc.predict("h100") as run, torch.no_grad():
+        layer = nn.MultiheadAttention(64, 4, batch_first=True, device="cuda").eval()
+        x = torch.randn(8, 50, 64, device="cuda")
+        mask = torch.zeros(50, 50, dtype=torch.bool, device="cuda") if masked else None
+        layer(x, x, x, attn_mask=mask)
+    births = run.trace.size[run.trace.op == 0].tolist()
+    scores, average = 320_000, 80_000
+    assert births.count(scores) == 1 + masked
+    assert births.count(average) == 1 + masked
+    assert births[-3:] == [102_400, 102_400, average]

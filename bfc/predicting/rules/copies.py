@@ -19,11 +19,14 @@ from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import (
     Call,
     Release,
+    Result,
     Workspace,
     before,
+    between,
     composed,
     composition,
     kernel,
+    on_cuda,
     order,
     rule,
     whole,
@@ -91,6 +94,34 @@ def pixels(call: Call) -> Iterator[Workspace | Release]:
     concatenated with other channels is copied."""
     if not channels_last(call.args[0]):
         yield from contiguous_copy(call.args[0], "pixels in order")
+
+
+@rule("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward")
+def adaptive_pool(call: Call) -> Iterator[Workspace | Release]:
+    """The kernel works row by row (AdaptiveMaxPooling2d.cu): all that lies otherwise is copied."""
+    if operator(call) == "adaptive_max_pool2d":
+        whole = (*call.result, call.args[0])
+    else:
+        whole = (call.args[0], argument(call, "indices"), call.result)
+    for tensor in whole:
+        yield from contiguous_copy(tensor, "pixels in order")
+
+
+@kernel("aten::im2col", "aten::col2im")
+def columns(call: Call) -> Any:
+    """The result is made as large as what is given, and then resized: it keeps memory that is
+    larger (Im2Col.cu, Col2Im.cu)."""
+    given, result = call.args[0], call.func(*call.args, **call.kwargs)
+    if not on_cuda(given) or numel(result) > numel(given):
+        return result
+    return given.new_empty(given.shape).as_strided(result.shape, result.stride())
+
+
+@between("aten::im2col", "aten::col2im")
+def before_columns(call: Call) -> Iterator[Workspace | Release | Result]:
+    """What is made first, where the result is larger."""
+    if numel(call.result) > numel(call.args[0]):
+        yield Workspace(nbytes(call.args[0]), what="result before it is resized")
 
 
 @before("aten::roll")
@@ -185,6 +216,13 @@ def counts(call: Call) -> Iterator[Workspace | Release]:
 def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
     """cuFFT overwrites what it is given: a copy of that."""
     yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
+
+
+@rule("aten::unfold_backward")
+def places_of_windows(call: Call) -> Iterator[Workspace | Release]:
+    """The numbers of the dimension that was unfolded (ATen/native/UnfoldBackward.h)."""
+    size = argument(call, "input_sizes")[int(argument(call, "dim"))]
+    yield from cub.for_a_moment(int(size) * INDEX, "numbers of a dimension")
 
 
 @composition("aten::count_nonzero")

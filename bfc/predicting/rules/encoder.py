@@ -54,7 +54,7 @@ def encoder_layer(
     rows = x.reshape(-1, embed_dim)
     inner = torch._addmm_activation(ffn_bias_1, rows, ffn_weight_1.t(), use_gelu=use_gelu)
     x = torch.addmm(ffn_bias_2, inner, ffn_weight_2.t()).view(x.shape)
-    del rows, inner
+    del inner, rows
     x.add_(before)
     return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
 
@@ -87,7 +87,9 @@ def attention(
         ]
         found = scaled_dot_product_attention(*parts)
         found = found.transpose(1, 2).reshape(batch, -1, embed_dim)
-        return linear(found, proj_weight, proj_bias), torch.empty(0, device=query.device)
+        result = linear(found, proj_weight, proj_bias)
+        del found, parts
+        return result, torch.empty(0, device=query.device)
     if query is key and key is value:
         parts = [linear(query, qkv_weight)]
     else:
@@ -98,15 +100,22 @@ def attention(
     packed = query.new_empty((3, batch, num_head, max(length, key.shape[1]), heads[1]))
     del parts
     lengths = (length, key.shape[1], key.shape[1])
-    q, k, v = (
+    q, k, _ = (
         one[:, :, :size].reshape(-1, size, heads[1])
         for one, size in zip(packed, lengths, strict=True)
     )
     weights = torch.bmm(q, k.transpose(1, 2)).view(batch, num_head, length, -1)
-    weights = torch._softmax(weights, -1, False)
-    found = torch.bmm(weights.view(-1, *weights.shape[2:]), v)
-    found = found.view(batch, num_head, length, -1).transpose(1, 2).reshape(batch, length, -1)
+    if mask is not None:  # else in place
+        spread = torch.empty_like(weights, dtype=torch.bool)
+        softmaxed = torch.empty_like(weights)
+        weights = softmaxed
+        del spread, softmaxed
+    if not need_weights:  # the product takes the place of the queries
+        del weights
+    found = packed[0].view(batch, num_head, -1, heads[1])[:, :, :length].transpose(1, 2)
+    found = found.reshape(batch, length, -1)
     result = linear(found, proj_weight, proj_bias)
+    del found
     if not need_weights:
         return result, torch.empty(0, device=query.device)
     if average_attn_weights:

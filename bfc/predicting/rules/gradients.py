@@ -6,6 +6,7 @@ whether there is a zero, and divide if there is none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -49,6 +50,7 @@ def _with_gradient(build: Callable[..., Any], gradient: Any, recorder: Any) -> C
             recorder.assume("the gradient of a product: elements that are zero", 0)
             return gradient(grad, *ctx.saved_tensors, *args, **kwargs), None, None
 
+    @functools.wraps(build)
     def call(*args: Any, **kwargs: Any) -> Any:
         tensor: Any = args[0] if args else kwargs.get("input")
         if (

@@ -79,16 +79,38 @@ def huber_mean(call: Call) -> Iterator[Workspace | Release]:
         yield from _sum(call, Made(call.args[0], tuple(call.args[0].shape)))
 
 
-@answer("aten::binary_cross_entropy")
-def binary_cross_entropy(call: Call, run: Callable[[], Any]) -> Any:
+@kernel("aten::binary_cross_entropy")
+def binary_cross_entropy(call: Call) -> Any:
     """The mean is written into the memory of the losses of all elements, and keeps all of it."""
     given = call.args[0]
     if not on_cuda(given) or not _is_reduced(call):
-        return run()
+        return call.func(*call.args, **call.kwargs)
     return given.new_empty(given.shape).as_strided((), ())
 
 
-@answer("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward")
+@rule("aten::binary_cross_entropy")
+def binary_cross_entropy_mean(call: Call) -> Iterator[Workspace | Release]:
+    """The mean itself, before it is written there."""
+    if _is_reduced(call):
+        loss = Made(call.args[0], tuple(call.args[0].shape))
+        yield Workspace(int(loss.element_size()), what="mean")
+        yield from _sum(call, loss)
+
+
+@rule("aten::multi_margin_loss")
+def multi_margin(call: Call) -> Iterator[Workspace | Release]:
+    """The loss of each row, before they are summed up (cuda/MultiMarginLoss.cu)."""
+    given = call.args[0]
+    if _is_reduced(call) and len(given.shape) == 2:
+        rows = Made(given, (int(given.shape[0]),))
+        yield Workspace(nbytes(rows), what="loss of each row")
+        yield from _sum(call, rows)
+
+
+@answer(
+    *("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward"),
+    "aten::fractional_max_pool3d_backward",
+)
 def margin_backward(call: Call, run: Callable[[], Any]) -> Any:
     """A gradient of the size of the input, which PyTorch says of no fake tensor."""
     return call.args[1].new_empty(call.args[1].shape)

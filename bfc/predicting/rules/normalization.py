@@ -13,7 +13,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from bfc.libraries import torch
-from bfc.predicting.rules.interface import Call, Release, Workspace, before, kernel, rule
+from bfc.predicting.rules.interface import (
+    Call,
+    Release,
+    Result,
+    Workspace,
+    before,
+    between,
+    kernel,
+    rule,
+)
 from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
     Made,
@@ -81,19 +90,21 @@ def group_norm(call: Call) -> Iterator[Workspace | Release]:
             yield Workspace(each, what="factors")
             yield Workspace(each, what="summands")
         return
+    sums = _sums_of_groups(count * groups * wide)
     if inner == 1:
-        yield from _sums_of_groups(count * groups * wide)
+        yield from sums
         return
     yield Workspace(each, what="sums of gradients")
     yield Workspace(each, what="sums of products")
-    yield from _sums_of_groups(count * groups * wide)
+    yield from sums
     if argument(call, "weight") is not None:
         yield Workspace(each, what="factors")
+    yield from map(Release, reversed(sums))
 
 
-def _sums_of_groups(size: int) -> Iterator[Workspace | Release]:
-    yield Workspace(size, what="factors of groups")
-    yield Workspace(size, what="summands of groups")
+def _sums_of_groups(size: int) -> list[Workspace]:
+    names = ("factors of groups", "summands of groups")
+    return [Workspace(size, what=name) for name in names]
 
 
 # -- batch norm -------------------------------------------------------------------------------
@@ -120,13 +131,16 @@ def batch_norm(call: Call) -> Iterator[Workspace | Release]:
         yield from _shared_channels(call.args[0], 4)
 
 
-@rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
-def batch_norm_backward(call: Call) -> Iterator[Workspace | Release]:
-    """The same for the sums of gradients, which have arrays of their own."""
+@between("aten::native_batch_norm_backward", "aten::batch_norm_backward")
+def batch_norm_backward(call: Call) -> Iterator[Workspace | Release | Result]:
+    """The same for the sums of gradients, which have arrays of their own, and come before the
+    gradient of the input."""
     tensor = argument(call, "input")
     if _by_channel(tensor):
         for name in ("mean of gradients", "mean of products"):
             yield Workspace(int(tensor.shape[1]) * 4, what=name)
+        yield Result(1)
+        yield Result(2)
         yield from _shared_channels(tensor, 2)
 
 
@@ -195,8 +209,12 @@ def _shared_channels(tensor: Any, values: int) -> Iterator[Workspace | Release]:
         width = min(power_of_2(channels), THREADS // height)
     along = min(div_up(rows, height * ELEMENTS), MOST_ALONG)
     if along >= LEAST_ALONG:
-        yield Workspace(values * channels * along * 4, what="partial sums of blocks")
-        yield Workspace(div_up(channels, width) * 4, what="semaphores")
+        held = [
+            Workspace(values * channels * along * 4, what="partial sums of blocks"),
+            Workspace(div_up(channels, width) * 4, what="semaphores"),
+        ]
+        yield from held
+        yield from map(Release, reversed(held))
 
 
 def power_of_2(number: int) -> int:

@@ -243,9 +243,7 @@ def kernel_of(name: str, tensor: Any, with_index: bool) -> Kernel:
     if name in ("std", "var", "std_mean", "var_mean"):
         wide = type_name(tensor) == "float64"
         return Kernel(32 if wide else 16, 2, 2, threads)
-    if name in ("any", "all"):
-        return Kernel(1, threads=threads)
-    if name in ("max", "min", "amax", "amin", "aminmax"):
+    if name in ("max", "min", "amax", "amin", "aminmax", "any", "all"):
         return Kernel(size * 2 if name == "aminmax" else size, threads=threads)
     vector = 8 if name in ("sum", "mean", "nansum") and size == 2 else 4
     in_output = type_name(tensor) not in HALVES

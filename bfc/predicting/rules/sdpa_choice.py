@@ -151,6 +151,8 @@ def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
         return False
     if head % 8 or value_head % 8:
         return False
+    if torch_version < (2, 12) and version >= 91000 and gpu.cc == (9, 0):
+        return bool(max(head, value_head) <= LARGEST_HEAD)
     return _cudnn_heads(call, (int(head), int(value_head)), gpu, version)
 
 

@@ -69,7 +69,10 @@ def ctc_loss_gradient(call: Call) -> Any:
     return gradient
 
 
-@kernel("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial")
+@kernel(
+    *("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial"),
+    *("aten::_standard_gamma", "aten::_standard_gamma_grad"),
+)
 def drawn(call: Call) -> Any:
     """A number for each parameter (ATen/native/cuda/Distributions.cpp)."""
     return torch.empty(call.args[0].shape, dtype=call.args[0].dtype, device=call.args[0].device)

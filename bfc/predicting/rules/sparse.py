@@ -8,11 +8,12 @@ tensors take its result for empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from bfc.libraries import torch
 from bfc.predicting.rules import cub
-from bfc.predicting.rules.interface import Call, sparse
+from bfc.predicting.rules.interface import Call, answer, sparse
 from bfc.predicting.rules.tensors import argument, operator
 
 INDEX = 8
@@ -25,6 +26,23 @@ PASSED = frozenset(
         *("alias", "_dimI", "_dimV", "_has_compatible_shallow_copy_type"),
     )
 )
+
+
+#: How tensors of compressed rows or columns are made.
+COMPRESSED = (
+    *("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe", "_to_sparse_csr"),
+    *("_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_to_sparse"),
+    "_sparse_compressed_tensor_with_dims",
+)
+
+
+@answer(*(f"aten::{name}" for name in COMPRESSED))
+def compressed(call: Call, run: Callable[[], Any]) -> Any:
+    """Refused: PyTorch would ask a real device for its context."""
+    raise NotImplementedError(
+        f"bfc does not know tensors of compressed rows or columns, nor which elements of a dense "
+        f"one are zero: {call.func._schema.name}. Give the program dense tensors for the prediction"
+    )
 
 
 def _parts(tensor: Any) -> tuple[Any, Any]:

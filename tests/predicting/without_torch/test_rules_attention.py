@@ -56,6 +56,8 @@ MASK = Shape((2, 8, 128, 128), "bfloat16")
         ("h100", (2, 13), asked(dropout=0.125), CUDNN),
         ("h100", (2, 13), asked(mask=MASK), CUDNN),
         ("h100", (2, 13), asked(head=256), FLASH),
+        ("h100", (2, 11), asked(head=256), CUDNN),  # with a mask, too
+        ("h100", (2, 11), asked(head=256, mask=MASK), CUDNN),
         ("h100", (2, 14), asked(head=256), CUDNN),
         ("h100", (2, 14), asked(head=160), FLASH),  # no gradient of such heads
         ("h100", (2, 14), asked(head=160, gradient=False), CUDNN),

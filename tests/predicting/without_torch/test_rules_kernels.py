@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rule_calls import Shape, call, of, shapes
 
 from bfc.predicting.rules import cub
@@ -41,7 +42,7 @@ def test_group_norm_has_a_factor_for_each_channel() -> None:
     assert of(call(GROUP_NORM, image, weight, None, 4, 64, 1024, 8, 1e-5)) == [0, 1024, 1024]
     assert of(call(GROUP_NORM, image, None, None, 4, 64, 1024, 8, 1e-5)) == [0]  # as by vmap
     found = of(call(GROUP_BACKWARD, image, image, None, None, weight, 4, 64, 1024, 8))
-    assert found == [0, 1024, 1024, 128, 128, 1024]
+    assert found == [0, 1024, 1024, 128, 128, 1024, -128, -128]
 
 
 BATCH_NORM = "native_batch_norm(input, weight, bias, running_mean, running_var, training)"
@@ -53,7 +54,8 @@ def batch_norm(tensor: Shape, weight: Shape) -> list[int]:
 
 def test_batch_norm_of_channels_last_halves_shares_channels_between_blocks() -> None:
     last = Shape((64, 64, 56, 56), "bfloat16", (64 * 56 * 56, 1, 64 * 56, 64))
-    assert batch_norm(last, Shape((64,), "bfloat16")) == [0, 4 * 64 * 128 * 4, 2 * 4]
+    partial = 4 * 64 * 128 * 4
+    assert batch_norm(last, Shape((64,), "bfloat16")) == [0, partial, 8, -8, -partial]
 
 
 def test_batch_norm_needs_nothing_where_cudnn_or_a_channel_s_own_block_works() -> None:
@@ -69,6 +71,20 @@ def test_norms_of_a_list_have_a_number_for_each_chunk() -> None:
     assert of(call("_foreach_norm(self, ord)", tensors, 2)) == [3 * 16 * 4, 0]
     mixed = [*tensors, Shape((4,), "float16")]
     assert of(call("_foreach_norm(self, ord)", mixed, 2)) == [0]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_pixels_are_put_in_order_for_an_adaptive_pool(backward: bool) -> None:
+    """Images whose channels lie side by side: 89 MiB for 64 of them."""
+    strides, small = (64 * 56 * 56, 1, 64 * 56, 64), (64 * 49, 1, 64 * 7, 64)
+    image, pooled = Shape((1, 64, 56, 56), strides=strides), Shape((1, 64, 7, 7), strides=small)
+    places = Shape((1, 64, 7, 7), "int64", small)
+    if backward:
+        name = "adaptive_max_pool2d_backward(grad_output, self, indices)"
+        made = call(name, pooled, image, places, result=image)
+    else:
+        made = call("adaptive_max_pool2d(self, output_size)", image, 7, result=(pooled, places))
+    assert of(made) == [0, 12_544, 25_088, 802_816]
 
 
 SORT = "sort(self, dim=-1, descending=False)"

@@ -110,6 +110,7 @@ def test_a_maximum_with_its_place_holds_pairs() -> None:
         ("sum", "int64", 8),
         ("amax", "float16", 2),
         ("any", "bool", 1),
+        ("all", "float32", 4),
         ("var", "float32", 16),
         ("linalg_vector_norm", "bfloat16", 4),
     ],
