@@ -2,8 +2,9 @@
 
 From PyTorch's torch/csrc/autograd/functions/accumulate_grad.h (a sparse gradient is taken as it
 is), ATen/native/sparse/SparseTensor.cpp (clone), cuda/SparseCUDATensor.cu (_coalesce_sparse_cuda)
-and SparseTensorMath.cpp (sparse_mask). An operator that is not here is refused: PyTorch's fake
-tensors take its result for empty.
+and SparseTensorMath.cpp (sparse_mask, _sparse_mm). What cuSPARSE works in, a few bytes to a few
+KiB, is not counted. An operator that is not here is refused: PyTorch's fake tensors take its result
+for empty.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def _is_sparse(tensor: Any) -> bool:
     return str(tensor.layout) == "torch.sparse_coo"
 
 
-def _like(tensor: Any, indices: Any, values: Any, coalesced: bool) -> Any:
+def _like(tensor: Any, indices: Any, values: Any, coalesced: bool, shape: Any = None) -> Any:
     """A sparse tensor of these, as large as another."""
     dims = tensor.sparse_dim(), tensor.dense_dim()
     return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
         *dims,
-        list(tensor.shape),
+        list(tensor.shape if shape is None else shape),
         indices,
         values,
         dtype=values.dtype,
@@ -116,11 +117,10 @@ def coalesced(call: Call) -> Any:
     tensor = call.args[0]
     indices, values = _parts(tensor)
     count = int(values.shape[0])
-    if tensor.sparse_dim() != 1:
-        return NotImplemented
     left = call.choices.different(indices) if call.choices else count
     call.assume("a sparse tensor: indices that differ", left)
-    sorted_ones = indices.reshape(-1).clone()
+    dims = tensor.sparse_dim()
+    sorted_ones = torch.empty(count, dtype=indices.dtype, device=indices.device)  # as one number
     held = [torch.empty_like(sorted_ones) for _ in range(2)]
     capability, version = call.gpu.cc, call.torch_version
     for size in (  # Thrust's sort by a comparison, and the first of each run
@@ -130,8 +130,68 @@ def coalesced(call: Call) -> Any:
         storage = torch.empty(size, dtype=torch.uint8, device=indices.device)
         del storage
     summed = torch.empty((left, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    del held
-    return _like(tensor, sorted_ones[:left].view(1, -1), summed, True)
+    if dims == 1:
+        kept = sorted_ones[:left].view(1, -1)
+    else:
+        kept = torch.empty((dims, left), dtype=indices.dtype, device=indices.device)
+    del held, sorted_ones
+    return _like(tensor, kept, summed, True)
+
+
+@sparse("aten::_sparse_addmm")
+def sum_and_product(call: Call) -> Any:
+    """Of a sparse matrix and a dense one (cuda/SparseCUDATensorMath.cu,
+    s_addmm_out_sparse_dense_cuda): in order, with the ends of rows in 32 bits, and turned round."""
+    return _product(*call.args[1:3])
+
+
+@sparse("aten::mm")
+def product(call: Call) -> Any:
+    """The same, with zeros to add to (SparseTensorMath.cpp, _sparse_mm)."""
+    matrix, dense = call.args
+    if not _is_sparse(matrix) or _is_sparse(dense):
+        return NotImplemented
+    return _product(matrix, dense, dense.new_zeros((matrix.shape[0], dense.shape[1])))
+
+
+def _product(matrix: Any, dense: Any, zeros: Any = None) -> Any:
+    if not _is_sparse(matrix) or _is_sparse(dense):
+        return NotImplemented
+    result = dense.new_empty((matrix.shape[0], dense.shape[1]))
+    ordered = matrix.coalesce()
+    count = int(ordered._values().shape[0])
+    ends = dense.new_empty(matrix.shape[0] + 1, dtype=torch.int32)
+    rows = dense.new_empty(count, dtype=torch.int32)
+    del rows
+    columns = dense.new_empty(count, dtype=torch.int32)
+    turned = torch.empty_like(result)
+    del turned, columns, ends, ordered
+    return result
+
+
+@sparse("aten::t")
+def turned(call: Call) -> Any:
+    """A copy whose rows of indices change places (ATen/native/TensorShape.cpp, transpose)."""
+    tensor = call.args[0]
+    if tensor.sparse_dim() != 2:
+        return NotImplemented
+    indices, values = _parts(tensor)
+    values, indices = values.clone(), indices.clone()
+    row = indices[0].clone()
+    del row
+    shape = [tensor.shape[1], tensor.shape[0], *tensor.shape[2:]]
+    return _like(tensor, indices, values, False, shape)
+
+
+@sparse("aten::_to_dense")
+def to_dense(call: Call) -> Any:
+    """Added to zeros, at indices that are one number each."""
+    tensor = call.args[0]
+    result = tensor._values().new_zeros(tuple(tensor.shape))
+    if not tensor.is_coalesced():
+        places = tensor._indices().new_empty(tensor._nnz())
+        del places
+    return result
 
 
 @sparse("aten::sparse_mask")
