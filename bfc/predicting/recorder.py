@@ -146,6 +146,7 @@ class Operator:
         "mutates",
         "name",
         "order",
+        "targets",
         "unknowable",
         "writes",
     )
@@ -157,6 +158,7 @@ class Operator:
         self.mutates: bool = schema.is_mutable
         #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
         self.writes = self.mutates or not self.name.startswith(("aten::", "prims::"))
+        self.targets = _targets(schema) if self.mutates else None
         self.composed = _composed_by(func)
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
@@ -170,6 +172,19 @@ class Operator:
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
         self.changes_in = _CHANGES.get(self.name)
+
+
+def _targets(schema: Any) -> list[tuple[int, str]]:
+    """The places and names of the arguments that an operator writes to."""
+    named = enumerate(schema.arguments)
+    return [(at, one.name) for at, one in named if one.alias_info and one.alias_info.is_write]
+
+
+def _written(targets: list[tuple[int, str]] | None, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that were written to: any, where a schema does not say so."""
+    if targets is None:
+        return [*args, *kwargs.values()]
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in targets]
 
 
 def _composed_by(func: Any) -> Callable[..., Any] | None:
@@ -307,8 +322,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if known.follows is not None:
             self.known.learn(known.follows, args, kwargs, result)
         elif known.writes and self.known:
-            self.known.forget(args)
-            self.known.forget(tuple(kwargs.values()))
+            self.known.forget(_written(known.targets, args, kwargs))
         return result
 
     def _with_sparse(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
