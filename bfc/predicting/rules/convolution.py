@@ -7,7 +7,7 @@ From PyTorch's ATen/native/ConvUtils.h (cudnn_conv_use_channels_last), ATen/nati
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -63,13 +63,13 @@ def layouts(recorder: Any) -> Iterator[None]:
         yield
 
 
-def _copies(names: dict[str, Any], last: bool) -> Iterator[Workspace | Release]:
-    for name, tensor in names.items():
-        if tensor is None or (is_contiguous(tensor) and not last):
-            continue
-        if last and (channels_last(tensor) or _both(tensor)):
-            continue
-        yield Workspace(nbytes(tensor), what=f"{name} in another layout")
+def _copy(what: str, tensor: Any, last: bool) -> list[Workspace]:
+    """In the layout of the kernel, if it has another one."""
+    if is_contiguous(tensor) and not last:
+        return []
+    if last and (channels_last(tensor) or _both(tensor)):
+        return []
+    return [Workspace(nbytes(tensor), what=f"{what} in another layout")]
 
 
 def _both(tensor: Any) -> bool:
@@ -82,18 +82,14 @@ def _both(tensor: Any) -> bool:
 
 
 @before("aten::convolution", "aten::_convolution")
-def convolution(call: Call) -> Iterator[Workspace | Release]:
-    """Copies in the layout of the kernel."""
-    tensor, weight = call.args[0], call.args[1]
-    yield from _copies({"input": tensor, "weight": weight}, by_channels(tensor, weight))
+def images_in_order(call: Call) -> Iterator[Workspace | Release]:
+    """A copy of the images (_convolution in ATen/native/Convolution.cpp)."""
+    tensor, weight = call.args[:2]
+    yield from _copy("input", tensor, by_channels(tensor, weight))
 
 
-@before("aten::convolution_backward")
-def convolution_backward(call: Call) -> Iterator[Workspace | Release]:
-    """The same for the backward pass."""
-    gradient, tensor, weight = call.args[:3]
-    names = {"gradient": gradient, "input": tensor, "weight": weight}
-    yield from _copies(names, by_channels(tensor, weight))
+def _mask(call: Call) -> Sequence[bool]:
+    return argument(call, "output_mask") or (True, True, True)
 
 
 #: cuDNN is given images in float16 channel by channel from so many channels, and pixels in a row.
@@ -219,26 +215,55 @@ def _of_pixels(values: Any, of_rows: int | None = None) -> tuple[int, ...]:
 
 @rule("aten::convolution", "aten::_convolution")
 def workspace(call: Call) -> Iterator[Workspace | Release]:
-    """cuDNN's workspace."""
-    size = _workspace(call, call.args[0], call.args[1], call.result, "result")
+    """cuDNN's workspace, after a copy of the weight (cudnn_convolution_forward in
+    ATen/native/cudnn/ConvShared.cpp)."""
+    images, weight = call.args[:2]
+    yield from _copy("weight", weight, by_channels(images, weight))
+    size = _workspace(call, images, weight, call.result, "result")
     yield Workspace(size, what="cuDNN's workspace")
 
 
 @between("aten::convolution_backward")
-def workspaces_of_gradients(call: Call) -> Iterator[Workspace | Release | Result]:
-    """The gradient of the images, and then that of the weight (cudnn_convolution_backward in
-    ATen/native/cudnn/ConvShared.cpp): each with a workspace of its own. PyTorch's kernels for
-    single channels begin with the weight (ATen/native/cuda/DepthwiseConv2d.cu)."""
+def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
+    """The gradient of the images, and then that of the weight: each with copies and a workspace of
+    its own (cudnn_convolution_backward in ATen/native/cudnn/ConvShared.cpp). They share copies of
+    the images, if a weight is trained (convolution_backward in ATen/native/Convolution.cpp), and of
+    the gradient, if its channels do not lie as those of the images do."""
     gradient, images, weight = call.args[:3]
-    mask = argument(call, "output_mask") or (True, True, True)
-    order = [(0, "images"), (1, "weight")]
     if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
-        order.reverse()
-    for place, of in order:
+        yield from _of_single_channels(call)
+        return
+    last, mask = by_channels(images, weight), _mask(call)
+    shared, own = _copy("input", images, last) if mask[1] else [], []
+    if suggests_channels_last(gradient) != last:
+        shared.append(Workspace(nbytes(gradient), what="gradient in another layout"))
+    else:
+        own = _copy("gradient", gradient, last)
+    yield from shared
+    passes = (("images", [*_copy("weight", weight, last), *own]), ("weight", own))
+    for place, (of, copies) in enumerate(passes):
         if mask[place]:
-            yield Result(place)
+            steps: list[Workspace | Result] = [*copies]
+            steps.insert(len(copies) * place, Result(place))
+            yield from steps
             size = _workspace(call, images, weight, gradient, of)
             yield from cub.for_a_moment(size, "cuDNN's workspace")
+            yield from map(Release, reversed(copies))
+    yield from map(Release, reversed(shared))
+
+
+def _of_single_channels(call: Call) -> Iterator[Workspace | Release | Result]:
+    """Without cuDNN: for images in a plane the gradient of the weight comes first, after what is
+    copied, in a volume last (ATen/native/cuda/DepthwiseConv2d.cu and DepthwiseConv3d.cu)."""
+    names = ("gradient", "input", "weight")
+    tensors = zip(names, call.args[:3], strict=True)
+    copies = [made for name, one in tensors for made in _copy(name, one, last=False)]
+    results = [Result(place) for place in (0, 1) if _mask(call)[place]]
+    plane = len(call.args[1].shape) < 5
+    steps: list[Workspace | Result]
+    steps = [*copies, *reversed(results)] if plane else [*results, *copies]
+    yield from steps
+    yield from map(Release, reversed(copies))
 
 
 @rule("aten::convolution_backward")

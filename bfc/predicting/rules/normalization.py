@@ -115,12 +115,14 @@ TILE, ELEMENTS, THREADS, MOST_ALONG, LEAST_ALONG = 32, 16, 512, 128, 8
 
 @kernel("aten::native_batch_norm")
 def normalised(call: Call) -> Any:
-    """Without training no statistics are kept (batch_norm_cuda)."""
+    """Without training cuDNN keeps no statistics; PyTorch's own kernels do (batch_norm_cuda)."""
     tensor = call.args[0]
     found = call.func(*call.args, **call.kwargs)
     if argument(call, "training"):
         return found
-    return found[0], tensor.new_empty(0), tensor.new_empty(0)
+    if uses_cudnn(call):
+        return found[0], tensor.new_empty(0), tensor.new_empty(0)
+    return found[0], _of_channels(tensor, tensor), _of_channels(tensor, tensor)
 
 
 @rule("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
