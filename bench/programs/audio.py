@@ -162,3 +162,91 @@ def whisper(torch: Any) -> Step:
     words = torch.randint(50257, (4, 64), device="cuda")
     loss_of = cast(torch, torch.bfloat16, lambda model: model(sounds, labels=words).loss)
     return training(torch, model, loss_of, fused=True)
+
+
+def hears_commands(torch: Any) -> Step:
+    """Convolutions over the waves themselves, of words a second long."""
+    nn = torch.nn
+    layers: list[Any] = []
+    for before, after, width, stride in ((1, 128, 80, 4), (128, 128, 3, 1), (128, 256, 3, 1)):
+        layers += [nn.Conv1d(before, after, width, stride), nn.BatchNorm1d(after), nn.ReLU()]
+        layers += [nn.MaxPool1d(4)]
+    layers += [nn.Conv1d(256, 512, 3), nn.BatchNorm1d(512), nn.ReLU(), nn.MaxPool1d(4)]
+    head = nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(512, 35), nn.LogSoftmax(1)
+    model = nn.Sequential(*layers, *head).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=1e-4)
+    rate = torch.optim.lr_scheduler.StepLR(optimizer, 20, gamma=0.1)
+    waves = torch.randn(256, 1, 16000)
+    words = torch.randint(35, (256,))
+    coarser = importlib.import_module("torchaudio").transforms.Resample(16000, 8000).cuda()
+
+    def step() -> float:
+        said = model(coarser(waves.to("cuda")))
+        loss = nn.functional.nll_loss(said, words.to("cuda"))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        rate.step()
+        return float(loss.item())
+
+    return step
+
+
+def speaks(torch: Any) -> Step:
+    """A cell that looks at a text, at places that it has looked at before, says frames of sound;
+    convolutions mend what it said."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    def convs(*widths: int) -> Any:
+        layers: list[Any] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv1d(before, after, 5, padding=2), nn.BatchNorm1d(after)]
+            layers += [nn.Tanh(), nn.Dropout(0.5)]
+        return nn.Sequential(*layers[:-2])
+
+    parts = {
+        "embed": nn.Embedding(80, 256),
+        "convs": convs(256, 256, 256, 256),
+        "encoder": nn.LSTM(256, 128, batch_first=True, bidirectional=True),
+        "narrow": nn.Sequential(nn.Linear(80, 128), nn.ReLU(), nn.Dropout(0.5)),
+        "looks": nn.LSTMCell(128 + 256, 512),
+        "query": nn.Linear(512, 128, bias=False),
+        "key": nn.Linear(256, 128, bias=False),
+        "where": nn.Conv1d(2, 32, 31, padding=15, bias=False),
+        "place": nn.Linear(32, 128, bias=False),
+        "score": nn.Linear(128, 1, bias=False),
+        "cell": nn.LSTMCell(512 + 256, 512),
+        "frame": nn.Linear(512 + 256, 80),
+        "ends": nn.Linear(512 + 256, 1),
+        "mends": convs(80, 256, 256, 80),
+    }
+    letters = torch.randint(80, (32, 64), device="cuda")
+    frames = torch.randn(32, 80, 80, device="cuda")
+    last = torch.zeros(32, 80, device="cuda")
+    last[:, -1] = 1
+
+    def forward(self: Any, letters: Any, frames: Any) -> Any:
+        read, _state = self.encoder(self.convs(self.embed(letters).mT).mT)
+        keys, batch = self.key(read), len(letters)
+        seen, attended = read.new_zeros(batch, 256), read.new_zeros(batch, 64)
+        total, first, second, said = attended, None, None, []
+        for frame in self.narrow(functional.pad(frames, (0, 0, 1, 0))[:, :-1]).unbind(1):
+            first = self.looks(torch.cat([frame, seen], 1), first)
+            places = self.place(self.where(torch.stack([attended, total], 1)).mT)
+            scores = self.score(torch.tanh(self.query(first[0])[:, None] + keys + places))
+            attended = scores.squeeze(2).softmax(1)
+            total = total + attended
+            seen = torch.bmm(attended[:, None], read).squeeze(1)
+            second = self.cell(torch.cat([first[0], seen], 1), second)
+            said.append(torch.cat([second[0], seen], 1))
+        states = torch.stack(said, 1)
+        sound = self.frame(states)
+        return sound, sound + self.mends(sound.mT).mT, self.ends(states).squeeze(2)
+
+    def loss_of(model: Any) -> Any:
+        sound, mended, ends = model(letters, frames)
+        wrong = functional.mse_loss(sound, frames) + functional.mse_loss(mended, frames)
+        return wrong + functional.binary_cross_entropy_with_logits(ends, last)
+
+    model = module(torch, forward, **parts)
+    return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=1e-3, weight_decay=1e-6)

@@ -149,3 +149,97 @@ def soft_actor_critic(torch: Any) -> Step:
             torch._foreach_lerp_(list(slow.parameters()), list(critics.parameters()), 0.005)
 
     return step
+
+
+def actor_critic(torch: Any) -> Step:
+    """Plays 128 games for five frames, and learns from them at once."""
+    nn, draws = torch.nn, torch.distributions.Categorical
+    model = _sees(torch, 18, 1)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=7e-4, alpha=0.99, eps=1e-5)
+    frame = torch.randint(256, (128, 4, 84, 84), dtype=torch.uint8, device="cuda")
+
+    def step() -> None:
+        nonlocal frame
+        likely, worths, unsure, gains = [], [], [], []
+        for _ in range(5):
+            logits, worth = model(frame)
+            policy = draws(logits=logits)
+            action = policy.sample()
+            likely.append(policy.log_prob(action))
+            unsure.append(policy.entropy())
+            worths.append(worth.squeeze(1))
+            seen = torch.randint(256, (128, 1, 84, 84), dtype=torch.uint8)
+            frame = torch.cat([frame[:, 1:], seen.to("cuda")], 1)
+            gains.append(torch.randn(128).to("cuda"))
+        with torch.no_grad():
+            wanted = model(frame)[1].squeeze(1)
+        aims: list[Any] = []
+        for gain in reversed(gains):
+            wanted = gain + 0.99 * wanted
+            aims.insert(0, wanted)
+        better = torch.stack(aims) - torch.stack(worths)
+        gained = (torch.stack(likely) * better.detach()).mean()
+        loss = 0.5 * better.square().mean() - gained - 0.01 * torch.stack(unsure).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    return step
+
+
+def dreams(torch: Any) -> Step:
+    """A model of the world from images: a recurrent state, and one drawn from what is seen, which
+    the recurrent one should foretell."""
+    nn, functional, distributions = torch.nn, torch.nn.functional, torch.distributions
+    shrink: list[Any] = []
+    for before, after in ((3, 32), (32, 64), (64, 128), (128, 256)):
+        shrink += [nn.Conv2d(before, after, 4, 2), nn.ELU()]
+    grow: list[Any] = []
+    for before, after, width in ((1024, 128, 5), (128, 64, 5), (64, 32, 6)):
+        grow += [nn.ConvTranspose2d(before, after, width, 2), nn.ELU()]
+    parts = {
+        "sees": nn.Sequential(*shrink, nn.Flatten()),
+        "joins": nn.Sequential(nn.Linear(32 + 6, 256), nn.ELU()),
+        "cell": nn.GRUCell(256, 256),
+        "prior": perceptron(torch, 256, 256, 64, activation=nn.ELU),
+        "posterior": perceptron(torch, 256 + 1024, 256, 64, activation=nn.ELU),
+        "widens": nn.Sequential(nn.Linear(288, 1024), nn.Unflatten(1, (1024, 1, 1))),
+        "paints": nn.Sequential(*grow, nn.ConvTranspose2d(32, 3, 6, 2)),
+        "reward": perceptron(torch, 288, 256, 256, 1, activation=nn.ELU),
+    }
+    images = torch.rand(50, 32, 3, 64, 64, device="cuda") - 0.5
+    actions = torch.rand(50, 32, 6, device="cuda") * 2 - 1
+    rewards = torch.randn(50, 32, device="cuda")
+
+    def normal(both: Any) -> Any:
+        mean, spread = both.chunk(2, 1)
+        return distributions.Normal(mean, functional.softplus(spread) + 0.1)
+
+    def loss_of(model: Any) -> Any:
+        seen = model.sees(images.flatten(0, 1)).view(50, 32, 1024)
+        state = torch.zeros(32, 256, device="cuda")
+        drawn, states, apart = torch.zeros(32, 32, device="cuda"), [], []
+        for image, action in zip(seen, actions, strict=True):
+            state = model.cell(model.joins(torch.cat([drawn, action], 1)), state)
+            prior = normal(model.prior(state))
+            posterior = normal(model.posterior(torch.cat([state, image], 1)))
+            drawn = posterior.rsample()
+            apart.append(distributions.kl_divergence(posterior, prior).sum(1))
+            states.append(torch.cat([state, drawn], 1))
+        known = torch.cat(states)
+        painted = model.paints(model.widens(known))
+        wrong = 0.5 * (painted - images.flatten(0, 1)).square().sum((1, 2, 3)).mean()
+        wrong = wrong + 0.5 * (model.reward(known).squeeze(1) - rewards.flatten()).square().mean()
+        return wrong + torch.stack(apart).mean().clamp(min=3.0)
+
+    model = module(torch, loss_of, **parts)
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-4, eps=1e-7)
+
+    def step() -> None:
+        loss_of(model).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 100.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step

@@ -11,6 +11,7 @@ from typing import Any
 from bench.programs._shared import (
     Step,
     cast,
+    configured,
     convolved,
     descend,
     module,
@@ -375,3 +376,67 @@ def unet_3d(torch: Any) -> Step:
     model = module(torch, forward, **parts)
     sgd = {"optimizer": torch.optim.SGD, "lr": 0.01, "momentum": 0.99, "nesterov": True}
     return training(torch, model, lambda model: loss(model(scans), organs), **sgd)
+
+
+def unet_transposed(torch: Any) -> Step:
+    """Grows by transposed convolutions; half precision, and a loss of overlaps."""
+    nn, functional = torch.nn, torch.nn.functional
+    widths = 64, 128, 256, 512, 1024
+
+    def twice(before: int, after: int) -> Any:
+        return nn.Sequential(convolved(torch, before, after), convolved(torch, after, after))
+
+    pairs = list(itertools.pairwise(widths))
+    parts = {
+        "first": twice(3, 64),
+        "down": nn.ModuleList(nn.Sequential(nn.MaxPool2d(2), twice(a, b)) for a, b in pairs),
+        "grow": nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairs),
+        "up": nn.ModuleList(twice(b, a) for a, b in pairs),
+        "last": nn.Conv2d(64, 2, 1),
+    }
+
+    def forward(self: Any, x: Any) -> Any:
+        kept = [self.first(x)]
+        for down in self.down:
+            kept.append(down(kept[-1]))
+        x = kept.pop()
+        for grow, up in zip(reversed(self.grow), reversed(self.up), strict=True):
+            x = up(torch.cat([kept.pop(), grow(x)], 1))
+        return self.last(x)
+
+    model = module(torch, forward, **parts).to(memory_format=torch.channels_last)
+    momentum = {"lr": 1e-5, "weight_decay": 1e-8, "momentum": 0.999, "foreach": True}
+    optimizer = torch.optim.RMSprop(model.parameters(), **momentum)
+    scaler = torch.amp.GradScaler("cuda")
+    images = torch.rand(4, 3, 256, 256, device="cuda").to(memory_format=torch.channels_last)
+    masks = torch.randint(2, (4, 256, 256), device="cuda")
+
+    def step() -> float:
+        with torch.autocast("cuda", torch.float16):
+            said = model(images)
+            loss = functional.cross_entropy(said, masks)
+            shares = said.softmax(1).float()
+            true = functional.one_hot(masks, 2).permute(0, 3, 1, 2).float()
+            both = 2 * (shares * true).sum((1, 2, 3))
+            every = shares.sum((1, 2, 3)) + true.sum((1, 2, 3))
+            loss = loss + 1 - ((both + 1e-6) / (every + 1e-6)).mean()
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return float(loss.item())
+
+    return step
+
+
+def segformer(torch: Any) -> Step:
+    model = configured("Segformer", "ForSemanticSegmentation", num_labels=19)
+    images = torch.randn(8, 3, 256, 256, device="cuda")
+    labels = torch.randint(19, (8, 256, 256), device="cuda")
+
+    def loss_of(model: Any) -> Any:
+        return model(pixel_values=images, labels=labels).loss
+
+    return training(torch, model, loss_of, lr=6e-5)

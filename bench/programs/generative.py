@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -439,3 +440,234 @@ def radiance_field(torch: Any) -> Step:
         return ((passed * stopped)[..., None] * colours).sum(1).sub(seen).square().mean()
 
     return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=5e-4)
+
+
+def small_diffusion(torch: Any) -> Step:
+    """Images of 32 by 32, told how noisy they are; the mean of the weights so far draws some."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    def mends(self: Any, x: Any, time: Any) -> Any:
+        y = self.first(functional.silu(self.before(x))) + self.time(time)[:, :, None, None]
+        return self.short(x) + self.second(self.drop(functional.silu(self.after(y))))
+
+    def block(before: int, after: int) -> Any:
+        convs = {"first": nn.Conv2d(before, after, 3, padding=1)}
+        convs |= {"second": nn.Conv2d(after, after, 3, padding=1)}
+        convs |= {"short": nn.Conv2d(before, after, 1) if before != after else nn.Identity()}
+        parts = {"before": nn.GroupNorm(32, before), "after": nn.GroupNorm(32, after)}
+        parts |= {"time": nn.Linear(256, after), "drop": nn.Dropout(0.1)}
+        return module(torch, mends, **convs, **parts)
+
+    def attends(self: Any, x: Any) -> Any:
+        batch, width, high, wide = x.shape
+        q, k, v = self.qkv(self.normal(x)).flatten(2).chunk(3, 1)
+        scores = torch.bmm(q.transpose(1, 2), k) * width**-0.5
+        seen = torch.bmm(v, scores.softmax(-1).transpose(1, 2))
+        return x + self.last(seen.view(batch, width, high, wide))
+
+    looks = {"normal": nn.GroupNorm(32, 256), "qkv": nn.Conv2d(256, 768, 1)}
+    parts = {
+        "time": perceptron(torch, 64, 256, 256, activation=nn.SiLU),
+        "first": nn.Conv2d(3, 64, 3, padding=1),
+        "down": nn.ModuleList([block(64, 64), block(64, 128), block(128, 256)]),
+        "middle": nn.ModuleList([block(256, 256), block(256, 256)]),
+        "looks": module(torch, attends, last=nn.Conv2d(256, 256, 1), **looks),
+        "up": nn.ModuleList([block(512, 128), block(256, 64), block(128, 64)]),
+        "last": nn.Sequential(nn.GroupNorm(32, 64), nn.SiLU(), nn.Conv2d(64, 3, 3, padding=1)),
+    }
+    rates = 10000 ** (-torch.arange(32, device="cuda") / 32)
+
+    def forward(self: Any, x: Any, when: Any) -> Any:
+        turns = when[:, None].float() * rates
+        time = functional.silu(self.time(torch.cat([turns.sin(), turns.cos()], 1)))
+        x, kept = self.first(x), []
+        for down in self.down:
+            x = down(x, time)
+            kept.append(x)
+            x = functional.avg_pool2d(x, 2)
+        x = self.middle[1](self.looks(self.middle[0](x, time)), time)
+        for up in self.up:
+            x = functional.interpolate(x, scale_factor=2, mode="nearest")
+            x = up(torch.cat([x, kept.pop()], 1), time)
+        return self.last(x)
+
+    model = module(torch, forward, **parts)
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
+    images = torch.rand(128, 3, 32, 32, device="cuda") * 2 - 1
+    betas = torch.linspace(1e-4, 0.02, 1000, device="cuda")
+    left = (1 - betas).cumprod(0)
+
+    def draws() -> Any:
+        x = torch.randn(16, 3, 32, 32, device="cuda")
+        for when in range(999, 0, -200):
+            noise = average(x, torch.full((16,), when, device="cuda"))
+            x = (x - betas[when] / (1 - left[when]).sqrt() * noise) / (1 - betas[when]).sqrt()
+            x = x + betas[when].sqrt() * torch.randn_like(x)
+        return x.clamp(-1, 1).cpu()
+
+    def step() -> object:
+        when = torch.randint(1000, (128,), device="cuda")
+        noise, share = torch.randn_like(images), left[when].view(-1, 1, 1, 1)
+        noised = share.sqrt() * images + (1 - share).sqrt() * noise
+        loss = functional.mse_loss(model(noised, when), noise)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            for slow, weight in zip(average.parameters(), model.parameters(), strict=True):
+                slow.mul_(0.9999).add_(weight, alpha=0.0001)
+            return draws()
+
+    return step
+
+
+def cycles(torch: Any) -> Step:
+    """Two painters turn images of one kind into the other, and back into what they were."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    def residual() -> Any:
+        def half() -> tuple[Any, ...]:
+            return nn.ReflectionPad2d(1), nn.Conv2d(256, 256, 3), nn.InstanceNorm2d(256)
+
+        body = nn.Sequential(*half(), nn.ReLU(True), *half())
+        return module(torch, lambda self, x: x + self.body(x), body=body)
+
+    def painter() -> Any:
+        def normal(width: int) -> tuple[Any, ...]:
+            return nn.InstanceNorm2d(width), nn.ReLU(True)
+
+        grow = {"stride": 2, "padding": 1, "output_padding": 1}
+        return nn.Sequential(
+            *(nn.ReflectionPad2d(3), nn.Conv2d(3, 64, 7), *normal(64)),
+            *(nn.Conv2d(64, 128, 3, 2, 1), *normal(128)),
+            *(nn.Conv2d(128, 256, 3, 2, 1), *normal(256)),
+            *(residual() for _ in range(6)),
+            *(nn.ConvTranspose2d(256, 128, 3, **grow), *normal(128)),
+            *(nn.ConvTranspose2d(128, 64, 3, **grow), *normal(64)),
+            *(nn.ReflectionPad2d(3), nn.Conv2d(64, 3, 7), nn.Tanh()),
+        )
+
+    there, back = (painter().cuda() for _ in range(2))
+    critics = [_critic(torch, 3, 64, 128, 256, normalise=nn.InstanceNorm2d).cuda() for _ in "ab"]
+    adam = {"lr": 2e-4, "betas": (0.5, 0.999)}
+    paints = torch.optim.Adam([*there.parameters(), *back.parameters()], **adam)
+    judges = torch.optim.Adam([w for critic in critics for w in critic.parameters()], **adam)
+    photos, paintings = torch.rand(2, 2, 3, 128, 128, device="cuda") * 2 - 1
+
+    def judged(critic: Any, images: Any, truth: float) -> Any:
+        said = critic(images)
+        return functional.mse_loss(said, torch.full_like(said, truth))
+
+    def step() -> None:
+        for critic in critics:
+            critic.requires_grad_(False)
+        painted, pictured = there(photos), back(paintings)
+        loss = judged(critics[0], painted, 1.0) + judged(critics[1], pictured, 1.0)
+        loss = loss + 10 * functional.l1_loss(back(painted), photos)
+        loss = loss + 10 * functional.l1_loss(there(pictured), paintings)
+        loss = loss + 5 * functional.l1_loss(there(paintings), paintings)
+        loss = loss + 5 * functional.l1_loss(back(photos), photos)
+        descend(paints, loss)
+        pairs = (paintings, painted), (photos, pictured)
+        for critic, (real, fake) in zip(critics, pairs, strict=True):
+            critic.requires_grad_(True)
+            wrong = judged(critic, real, 1.0) + judged(critic, fake.detach(), 0.0)
+            (wrong * 0.5).backward()
+        judges.step()
+        judges.zero_grad()
+
+    return step
+
+
+def styled(torch: Any) -> Step:
+    """A style scales the weights of each convolution, which thus differ from image to image."""
+    nn, functional = torch.nn, torch.nn.functional
+
+    def paints(self: Any, x: Any, style: Any) -> Any:
+        batch, before, high, wide = x.shape
+        weight = self.weight * (self.style(style) + 1).view(batch, 1, before, 1, 1)
+        weight = weight * (weight.square().sum((2, 3, 4), keepdim=True) + 1e-8).rsqrt()
+        x = x.reshape(1, batch * before, high, wide)
+        x = functional.conv2d(x, weight.flatten(0, 1), padding=1, groups=batch)
+        x = x.view(batch, -1, high, wide)
+        noise = torch.randn(batch, 1, high, wide, device=x.device)
+        return functional.leaky_relu(x + self.noise * noise + self.bias, 0.2)
+
+    def layer(before: int, after: int) -> Any:
+        weight = nn.Parameter(torch.randn(1, after, before, 3, 3) / (9 * before) ** 0.5)
+        parts = {"bias": nn.Parameter(torch.zeros(1, after, 1, 1))}
+        parts |= {"noise": nn.Parameter(torch.zeros(1)), "style": nn.Linear(256, before)}
+        return module(torch, paints, weight=weight, **parts)
+
+    widths = 256, 256, 256, 128, 64
+    parts = {
+        "maps": perceptron(torch, *[256] * 5, activation=lambda: nn.LeakyReLU(0.2)),
+        "start": nn.Parameter(torch.randn(1, 256, 4, 4)),
+        "layers": nn.ModuleList(
+            nn.ModuleList([layer(a, b), layer(b, b)]) for a, b in itertools.pairwise(widths)
+        ),
+        "colours": nn.ModuleList(nn.Conv2d(width, 3, 1) for width in widths[1:]),
+    }
+
+    def forward(self: Any, drawn: Any) -> Any:
+        style = self.maps(drawn * (drawn.square().mean(1, keepdim=True) + 1e-8).rsqrt())
+        x, image = self.start.expand(len(drawn), -1, -1, -1), None
+        for (first, second), colours in zip(self.layers, self.colours, strict=True):
+            larger = {"scale_factor": 2, "mode": "bilinear", "align_corners": False}
+            x = functional.interpolate(x, **larger)
+            x = second(first(x, style), style)
+            colour = colours(x)
+            image = colour if image is None else functional.interpolate(image, **larger) + colour
+        return image
+
+    painter = module(torch, forward, **parts)
+    critic = _critic(torch, 3, 64, 128, 256, 256).cuda()
+    adam = {"lr": 2e-3, "betas": (0.0, 0.99)}
+    draws, judges = (torch.optim.Adam(m.parameters(), **adam) for m in (painter, critic))
+    images = torch.rand(32, 3, 64, 64, device="cuda") * 2 - 1
+
+    def step() -> None:
+        with torch.no_grad():
+            painted = painter(torch.randn(32, 256, device="cuda"))
+        real = images.detach().requires_grad_()
+        said = critic(real)
+        (slope,) = torch.autograd.grad(said.sum(), real, create_graph=True)
+        loss = functional.softplus(critic(painted)).mean() + functional.softplus(-said).mean()
+        descend(judges, loss + 5 * slope.square().sum((1, 2, 3)).mean())
+        painted = painter(torch.randn(32, 256, device="cuda"))
+        descend(draws, functional.softplus(-critic(painted)).mean())
+        judges.zero_grad()
+
+    return step
+
+
+def digits(torch: Any) -> Step:
+    """Squeezes digits of 28 by 28 into 32 numbers, and mends the noise in them."""
+    nn = torch.nn
+    shrink = nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU()
+    grow = {"stride": 2, "padding": 1, "output_padding": 1}
+    model = nn.Sequential(
+        *(*shrink, nn.Conv2d(64, 128, 7), nn.ReLU(), nn.Flatten(), nn.Linear(128, 32)),
+        *(nn.Linear(32, 128), nn.Unflatten(1, (128, 1, 1))),
+        *(nn.ConvTranspose2d(128, 64, 7), nn.ReLU()),
+        *(nn.ConvTranspose2d(64, 32, 3, **grow), nn.ReLU()),
+        *(nn.ConvTranspose2d(32, 1, 3, **grow), nn.Sigmoid()),
+    ).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-5)
+    images = torch.rand(8 * 512, 1, 28, 28)
+
+    def step() -> float:
+        total = 0.0
+        for some in images.split(512):
+            clean = some.to("cuda")
+            noisy = (clean + 0.3 * torch.randn_like(clean)).clamp(0.0, 1.0)
+            loss = nn.functional.mse_loss(model(noisy), clean)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(some)
+        return total / len(images)
+
+    return step

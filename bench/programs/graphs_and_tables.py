@@ -169,3 +169,93 @@ def table_transformer(torch: Any) -> Step:
         rate.step()
 
     return step
+
+
+def neighbours(torch: Any) -> Step:
+    """Each node asks a few of its neighbours, drawn from a table, and they theirs."""
+    nn, nodes = torch.nn, 100_000
+    links = torch.randint(nodes, (nodes, 32), device="cuda")
+    features = torch.randn(nodes, 256, device="cuda")
+    classes = torch.randint(47, (nodes,), device="cuda")
+    layers = [nn.Linear(512, 256), nn.Linear(512, 256)]
+    model = nn.ModuleList([*layers, nn.Linear(256, 47)]).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def drawn(some: Any, count: int) -> Any:
+        which = torch.randint(32, (len(some), count), device="cuda")
+        return links[some].gather(1, which).flatten()
+
+    def joined(layer: Any, own: Any, others: Any) -> Any:
+        mean = others.view(len(own), -1, others.shape[1]).mean(1)
+        return nn.functional.normalize(torch.relu(layer(torch.cat([own, mean], 1))), dim=1)
+
+    def step() -> None:
+        for some in torch.randperm(nodes, device="cuda")[:4096].split(1024):
+            near = drawn(some, 10)
+            far = drawn(near, 10)
+            own, nearby, distant = features[some], features[near], features[far]
+            x = joined(model[0], own, nearby)
+            nearby = joined(model[0], nearby, distant)
+            x = nn.functional.dropout(joined(model[1], x, nearby), 0.5)
+            descend(optimizer, nn.functional.cross_entropy(model[2](x), classes[some]))
+
+    return step
+
+
+def two_towers(torch: Any) -> Step:
+    """Who likes what: a tower for people and what they saw, one for things; the others of the
+    batch are what they did not choose, corrected by how often they come."""
+    nn, functional = torch.nn, torch.nn.functional
+    parts = {
+        "people": nn.Embedding(200_000, 64),
+        "things": nn.Embedding(50_000, 64, padding_idx=0),
+        "person": perceptron(torch, 128, 256, 128),
+        "thing": perceptron(torch, 64, 256, 128),
+    }
+    people = torch.randint(200_000, (4096,), device="cuda")
+    seen = torch.randint(50_000, (4096, 50), device="cuda")
+    chosen = torch.randint(1, 50_000, (4096,), device="cuda")
+    often = torch.rand(50_000, device="cuda").clamp(1e-6)
+
+    def loss_of(model: Any) -> Any:
+        known = (seen != 0).unsqueeze(2)
+        mean = (model.things(seen) * known).sum(1) / known.sum(1).clamp(min=1)
+        left = model.person(torch.cat([model.people(people), mean], 1))
+        right = model.thing(model.things(chosen))
+        alike = functional.normalize(left, dim=1) @ functional.normalize(right, dim=1).T / 0.05
+        alike = alike - often[chosen].log()
+        same = (chosen[:, None] == chosen) & ~torch.eye(4096, dtype=torch.bool, device="cuda")
+        alike = alike.masked_fill(same, -1e9)
+        return functional.cross_entropy(alike, torch.arange(4096, device="cuda"))
+
+    model = module(torch, loss_of, **parts)
+    return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=1e-3)
+
+
+def large_batches(torch: Any) -> Step:
+    """Rows by the ten thousands. Slow weights go half the way after every second update."""
+    nn = torch.nn
+    layers: list[Any] = []
+    for before in (128, 512, 512, 512):
+        layers += [nn.Linear(before, 512), nn.BatchNorm1d(512), nn.SiLU(), nn.Dropout(0.1)]
+    model = nn.Sequential(*layers, nn.Linear(512, 1)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
+    slow = [weight.detach().clone() for weight in model.parameters()]
+    table = torch.randn(262_144, 128, device="cuda")
+    wanted = torch.randn(262_144, 1, device="cuda")
+
+    def step() -> float:
+        losses = []
+        order = torch.randperm(len(table), device="cuda")
+        for number, some in enumerate(order.split(32_768)):
+            loss = nn.functional.huber_loss(model(table[some]), wanted[some])
+            descend(optimizer, loss)
+            losses.append(loss.detach())
+            if number % 2:
+                with torch.no_grad():
+                    for kept, weight in zip(slow, model.parameters(), strict=True):
+                        kept.add_(weight - kept, alpha=0.5)
+                        weight.copy_(kept)
+        return float(torch.stack(losses).mean())
+
+    return step

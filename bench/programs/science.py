@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 from bench.programs._shared import Step, convolved, descend, module, perceptron, training
@@ -157,3 +158,77 @@ def fourier_operator(torch: Any) -> Step:
         return (apart / after.flatten(1).norm(dim=1)).mean()
 
     return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=1e-3, weight_decay=1e-4)
+
+
+def sine_network(torch: Any) -> Step:
+    """An image as sines of sines of places, fitted to its slopes as well."""
+    nn = torch.nn
+    layers = [nn.Linear(2, 256), *(nn.Linear(256, 256) for _ in range(3))]
+    for layer in layers[1:]:
+        nn.init.uniform_(layer.weight, -((6 / 256) ** 0.5) / 30, (6 / 256) ** 0.5 / 30)
+    model = nn.ModuleList([*layers, nn.Linear(256, 1)]).cuda()
+    line = torch.linspace(-1, 1, 256, device="cuda")
+    places = torch.stack(torch.meshgrid(line, line, indexing="ij"), 2).view(-1, 2)
+    image = torch.rand(256 * 256, 1, device="cuda")
+    slopes = torch.randn(256 * 256, 2, device="cuda")
+
+    def loss_of(model: Any) -> Any:
+        where = places.clone().requires_grad_(True)
+        x = where
+        for layer in model[:-1]:
+            x = torch.sin(30 * layer(x))
+        said = model[-1](x)
+        ones = torch.ones_like(said)
+        (slope,) = torch.autograd.grad(said, where, ones, create_graph=True)
+        return nn.functional.mse_loss(said, image) + 0.1 * (slope - slopes).square().sum(1).mean()
+
+    return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=1e-4)
+
+
+def points(torch: Any) -> Step:
+    """Classes of clouds of points, which are turned by a matrix that the network finds first; the
+    greatest of each feature is what it keeps."""
+    nn = torch.nn
+
+    def shared(*widths: int) -> Any:
+        layers: list[Any] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+    def head(last: int) -> Any:
+        first = nn.Linear(1024, 512), nn.BatchNorm1d(512), nn.ReLU()
+        second = nn.Linear(512, 256), nn.BatchNorm1d(256), nn.ReLU()
+        return nn.Sequential(*first, *second, nn.Dropout(0.3), nn.Linear(256, last))
+
+    def turns(width: int) -> Any:
+        def forward(self: Any, x: Any) -> Any:
+            matrix = self.head(self.convs(x).max(2)[0]).view(-1, width, width)
+            return matrix + torch.eye(width, device=x.device)
+
+        return module(torch, forward, convs=shared(width, 64, 128, 1024), head=head(width**2))
+
+    parts = {
+        "places": turns(3),
+        "features": turns(64),
+        "first": shared(3, 64, 64),
+        "last": shared(64, 128, 1024),
+        "head": head(40),
+    }
+    clouds = torch.randn(32, 1024, 3, device="cuda")
+    classes = torch.randint(40, (32,), device="cuda")
+
+    def forward(self: Any, clouds: Any) -> Any:
+        x = torch.bmm(clouds, self.places(clouds.transpose(1, 2))).transpose(1, 2)
+        x = self.first(x)
+        matrix = self.features(x)
+        x = torch.bmm(x.transpose(1, 2), matrix).transpose(1, 2)
+        return self.head(self.last(x).max(2)[0]), matrix
+
+    def loss_of(model: Any) -> Any:
+        said, matrix = model(clouds)
+        skew = torch.bmm(matrix, matrix.transpose(1, 2)) - torch.eye(64, device="cuda")
+        return nn.functional.cross_entropy(said, classes) + 1e-3 * skew.norm(dim=(1, 2)).mean()
+
+    model = module(torch, forward, **parts)
+    return training(torch, model, loss_of, optimizer=torch.optim.Adam, lr=1e-3)
