@@ -78,7 +78,8 @@ def reserve_bytes(
     dropout between layers, else 0."""
     units = hidden * directions
     kept = steps * units * (layers * KINDS[kind][1] + layers - 1) * element
-    return kept + masked * units * (layers - 1) // 4 + RESERVE_MORE
+    masks = masked * units // 4 if layers > 1 else 0  # for all layers
+    return kept + masks + RESERVE_MORE
 
 
 def workspace_bytes(
@@ -438,7 +439,7 @@ def forward(call: Call) -> Any:
     if _turned(call):
         output = output.new_empty(_StepsFirst(output).shape).transpose(0, 1)
     reserve = 0
-    if argument(call, "train") and torch.is_grad_enabled():
+    if argument(call, "train"):  # without gradients, too
         directions = 2 if argument(call, "bidirectional") else 1
         steps = numel(data) // int(data.shape[-1])
         sizes = argument(call, "batch_sizes")
