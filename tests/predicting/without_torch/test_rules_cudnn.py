@@ -297,3 +297,22 @@ def test_weights_of_pixels_are_summed_in_cublas(images, channels, last, plan, to
     assert made.in_cublas("weight", plan) is (plan.workspace != took)
     if plan.workspace != took:
         assert made.estimate("weight") == pytest.approx(took, abs=1024)
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "plan", "took"),
+    [
+        ((64, 64, 14, 14), 64, Plan(7749776, 50), 19464192),
+        ((16, 384, 16, 16), 192, Plan(25362576, 50), 31850496),
+        ((3, 112, 13, 13), 112, Plan(1357584, 50), 3354624),
+        ((16, 480, 14, 19), 64, Plan(15896720, 50), 29491200),
+        ((64, 64, 14, 14), 64, Plan(7749776, 34), 7749776),  # another engine
+        ((16, 32, 28, 28), 512, Plan(7749776, 50), 7749776),  # few channels, many results
+    ],
+)
+def test_gradients_of_small_weights_are_transformed(images, channels, plan, took) -> None:
+    made = convolution(images, channels, 3)
+    assert made.on_device("weight", plan) == took
+    last = convolution(images, channels, 3, last=True)
+    assert last.on_device("weight", plan) == plan.workspace
+    assert made.on_device("result", plan) == plan.workspace
