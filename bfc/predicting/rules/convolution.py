@@ -134,7 +134,9 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     if by_kernels_of_pytorch(call, found):
         return 0
     cores = _tensor_cores(call, images)
-    if _cudnn is not None and not (cores and found.in_cublas(gradient)):
+    if cores and found.in_cublas(gradient):
+        return found.by_cublas(gradient)
+    if _cudnn is not None:
         plan = _cudnn.plan(
             Question(
                 gradient=gradient,
@@ -154,7 +156,9 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
                 memory=call.gpu.memory,
             )
         )
-        if plan is not None and not (cores and found.in_cublas(gradient, plan)):
+        if plan is not None:
+            if cores and found.in_cublas(gradient, plan):
+                return found.by_cublas(gradient)
             return found.on_device(gradient, plan) if call.gpu.cc == HOPPER else plan.workspace
     return found.estimate(gradient) if cores else 0
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from bfc.predicting.cudnn import Plan
 from bfc.predicting.rules import shared_sums
+from bfc.predicting.rules.single_pixels import Planes
 from bfc.predicting.rules.tensors import nbytes, numel
 
 FLOAT = 4
@@ -107,13 +108,34 @@ class Convolution:
 
     def in_cublas(self, gradient: str, plan: Plan | None = None) -> bool:
         """Whether cuDNN leaves single pixels to cublasLt, which plans nothing without a device. In
-        some cases only what it `plan`s else tells."""
-        if not self.plain or gradient != "weight":
-            return self.plain
-        if self._half:
-            return not self.last
-        few = self.last and min(map(int, self.weight.shape[:2])) <= FEW
-        return plan is not None and plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
+        most cases only what it `plan`s else tells."""
+        if not self.plain:
+            return False
+        if self.last and gradient != "weight":
+            return True
+        if plan is None:
+            return False
+        if not self.last:
+            sizes = int(self.images.shape[0]), int(self.weight.shape[1]), int(self.weight.shape[0])
+            return Planes(*sizes, self._plane, self.weight.element_size(), plan).in_cublas(gradient)
+        few = min(map(int, self.weight.shape[:2])) <= FEW
+        return not self._half and plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
+
+    def by_cublas(self, gradient: str) -> int:
+        """What cublasLt takes for them, in bytes."""
+        if self.last:
+            return self.estimate(gradient)
+        return self._sums_of_images if gradient == "weight" else 0
+
+    @property
+    def _plane(self) -> int:
+        """The pixels of an image."""
+        return math.prod(int(size) for size in self.images.shape[2:])
+
+    @property
+    def _sums_of_images(self) -> int:
+        """A sum of the weights for each image."""
+        return int(self.images.shape[0]) * numel(self.weight) * FLOAT
 
     @property
     def alone(self) -> bool:
@@ -124,13 +146,11 @@ class Convolution:
     def _as_matrices(self) -> bool:
         """Whether pixels are multiplied as they lie: also where they are not aligned, unless an
         image is so little that it is soon copied."""
-        pixels = math.prod(int(size) for size in self.images.shape[2:])
-        return self._single and (self._aligned or pixels > LITTLE_IMAGE)
+        return self._single and (self._aligned or self._plane > LITTLE_IMAGE)
 
     @property
     def _aligned(self) -> bool:
-        pixels = math.prod(int(size) for size in self.images.shape[2:])
-        return pixels == 1 or pixels * int(self.images.element_size()) % ALIGNED == 0
+        return self._plane == 1 or self._plane * int(self.images.element_size()) % ALIGNED == 0
 
     @property
     def _pixels(self) -> int:
@@ -202,13 +222,11 @@ class Convolution:
 
     def _weight_of_pixels(self) -> int:
         """Sums of single pixels: of each image, or of the whole batch."""
-        of_images = int(self.images.shape[0]) * numel(self.weight) * FLOAT
         if not self._aligned:
-            return min(of_images, self._converted())
-        pixels = math.prod(int(size) for size in self.images.shape[2:])
-        if numel(self.weight) <= SMALL_TILE and pixels > MANY_PIXELS:
+            return min(self._sums_of_images, self._converted())
+        if numel(self.weight) <= SMALL_TILE and self._plane > MANY_PIXELS:
             return self._converted()
-        return min(of_images, self._converted() + self._shares())
+        return min(self._sums_of_images, self._converted() + self._shares())
 
     @property
     def _by_channel(self) -> bool:

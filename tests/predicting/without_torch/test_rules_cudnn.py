@@ -296,7 +296,34 @@ def test_weights_of_pixels_are_summed_in_cublas(images, channels, last, plan, to
     assert not made.in_cublas("weight")
     assert made.in_cublas("weight", plan) is (plan.workspace != took)
     if plan.workspace != took:
-        assert made.estimate("weight") == pytest.approx(took, abs=1024)
+        assert made.by_cublas("weight") == pytest.approx(took, abs=1024)
+
+
+#: Single pixels in planes: pass, images, channels of the result, type; what is planned without a
+#: device, and what an H100 took.
+PLANES: list[tuple[str, tuple[int, ...], int, str, Plan, int]] = [
+    ("images", (128, 832, 30, 30), 288, "bfloat16", Plan(258048147, 67), 0),
+    ("images", (6, 112, 9, 9), 336, "float16", Plan(435472, 22), 435472),
+    ("images", (16, 96, 35, 35), 200, "float32", Plan(23206547, 71), 0),
+    ("images", (6, 2304, 14, 14), 768, "float32", Plan(14450704, 71), 14450704),
+    ("result", (8, 184, 56, 56), 320, "float32", Plan(50577555, 67), 0),
+    ("result", (24, 576, 18, 18), 1024, "bfloat16", Plan(24883216, 62), 24883216),
+    ("weight", (16, 96, 14, 14), 56, "float32", Plan(2103903, 40), 344064),
+    ("weight", (16, 64, 64, 64), 1, "float32", Plan(17853584, 50), 4096),
+    ("weight", (2, 1536, 1, 1), 1536, "float32", Plan(0, 67), 0),
+    ("weight", (64, 32, 15, 15), 1344, "float16", Plan(41005200, 33), 11010048),
+    ("weight", (12, 480, 10, 10), 160, "bfloat16", Plan(1536016, 65), 1536016),
+    ("weight", (16, 512, 30, 30), 1152, "float16", Plan(47923347, 65), 37748736),
+]
+
+
+@pytest.mark.parametrize(("gradient", "images", "channels", "dtype", "plan", "took"), PLANES)
+def test_planes_of_single_pixels(gradient, images, channels, dtype, plan, took) -> None:
+    made = convolution(images, channels, 1, dtype=dtype)
+    assert not made.in_cublas(gradient)
+    assert made.in_cublas(gradient, plan) is (plan.workspace != took)
+    if plan.workspace != took:
+        assert made.by_cublas(gradient) == took
 
 
 @pytest.mark.parametrize(
