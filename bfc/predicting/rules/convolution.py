@@ -232,14 +232,17 @@ def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     """The gradient of the images, and then that of the weight: each with copies and a workspace of
     its own (cudnn_convolution_backward in ATen/native/cudnn/ConvShared.cpp). They share copies of
     the images, if a weight is trained (convolution_backward in ATen/native/Convolution.cpp), and of
-    the gradient, if its channels do not lie as those of the images do."""
+    the gradient, if its channels do not lie as those of the images do, or in a transposed
+    convolution."""
     gradient, images, weight = call.args[:3]
     if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
         yield from _of_single_channels(call)
         return
     last, mask = by_channels(images, weight), _mask(call)
     shared, own = _copy("input", images, last) if mask[1] else [], []
-    if suggests_channels_last(gradient) != last:
+    if argument(call, "transposed"):
+        shared += _copy("gradient", gradient, last)
+    elif suggests_channels_last(gradient) != last:
         shared.append(Workspace(nbytes(gradient), what="gradient in another layout"))
     else:
         own = _copy("gradient", gradient, last)
