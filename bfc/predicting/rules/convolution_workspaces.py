@@ -60,8 +60,11 @@ TILE_OF_WINOGRAD, TRANSFORMED = 4, 36
 #: that do so with few channels, which lie side by side.
 BEFORE_CUBLAS = (0, 20)
 OF_FEW = (*BEFORE_CUBLAS, 30, 40, 50)
-#: The pixels that cublasLt leaves to each part of a sum at least.
-PIXELS_OF_PART = 128
+#: In 16 bits, channels side by side; and so few pixels of an image are not left to cublasLt.
+BEFORE_CUBLAS_IN_16, FEW_PIXELS = (0, 37), 8
+#: The channels of a tile in cublasLt; the tiles that all parts of a sum have for each
+#: multiprocessor at most, the pixels of a part at least, and the bytes beside the sums.
+TILE, CUBLAS_IN_32, CUBLAS_IN_16 = 128, (2, 128, 256), (1, 2000, 272)
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
 PIXELS_OF_SHARE, PIXELS_OF_SHARE_IN_16, COUNTERS, COUNTER = 1024, 4096, 131, 4
@@ -118,8 +121,10 @@ class Convolution:
         if not self.last:
             sizes = int(self.images.shape[0]), int(self.weight.shape[1]), int(self.weight.shape[0])
             return Planes(*sizes, self._plane, self.weight.element_size(), plan).in_cublas(gradient)
+        if self._half:
+            return self._plane > FEW_PIXELS and plan.engine not in BEFORE_CUBLAS_IN_16
         few = min(map(int, self.weight.shape[:2])) <= FEW
-        return not self._half and plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
+        return plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
 
     def by_cublas(self, gradient: str) -> int:
         """What cublasLt takes for them, in bytes."""
@@ -310,9 +315,7 @@ class Convolution:
 
     def _sums_of_pixels(self) -> int:
         """The sums of all parts, of single pixels whose channels lie side by side."""
-        weight = numel(self.weight) * FLOAT
-        if self._half:
-            return min(75, 5 * MIB // weight) * weight
-        most = 32 << 10 if weight < 64 << 10 else 64 << 10 if weight < 256 << 10 else 128 << 10
-        parts = min(self.sms * most // weight, self._pixels // PIXELS_OF_PART)
-        return parts * weight if parts > 1 else 0
+        tiles = math.prod(-(-int(side) // TILE) for side in self.weight.shape[:2])
+        waves, least, beside = CUBLAS_IN_16 if self._half else CUBLAS_IN_32
+        parts = min(waves * self.sms // tiles, self._pixels // least)
+        return parts * numel(self.weight) * FLOAT + beside if parts > 1 else 0

@@ -281,7 +281,7 @@ WEIGHTS_OF_PIXELS: list[tuple[tuple[int, ...], int, bool, Plan, int]] = [
     ((4, 64, 7, 7), 112, False, Plan(0, 0), 0),
     ((4, 112, 16, 16), 512, False, Plan(5702639, 30), 917504),  # in cublasLt from here
     ((12, 96, 28, 28), 32, False, Plan(4829407, 40), 147456),
-    ((8, 64, 75, 75), 192, True, Plan(1179895, 68), 4325632),
+    ((64, 72, 14, 14), 116, True, Plan(590071, 68), 3274240),
     ((128, 256, 28, 28), 64, True, Plan(1179895, 68), 8651728),
     ((8, 512, 56, 56), 256, True, Plan(1048767, 68), 17301760),
     ((8, 1024, 16, 16), 240, True, Plan(0, 68), 15728896),  # parts of 128 pixels
@@ -297,6 +297,25 @@ def test_weights_of_pixels_are_summed_in_cublas(images, channels, last, plan, to
     assert made.in_cublas("weight", plan) is (plan.workspace != took)
     if plan.workspace != took:
         assert made.by_cublas("weight") == pytest.approx(took, abs=1024)
+
+
+#: The same in 16 bits, whose channels lie side by side.
+@pytest.mark.parametrize(
+    ("images", "channels", "plan", "took"),
+    [
+        ((64, 480, 20, 20), 160, Plan(0, 65), 3686672),
+        ((32, 288, 14, 14), 896, Plan(98479, 65), 3096848),
+        ((12, 768, 18, 18), 1344, Plan(131, 65), 0),  # one part
+        ((4, 96, 16, 16), 16, Plan(43136, 49), 0),
+        ((16, 1056, 1, 1), 184, Plan(0, 9), 0),  # few pixels are left to cuDNN
+        ((3, 48, 4, 4), 24, Plan(0, 0), 0),
+    ],
+)
+def test_weights_of_pixels_in_16_bits(images, channels, plan, took) -> None:
+    made = convolution(images, channels, 1, dtype="float16", last=True)
+    assert made.in_cublas("weight", plan) is (plan.workspace != took)
+    if plan.workspace != took:
+        assert made.by_cublas("weight") == took
 
 
 #: Single pixels in planes: pass, images, channels of the result, type; what is planned without a
