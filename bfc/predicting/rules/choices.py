@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc.predicting.arrivals import Arrivals
-from bfc.predicting.even_choices import Even
 from bfc.predicting.rules.interface import WHOLE, around, on_cuda
 
 
@@ -178,6 +177,8 @@ def clusters_of_classes(recorder: Any) -> Iterator[None]:
     """`AdaptiveLogSoftmaxWithLoss` counts the targets in each cluster of classes, and insists that
     they are all: each class is as likely as the others, if nothing is known of them."""
     from torch._subclasses.fake_tensor import FakeTensor
+
+    from bfc.predicting.even_choices import Even
 
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss
     build = layer.forward
