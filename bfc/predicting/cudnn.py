@@ -103,9 +103,9 @@ class Cudnn:
             self._end()
 
     def plan(self, question: Question) -> Plan | None:
-        """The plan; None if cuDNN is not there, is too old, or has none; and in a process that was
-        forked."""
-        if os.getpid() != self._owner:
+        """The plan; None if cuDNN is not there, is too old, or has none, as of complex numbers; and
+        in a process that was forked."""
+        if os.getpid() != self._owner or question.type not in NUMBERS:
             return None
         if not self._lock.acquire(timeout=LONGEST):
             return None  # a signal handler convolves while its own thread waits for an answer

@@ -88,6 +88,13 @@ def test_what_cannot_be_planned_is_none_and_the_next_question_is_answered(asked)
     assert asked.plan(SOME).workspace == 17367187
 
 
+def test_of_numbers_that_it_does_not_know_cudnn_is_not_asked(asked) -> None:
+    """An integer or complex convolution ended the process, and all later ones were estimated."""
+    for name in ("complex64", "int32", "float8_e4m3fn"):
+        assert asked.plan(replace(SOME, type=name)) is None
+    assert asked.plan(replace(SOME, padding=(2, 2), result=(4, 128, 66, 66))) is not None
+
+
 def test_a_library_is_found_among_the_packages_with_what_it_loads(tmp_path, monkeypatch) -> None:
     for name in (
         *("cudnn/lib/libcudnn.so.9", "cu13/lib/libcublasLt.so.13", "cu13/lib/libnvrtc.so.13"),
