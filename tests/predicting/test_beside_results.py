@@ -269,6 +269,13 @@ def test_windows_have_the_numbers_of_their_dimension() -> None:
     assert sizes(run) == [120_000, 236_000, 120_000, 2400]
 
 
+def test_a_number_alone_is_unfolded() -> None:
+    with bfc.predict("h100"):
+        number = tensor(1)[0].requires_grad_()
+        number.unfold(0, 1, 1).sum().backward()
+    assert number.grad.shape == ()
+
+
 def test_a_replaced_function_keeps_its_name() -> None:
     with bfc.predict("h100"):
         assert torch.prod.__name__ == "prod"

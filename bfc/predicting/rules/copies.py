@@ -221,8 +221,9 @@ def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
 @rule("aten::unfold_backward")
 def places_of_windows(call: Call) -> Iterator[Workspace | Release]:
     """The numbers of the dimension that was unfolded (ATen/native/UnfoldBackward.h)."""
-    size = argument(call, "input_sizes")[int(argument(call, "dim"))]
-    yield from cub.for_a_moment(int(size) * INDEX, "numbers of a dimension")
+    sizes = argument(call, "input_sizes")
+    size = int(sizes[int(argument(call, "dim"))]) if sizes else 1
+    yield from cub.for_a_moment(size * INDEX, "numbers of a dimension")
 
 
 @composition("aten::count_nonzero")
