@@ -124,7 +124,9 @@ class KnownValues:
         count, storage = int(tensor.numel()), tensor.untyped_storage()
         if storage._cdata in self._ends:
             low, high, dtype = self._ends[storage._cdata]
-            whole = count * tensor.element_size() >= storage.nbytes()  # not a part of it
+            apart = zip(tensor.shape, tensor.stride(), strict=True)
+            seen = math.prod(int(size) for size, stride in apart if stride)  # others are repeated
+            whole = seen * tensor.element_size() >= storage.nbytes()  # not a part of it
             return (low, high) if whole and dtype == tensor.dtype else None
         drawn = self.choices.get(tensor)
         if not (isinstance(drawn, Even) and drawn.whole and count):
@@ -172,7 +174,7 @@ class KnownValues:
     def learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Notes what the result of an operator is filled with, if that is known."""
         most = self._most_set(name, args)
-        ends = self._ends_of(name, args, result)
+        ends = self._ends_of(name, args, kwargs, result)
         chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
         self.choices.note(result, chosen)
@@ -185,7 +187,9 @@ class KnownValues:
             self._watch(storage)
             self._ends[storage._cdata] = (*ends, result.dtype)
 
-    def _ends_of(self, name: str, args: Any, result: Any) -> tuple[Number, Number] | None:
+    def _ends_of(
+        self, name: str, args: Any, kwargs: Any, result: Any
+    ) -> tuple[Number, Number] | None:
         """The lowest and the highest number of a result that is no known number."""
         if not isinstance(result, FakeTensor) or not result.numel() or result.is_floating_point():
             return None
@@ -199,7 +203,7 @@ class KnownValues:
             if not found or len(found) < len(given) or self.choices.get(given[0]) is not None:
                 return None
             return min(low for low, _ in found), max(high for _, high in found)
-        return self._ends_of_two(name, *args) if len(args) == 2 else None
+        return self._ends_of_two(name, *args) if len(args) == 2 and not kwargs else None  # alpha
 
     def _ends_of_two(self, name: str, one: Any, other: Any) -> tuple[Number, Number] | None:
         if name == "remainder" and isinstance(other, int) and other > 0:

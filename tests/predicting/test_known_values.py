@@ -239,6 +239,21 @@ def test_the_greatest_number_of_a_part_is_not_known() -> None:
     with bfc.predict("h100") as run:
         numbers = torch.arange(12, device="cuda")
         assert int(numbers[:5].max()) == 1
+        assert int(numbers[:1].expand(12).max()) == 1  # 12 times one of them
         numbers += torch.randint(3, (12,), device="cuda").cumsum(0)
         assert int(numbers.max()) == 1
-    assert len(guesses(run)) == 2
+    assert len(guesses(run)) == 3
+
+
+def test_the_greatest_number_of_a_scaled_sum_is_not_taken_for_that_of_a_sum() -> None:
+    with bfc.predict("h100") as run:
+        numbers = torch.arange(10, device="cuda")
+        assert int(torch.add(numbers, numbers, alpha=3).max()) == 1
+    assert guesses(run) == [".item()"]
+
+
+def test_tensors_of_other_shapes_are_not_equal() -> None:
+    with bfc.predict("h100") as run:
+        assert not torch.equal(torch.rand(3, device="cuda"), torch.rand(4, device="cuda"))
+        assert torch.equal(torch.rand(3, device="cuda"), torch.rand(3, device="cuda"))
+    assert len(guesses(run)) == 1

@@ -72,9 +72,12 @@ def _compute(call: Call, made: Any) -> None:
 
 @answer("aten::equal", "aten::allclose")
 def equal(call: Call, run: Callable[[], Any]) -> bool:
-    """Yes. All elements are compared first (cuda/Equal.cpp, TensorCompare.cpp)."""
+    """Yes, unless shapes tell. All elements are compared first (cuda/Equal.cpp,
+    TensorCompare.cpp)."""
     one, other, *tolerance = call.args
-    if on_cuda(one) and on_cuda(other) and (one.shape == other.shape or tolerance):
+    if operator(call) == "equal" and one.shape != other.shape:
+        return False
+    if on_cuda(one) and on_cuda(other):
         with call.recording:
             if operator(call) == "equal":
                 alike = one.eq(other)
