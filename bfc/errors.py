@@ -102,7 +102,7 @@ class OutOfMemoryError(MemoryError):
         super().__init__(self._text())
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), **_arguments(self)), ()
+        return functools.partial(type(self), **_arguments(self, OutOfMemoryError)), ()
 
     def reported(self, report: str, remark: str = "", file: str | None = None) -> OutOfMemoryError:
         """The same error, which also shows the memory.
@@ -122,7 +122,7 @@ class OutOfMemoryError(MemoryError):
             A new one.
         """
         facts = {"report": report, "report_remark": remark, "report_file": file}
-        return type(self)(**_arguments(self) | facts)
+        return type(self)(**_arguments(self, OutOfMemoryError) | facts)
 
     def _text(self) -> str:
         free = self.reserved - self.in_use
@@ -158,9 +158,10 @@ class OutOfMemoryError(MemoryError):
         return "\n".join(lines)
 
 
-def _arguments(error: Exception) -> dict[str, Any]:
-    """What an error was made with: its attributes have the names of the parameters."""
-    names = type(error).__init__.__annotations__
+def _arguments(error: Exception, kind: type[Exception]) -> dict[str, Any]:
+    """What an error of a kind, or derived from it, was made with: its attributes have the names of
+    the kind's parameters."""
+    names = kind.__init__.__annotations__
     return {name: getattr(error, name) for name in names if name != "return"}
 
 
@@ -225,7 +226,8 @@ class DriverError(SubAllocatorError):
         super().__init__(f"{call}: {name}{said}" + (f"\n  try: {hint}" if hint else ""))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), **_arguments(self)), (), {"lost": self.lost}
+        again = functools.partial(type(self), **_arguments(self, DriverError))
+        return again, (), {"lost": self.lost}
 
 
 class DeviceUnavailableError(RuntimeError):
@@ -335,7 +337,7 @@ class SettingsError(ValueError):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return functools.partial(type(self), **_arguments(self)), ()
+        return functools.partial(type(self), **_arguments(self, SettingsError)), ()
 
     def found_in(self, where: str) -> SettingsError:
         """The same error, which also says where the setting was written.
@@ -350,7 +352,7 @@ class SettingsError(ValueError):
         SettingsError
             A new one.
         """
-        return SettingsError(**_arguments(self) | {"where": where})
+        return SettingsError(**_arguments(self, SettingsError) | {"where": where})
 
 
 def never_set_up() -> ClosedError:

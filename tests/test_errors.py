@@ -286,6 +286,19 @@ def test_an_error_survives_pickling_word_for_word(
     assert same.pages == error.pages
 
 
+class OutOfMemoryInJobError(bfc.OutOfMemoryError):
+    def __init__(self, *args, job: str = "", **facts) -> None:
+        super().__init__(*args, **facts)
+        self.job = job
+
+
+def test_an_error_with_more_parameters_is_reported_and_pickled() -> None:
+    error = OutOfMemoryInJobError(5, 3, job="training", refused="a limit")
+    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error), error.reported("")):
+        assert type(same) is OutOfMemoryInJobError
+        assert str(same) == str(error)
+
+
 def test_an_error_can_be_made_by_hand() -> None:
     error = bfc.OutOfMemoryError(5)
     assert (error.requested, error.in_use, str(error).count("\n")) == (5, 0, 3)
