@@ -203,7 +203,8 @@ class KnownValues:
             if not found or len(found) < len(given) or self.choices.get(given[0]) is not None:
                 return None
             return min(low for low, _ in found), max(high for _, high in found)
-        return self._ends_of_two(name, *args) if len(args) == 2 and not kwargs else None  # alpha
+        scaled = kwargs.get("alpha", 1) != 1
+        return self._ends_of_two(name, *args) if len(args) == 2 and not scaled else None
 
     def _ends_of_two(self, name: str, one: Any, other: Any) -> tuple[Number, Number] | None:
         if name == "remainder" and isinstance(other, int) and other > 0:
