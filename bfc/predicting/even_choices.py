@@ -168,6 +168,10 @@ class EvenChoices:
                 if known is not None:
                     self._keep(tensor, known)
 
+    def note_classes(self, tensor: Any, count: int) -> None:
+        """Notes that a tensor has numbers of so many classes, each as likely as the others."""
+        self.note(tensor, [Even(0, count, whole=True)])
+
     def _keep(self, tensor: Any, known: Known) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes() != tensor.numel() * tensor.element_size():

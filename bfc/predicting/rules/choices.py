@@ -178,8 +178,6 @@ def clusters_of_classes(recorder: Any) -> Iterator[None]:
     they are all: each class is as likely as the others, if nothing is known of them."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    from bfc.predicting.even_choices import Even
-
     layer = torch.nn.AdaptiveLogSoftmaxWithLoss
     build = layer.forward
 
@@ -187,7 +185,7 @@ def clusters_of_classes(recorder: Any) -> Iterator[None]:
         choices = recorder.known.choices
         if isinstance(target_, FakeTensor) and choices.get(target_) is None:
             target_ = target_.clone()
-            choices.note(target_, [Even(0, self.n_classes, whole=True)])
+            choices.note_classes(target_, self.n_classes)
         return build(self, input_, target_)
 
     with patch.object(layer, "forward", forward):

@@ -107,9 +107,8 @@ def attention(
     weights = torch.bmm(q, k.transpose(1, 2)).view(batch, num_head, length, -1)
     if mask is not None:  # else in place
         spread = torch.empty_like(weights, dtype=torch.bool)
-        softmaxed = torch.empty_like(weights)
-        weights = softmaxed
-        del spread, softmaxed
+        weights = torch.empty_like(weights)
+        del spread
     if not need_weights:  # the product takes the place of the queries
         del weights
     found = packed[0].view(batch, num_head, -1, heads[1])[:, :, :length].transpose(1, 2)

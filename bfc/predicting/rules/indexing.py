@@ -216,29 +216,17 @@ def scattered_in_order(call: Call) -> Iterator[Workspace | Release]:
         return
     shape, dim = tuple(index.shape), int(argument(call, "dim")) % max(len(index.shape), 1)
     others = [one for one in range(len(shape)) if one != dim]
-    source = _As(source, shape, tuple(source.stride()))
+    source = Made(source, shape, tuple(source.stride()))
     if all(index.stride()[one] == 0 for one in others):
-        alone = _As(index, shape[dim : dim + 1], tuple(index.stride())[dim : dim + 1])
+        alone = Made(index, shape[dim : dim + 1], tuple(index.stride())[dim : dim + 1])
         yield from _put_in_order(call, [None] * dim + [alone], source)
         return
     given = [index] * len(shape)
     for one in others:
         yield Workspace(shape[one] * INDEX, what="numbers of a dimension")
         yield from cub.for_a_moment(INDEX, FILLS)
-        given[one] = _As(index, shape, tuple(int(place == one) for place in range(len(shape))))
+        given[one] = Made(index, shape, tuple(int(place == one) for place in range(len(shape))))
     yield from _put_in_order(call, given, source)
-
-
-class _As(Made):
-    """A view of a tensor."""
-
-    def __init__(self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        super().__init__(like, shape)
-        self._strides = strides
-
-    def stride(self) -> tuple[int, ...]:
-        """As given."""
-        return self._strides
 
 
 @rule("aten::embedding", "aten::index_select")

@@ -105,14 +105,20 @@ def div_up(a: int, b: int) -> int:
 
 
 class Made:
-    """A contiguous tensor that a kernel makes for itself, with the elements of another."""
+    """A tensor that a kernel makes for itself, with the elements of another: contiguous, or a view
+    with these strides."""
 
-    def __init__(self, like: Any, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, like: Any, shape: tuple[int, ...], strides: tuple[int, ...] | None = None
+    ) -> None:
         self.shape, self.dtype, self.device = shape, like.dtype, like.device
+        self._strides = strides
         self._size = int(like.element_size())
 
     def stride(self) -> tuple[int, ...]:
-        """Row by row."""
+        """As given, or row by row."""
+        if self._strides is not None:
+            return self._strides
         return tuple(math.prod(self.shape[dim + 1 :]) for dim in range(len(self.shape)))
 
     def element_size(self) -> int:
