@@ -148,7 +148,9 @@ def on_all_sms(gradient: str, images: Any, weight: Any, result: Any, plan: Plan,
     """The bytes of a plan for a Hopper of so many multiprocessors, and not of 18."""
     kernel = plan.kernel
     grouped = int(images.shape[1]) != int(weight.shape[1])
-    if kernel is None or grouped or kernel.tile not in TILES or kernel.cluster > DESCRIBED:
+    if kernel is None or grouped or kernel.tile not in TILES:
+        return plan.workspace
+    if min(kernel.cluster_rows, kernel.cluster_columns) < 1 or kernel.cluster > DESCRIBED:
         return plan.workspace
     work = _work(gradient, images, weight, result, kernel)
     planned = work.bytes(DESCRIBED // kernel.cluster)

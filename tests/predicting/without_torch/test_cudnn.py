@@ -371,3 +371,4 @@ def test_the_workspace_of_another_kernel_is_left_as_it_is() -> None:
     assert made.on_device("weight", Plan(131, 68, Kernel(True, 5, 0, 1, 1))) == 131
     assert made.on_device("weight", Plan(574739, 68, Kernel(True, 99, 0, 1, 1))) == 574739
     assert made.on_device("weight", Plan(574739, 68, Kernel(True, 5, 0, 8, 8))) == 574739
+    assert made.on_device("weight", Plan(574739, 68, Kernel(True, 5, 0, 0, 0))) == 574739
