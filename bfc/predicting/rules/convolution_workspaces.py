@@ -35,8 +35,8 @@ SUMS_OF_WIDE = 4 << 20
 ALIGNED = 16
 LITTLE_IMAGE = 49
 MIB = 1 << 20
-#: The elements of a sum that one multiprocessor keeps: 64 by 64 of few channels, 128 by 128.
-SMALL_TILE, LARGE_TILE, SMALL_CHANNELS = 64 * 64, 128 * 128, 64
+#: The elements of a sum that one multiprocessor keeps of few channels, 64 by 64.
+SMALL_TILE, SMALL_CHANNELS = 64 * 64, 64
 #: In 32 bits few channels are padded to four, and their sums have so many parts at most, of
 #: so many pixels at least, and so many bytes at most.
 PADDED_OF_WEIGHTS, PARTS_OF_FEW, PIXELS_OF_FEW, SUMS_OF_FEW = 4, 64, 1024, 3 * MIB
