@@ -32,6 +32,9 @@ from bfc.predicting.rules import solvers
         (6193280, lambda: solvers.triangular(1000)),
         (141312, lambda: solvers.orthogonal(48, 48)),
         (946560, lambda: solvers.orthogonal(2000, 100)),
+        (53632, lambda: solvers.singular_values(64, 64)),
+        (3145984, lambda: solvers.singular_values(50, 30)),
+        (3148416, lambda: solvers.singular_values(6, 100)),
         (2425856, lambda: solvers.orthogonal(1536, 1536)),
         (377984, lambda: solvers.reflected(64, 64, 8)),
         (3167744, lambda: solvers.reflected(2000, 100, 8)),
@@ -58,7 +61,27 @@ def least_squares(matrix: torch.Tensor) -> Any:
     return torch.linalg.lstsq(matrix, matrix[..., :8])
 
 
+def factors(matrix: torch.Tensor) -> Any:
+    """A right side, and a system of factors that were made before."""
+    return torch.linalg.lu_solve(*torch.linalg.lu_factor(matrix), torch.ones_like(matrix)[..., :5])
+
+
+def cholesky(matrix: torch.Tensor) -> Any:
+    return torch.cholesky_solve(matrix[:, :5], matrix)
+
+
+def gradient(function: Any) -> Any:
+    """The gradient of a result."""
+
+    def run(matrix: torch.Tensor) -> None:
+        function(matrix.requires_grad_()).backward(torch.ones(matrix.shape[:-2], device="cuda"))
+
+    return run
+
+
 N = 512 * 512 * 4
+M = 64 * 64 * 4
+B, R = 16 * 20 * 20 * 4, 16 * 20 * 8
 
 
 @pytest.mark.parametrize(
@@ -74,6 +97,22 @@ N = 512 * 512 * 4
         (solved, (512, 512), [6144, N, 2048, 4, 8448, 4096, 4096, 4096, 6144, 1, 1]),
         (solved, (8, 64, 64), [6144, 131072, 2048, 32, 64, 64, 64, 1]),
         (torch.linalg.inv, (512, 512), [N, 4, N, 2048, 8448, 4096, 4096, 4096, N, 1, 1]),
+        (torch.linalg.inv, (3, 200, 200), [480000, 12, 480000, 2400, *[1600, 4800] * 2, 480000, 1]),
+        (torch.linalg.lu, (16, 20, 20), [B, B, B, B, 1280, 64, 128, 160, R]),
+        (torch.linalg.det, (64, 64), [4, M, 256, 4, 1280, 4, 256, 64, 8, 512]),
+        (torch.linalg.slogdet, (64, 64), [4, 4, M, 256, 4, 1280, 256, 64, 8, 512, 256, 4, 256]),
+        (
+            gradient(torch.linalg.det),
+            (16, 20, 20),
+            [
+                *(64, B, 1280, 64, 128, 64, 80, 320, 128, R),
+                *(64, 64, B, 320, 4, 4, 1280, B, B, B),
+                *(160, R, 160, R, B, 128, 128, 128, 128, B),  # the last in the order of the matrix
+            ],
+        ),
+        (factors, (64, 64), [M, 256, 4, 1280, 1, 1, M, 1280, 4]),
+        (cholesky, (64, 64), [4, 1280, M]),
+        (lambda x: torch.linalg.solve_triangular(x, x, upper=True), (16, 20, 20), [B, 128, 128]),
         (least_squares, (2, 16, 16), [8, 1024, 2048, 2048, 16, 16, 1]),
         (
             least_squares,

@@ -10,7 +10,7 @@ larger than 64 KiB. Small ones are counted for their place among the allocations
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -82,12 +82,17 @@ def singular_values(rows: int, columns: int) -> int:
     """
     least = min(rows, columns)
     if rows != columns:
-        turned = rows * columns if rows < columns else 0
-        return max(QR_AT_LEAST, 1024 * least + QR_MORE) + 96 + turned
+        turned = _padded(rows * columns) if rows < columns else 0
+        return max(QR_AT_LEAST, 1024 * least + QR_MORE) + BLOCK + _padded(least) + turned
     if rows <= BLOCK:
         return 992
     blocks = div_up(rows, BLOCK)
-    return 2 * rows * rows + 4 * blocks * blocks + 2080 * blocks + 1056
+    pairs = 4 * blocks * blocks // BLOCK * BLOCK
+    return 2 * rows * rows + pairs + 2080 * blocks + 1056
+
+
+def _padded(numbers: int) -> int:
+    return div_up(numbers, BLOCK) * BLOCK
 
 
 def triangular(columns: int) -> int:
@@ -191,7 +196,7 @@ def svd(call: Call) -> Steps:
         least = min(rows, columns)
         held += [Workspace(one * least * size, what="vectors") for one in (rows, columns)]
     yield from held
-    yield from _one_by_one(count, singular_values(rows, columns) * size)
+    yield from cub.for_a_moment(singular_values(rows, columns) * size, "cuSOLVER's workspace")
     yield from (Release(one) for one in reversed(held))
     yield from _checked(count)
 
@@ -267,9 +272,11 @@ def lstsq(call: Call) -> Iterator[Workspace | Release | Result]:
         held = [Workspace(count * min(rows, columns) * size, what="reflections")]
         yield from held
         yield from _factorised(count, rows, columns, size)
-        held.append(Workspace(INFO, what="information"))
-        yield held[-1]
+        information = Workspace(INFO, what="information")
+        yield information
         yield from _one_by_one(count, reflected(rows, columns, sides) * size)
+        yield Release(information)
+        yield from _triangular(count, columns)
     yield from (Release(one) for one in reversed(held))
     yield Result(1)
     yield Release(copy)
@@ -303,45 +310,161 @@ def cholesky_solve(call: Call) -> Steps:
     yield Workspace(nbytes(call.args[1]), what="matrices")
 
 
-def _with_pivots(count: int, rows: int) -> Steps:
-    size = _pivoted(rows) if count == 1 else count * INDEX
-    yield from cub.for_a_moment(size, "cuSOLVER's workspace")
+@before("aten::cholesky_solve", "aten::_cholesky_solve_helper")
+def whether_solved(call: Call) -> Steps:
+    """Whether each could be."""
+    yield Workspace(INFO, what="information")
 
 
-def _solved(count: int, rows: int, sides: int, right: int) -> Steps:
-    """Two triangular systems, after the rows of a copy of the right side were exchanged."""
-    if rows <= (AT_ONCE if sides == rows else AT_ONCE_FEW):
-        held = [Workspace(count * INDEX, what="addresses") for _ in range(2)]
-    else:
-        held = [Workspace(count * rows * INDEX, what="order of rows") for _ in range(3)]
-        held.append(Workspace(right, what="right sides"))
+def _pointers(count: int) -> Steps:
+    """The addresses of matrices and of right sides, where cuBLAS is given a batch."""
+    held = [Workspace(count * INDEX, what="addresses") for _ in range(2)]
     yield from held
     yield from (Release(one) for one in reversed(held))
 
 
-@rule("aten::linalg_lu_factor_ex", "aten::_linalg_det", "aten::_linalg_slogdet")
+def _with_pivots(count: int, rows: int, columns: int) -> Steps:
+    """Of one matrix by cuSOLVER, of a batch by cuBLAS, or by MAGMA, which needs nothing."""
+    if rows != columns or (count > 1 and rows > AT_ONCE and (rows > 128 or count > 16)):
+        return
+    size = _pivoted(rows) if count == 1 else count * INDEX
+    yield from cub.for_a_moment(size, "workspace")
+
+
+def _order(count: int, rows: int) -> Generator[Workspace | Release, None, Workspace]:
+    """The order of the rows that the pivots stand for, of each matrix."""
+    range_ = Workspace(rows * INDEX, what="numbers of rows")
+    yield range_
+    if count == 1:
+        return range_
+    order = Workspace(count * rows * INDEX, what="order of rows")
+    yield order
+    yield Release(range_)
+    return order
+
+
+def _triangular(count: int, rows: int) -> Steps:
+    """A triangular system; large ones are solved one after the other."""
+    if count > 8 or rows < AT_ONCE_FEW:
+        yield from _pointers(count)
+
+
+def _solved(count: int, rows: int, sides: int, right: int, adjoint: bool = False) -> Steps:
+    """Two triangular systems and an order of rows, or one call (lu_solve_kernel)."""
+    if rows == sides:
+        at_once, together = rows <= AT_ONCE, False
+    else:
+        few = count <= 2 and (sides <= AT_ONCE_FEW or adjoint or rows <= BLOCK)
+        together = 8 < rows <= 128 and (few if rows <= AT_ONCE_FEW else count <= 2 >= sides)
+        at_once = rows <= 8 or (rows <= 128 and sides <= (8 if rows <= AT_ONCE_FEW else 2))
+    if together:
+        yield from cub.for_a_moment(INFO, "information")
+    elif at_once:
+        yield from _pointers(count)
+    elif adjoint:
+        order = yield from _order(count, rows)
+        yield from _triangular(count, rows)
+        yield from _triangular(count, rows)
+        yield from cub.for_a_moment(right, "right sides")
+        yield Release(order)
+    else:
+        order = yield from _order(count, rows)
+        held = [Workspace(rows * INDEX, what="numbers of rows")]
+        held.append(Workspace(count * rows * INDEX, what="order the other way round"))
+        held.append(Workspace(right, what="right sides"))
+        yield from held
+        yield from _triangular(count, rows)
+        yield from _triangular(count, rows)
+        yield from (Release(one) for one in reversed([order, *held]))
+
+
+@rule("aten::linalg_solve_triangular")
+def solve_triangular(call: Call) -> Steps:
+    """In place of the result."""
+    count, rows, _, _ = _sizes(call.args[0])
+    yield from _triangular(count, rows)
+
+
+@rule("aten::linalg_lu_factor_ex")
 def lu(call: Call) -> Steps:
     """Factorised in the result."""
-    yield from _with_pivots(*_sizes(call.args[0])[:2])
+    yield from _with_pivots(*_sizes(call.args[0])[:3])
+
+
+@rule("aten::linalg_lu_solve")
+def lu_solve(call: Call) -> Steps:
+    """In place of the result."""
+    count, rows, _, size = _sizes(call.args[0])
+    right = nbytes(call.result)
+    adjoint = bool(argument(call, "adjoint")) == bool(argument(call, "left", True))
+    yield from _solved(count, rows, right // (count * rows * size), right, adjoint)
+
+
+def _sign(count: int, rows: int) -> Generator[Workspace | Release, None, Workspace]:
+    """Whether the pivots are an even order: those that differ from their place are counted."""
+    numbers = Workspace(rows * PIVOT, what="numbers of rows")
+    mask = Workspace(count * rows, what="rows that were exchanged")
+    sign = Workspace(count * INDEX, what="sign of the order")
+    yield from (numbers, mask, sign)
+    yield from cub.for_a_moment(count * rows * INDEX, "mask as numbers")
+    yield Release(mask)
+    yield Release(numbers)
+    return sign
+
+
+@rule("aten::_linalg_det")
+def determinant(call: Call) -> Steps:
+    """Factorised; the product of the diagonal times a sign (lu_det_P)."""
+    count, rows, columns, size = _sizes(call.args[0])
+    yield Workspace(count * INFO, what="information")
+    yield from _with_pivots(count, rows, columns)
+    product = Workspace(count * size, what="product of the diagonal")
+    yield product
+    sign = yield from _sign(count, rows)
+    yield Release(sign)
+    yield Release(product)
+
+
+@rule("aten::_linalg_slogdet")
+def logarithm_of_determinant(call: Call) -> Steps:
+    """Factorised; the product of the signs of the diagonal, and the sum of its logarithms."""
+    count, rows, columns, size = _sizes(call.args[0])
+    yield Workspace(count * INFO, what="information")
+    yield from _with_pivots(count, rows, columns)
+    order = yield from _sign(count, rows)
+    signs = Workspace(count * rows * size, what="signs of the diagonal")
+    product = Workspace(count * size, what="product of signs")
+    yield signs
+    yield product
+    yield Release(product)
+    yield Release(signs)
+    yield Release(order)
+    yield from cub.for_a_moment(count * rows * size, "logarithms of the diagonal")
 
 
 @rule("aten::linalg_lu")
 def lu_in_parts(call: Call) -> Steps:
-    """Factorised in a copy."""
+    """Factorised in a copy, and unpacked."""
     matrix = call.args[0]
     count, rows, columns, _ = _sizes(matrix)
-    yield Workspace(nbytes(matrix), what="matrices")
-    yield Workspace(count * min(rows, columns) * PIVOT, what="pivots")
-    yield Workspace(count * INFO, what="information")
-    yield from _with_pivots(count, rows)
+    copy = Workspace(nbytes(matrix), what="matrices")
+    pivots = Workspace(count * min(rows, columns) * PIVOT, what="pivots")
+    information = Workspace(count * INFO, what="information")
+    yield from (copy, pivots, information)
+    yield from _with_pivots(count, rows, columns)
+    yield Release(copy)
+    order = yield from _order(count, rows)
+    yield Release(order)
+    yield Release(information)
+    yield Release(pivots)
 
 
 @rule("aten::_linalg_solve_ex")
 def solve(call: Call) -> Steps:
     """Factorised in a result, and solved."""
-    count, rows, _, size = _sizes(call.args[0])
+    count, rows, columns, size = _sizes(call.args[0])
     right = nbytes(call.result[0])
-    yield from _with_pivots(count, rows)
+    yield from _with_pivots(count, rows, columns)
     yield from _solved(count, rows, right // (count * rows * size), right)
 
 
@@ -349,10 +472,10 @@ def solve(call: Call) -> Steps:
 def inverse(call: Call) -> Steps:
     """Factorised in a copy, and solved for the columns of the identity."""
     matrix = call.args[0]
-    count, rows, _, _ = _sizes(matrix)
+    count, rows, columns, _ = _sizes(matrix)
     yield Workspace(nbytes(matrix), what="matrices")
     yield Workspace(count * rows * PIVOT, what="pivots")
-    yield from _with_pivots(count, rows)
+    yield from _with_pivots(count, rows, columns)
     yield from _solved(count, rows, rows, nbytes(matrix))
 
 
