@@ -323,6 +323,7 @@ def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[s
     failed = ran.error is not None and not _ran_out(ran)
     yield ("Until it failed: " if failed else "") + _answer(found, fits)
     yield from _peaks(found)
+    yield from _at_other_addresses(found)
     yield from _repeated(found)
     yield ""
     yield from _moment(found)
@@ -372,6 +373,17 @@ def _peaks(found: Prediction) -> Iterator[str]:
         yield (
             f"reserved   {format_bytes(found.peak_reserved)} at most, under PyTorch's default "
             "settings"
+        )
+
+
+def _at_other_addresses(found: Prediction) -> Iterator[str]:
+    """What is reserved in other processes, where that varies."""
+    low, high = found.reserved_range()
+    if low < high:
+        fits = ", which may not fit" if found.peak_reserved <= found.gpu.usable < high else ""
+        yield (
+            f"           {format_bytes(low)} to {format_bytes(high)} by the addresses that the "
+            f"driver gives{fits}: PyTorch 2.13 and later do not depend on them"
         )
 
 

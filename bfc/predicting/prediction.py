@@ -13,6 +13,7 @@ from bfc.predicting.kinds import KINDS
 from bfc.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc.predicting.places import PHASES
 from bfc.predicting.repeats import repeated
+from bfc.pytorch.rules import rules_of
 from bfc.study.source_lines import Lines
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 #: How often a step is repeated to see what many steps reserve.
 REPEATS = 100
+#: At how many layouts of addresses a trace is replayed.
+LAYOUTS = 8
 
 
 @dataclass(frozen=True)
@@ -226,6 +229,35 @@ class Prediction:
             return self.peak_reserved
         return int(self._replay(ENOUGH, settings).peak_bytes_reserved)
 
+    def reserved_range(self) -> tuple[int, int]:
+        """The least and the most bytes reserved as the driver's addresses vary.
+
+        Before 2.13, PyTorch takes, of free blocks of one size, the one at the lowest address. So
+        equal runs of a program can reserve more or less than `peak_reserved`, for which all
+        addresses fall. Later versions take the block in the oldest segment, and reserve the same.
+
+        Returns
+        -------
+        tuple of (int, int)
+            In bytes, of `peak_reserved` and eight replays of the trace on devices that never
+            refuse, whose addresses jump between three gaps as a seed says. Others may be outside.
+            It takes time as the replays do: a second or two for a million events. With `oom=True`
+            both are `peak_reserved`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> def least_and_most(run: bfc.Prediction) -> tuple[int, int]:
+        ...     return run.reserved_range()
+        """
+        found = {self.peak_reserved}
+        if not (self.limited or rules_of(self._memory.rules).by_registration):
+            found |= {
+                int(self._replayed(self.trace, ENOUGH, self.settings, seed).peak_bytes_reserved)
+                for seed in range(LAYOUTS)
+            }
+        return min(found), max(found)
+
     def reserved_after(self, repeats: int = REPEATS) -> int | None:
         """The most bytes taken from the device if the last step is repeated.
 
@@ -359,6 +391,7 @@ class Prediction:
             "peak_requested": self.peak_requested,
             "peak_allocated": self.peak_allocated,
             "peak_reserved": self.peak_reserved,
+            "peak_reserved_range": self.reserved_range(),
             "peak_reserved_by_default": self.reserved_under(""),
             "peak_reserved_after_repeats": self.reserved_after(),
             "repeats": REPEATS,
@@ -392,8 +425,8 @@ class Prediction:
     def _replay(self, nbytes: int, settings: str) -> Any:
         return self._replayed(self.trace, nbytes, settings)
 
-    def _replayed(self, trace: Trace, nbytes: int, settings: str) -> Any:
-        source = simulated_driver(nbytes)
+    def _replayed(self, trace: Trace, nbytes: int, settings: str, seed: int | None = None) -> Any:
+        source = simulated_driver(nbytes, seed)
         return trace.replay(CachingAllocator(source, settings=settings, torch=self._memory.rules))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Literal, SupportsIndex
@@ -29,6 +30,8 @@ ADDRESS_SPACE = 1 << 47
 #: CUDA's driver takes addresses in multiples of so many bytes, from the highest down: what `chunk`
 #: and `base` are to be for addresses like those of a GPU under Linux.
 CUDA_CHUNK, CUDA_HIGHEST = 32 << 20, 1 << 47
+#: In how many places chunks lie where a seed picks among them.
+PLACES = 3
 #: Where the addresses of blocks continue when they have reached the reserved addresses.
 FAR = 1 << 62
 
@@ -75,6 +78,9 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         below `base`. Blocks get the lowest addresses that are free in a chunk, freed ones as well;
         a block that fits nowhere gets a chunk. CUDA's driver does so with 32 MiB: see
         `bfc.predicting.memory`. A call then takes time in proportion to what is live.
+    seed : int, optional
+        With `chunk`: each new chunk lies in one of three places, `base` apart, that a generator
+        with this seed picks. The addresses of a real process lie so, between its libraries.
 
     Attributes
     ----------
@@ -94,8 +100,8 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
     ------
     ValueError
         If an argument is negative, `alignment` is not a power of two, `reserve_base` is not a
-        multiple of 2 MiB, or `chunk` is not a multiple of `alignment` or needs
-        a higher `base`.
+        multiple of 2 MiB, `chunk` is not a multiple of `alignment` or needs a higher `base`, or
+        `seed` is given without `chunk`.
 
     Examples
     --------
@@ -146,6 +152,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         reserve_base: int = 1 << 44,
         reuse: bool = False,
         chunk: SupportsIndex | str = 0,
+        seed: int | None = None,
     ) -> None:
         self.total_bytes = parse_bytes(capacity)
         self.max_bytes = None if max_bytes is None else parse_bytes(max_bytes)
@@ -162,12 +169,17 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
             raise ValueError("chunk is a multiple of alignment")
         if self.chunk and base < 2 * self.total_bytes:
             raise ValueError("with chunk, addresses fall: base is at least twice the capacity")
+        if seed is not None and not self.chunk:
+            raise ValueError("seed says where chunks lie: it needs chunk")
         HeldStreams.__init__(self)
         self.calls: list[tuple[str, int, int | None]] = []
         self.live: dict[int, int] = {}
         self._block_bytes = 0
         self._lock = ForkSafeLock()
-        self._base = self._next = self._floor = base
+        self._base = self._next = base
+        self._random = random.Random(seed)
+        # Where chunks are taken, from the end down: first and last address.
+        self._places = [(base * n, base * n) for n in range(1, 2 if seed is None else PLACES + 1)]
         self._areas: tuple[tuple[int, int], ...] = (
             (base, 0),
         )  # of blocks; the last one has no end yet
@@ -214,13 +226,13 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
 
     def _take(self, alignment: int, nbytes: int) -> tuple[int, int]:
         address = -1
-        before = self._areas, self._next, self._block_bytes, self._floor
+        before = self._areas, self._next, self._block_bytes, self._places.copy()
         try:
             address = self._place(max(alignment, self.alignment), nbytes)
             return self._note(address, nbytes)
         except BaseException:
             self.live.pop(address, None)
-            self._areas, self._next, self._block_bytes, self._floor = before
+            self._areas, self._next, self._block_bytes, self._places = before
             raise
 
     def _place(self, step: int, nbytes: int) -> int:
@@ -235,12 +247,18 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         return address
 
     def _in_chunk(self, step: int, nbytes: int) -> int:
-        """The lowest free addresses of all chunks, or of a new one below them."""
+        """The lowest free addresses of all chunks, or of a new one below those of a place."""
+        for floor, end in self._places:
+            address = self._first_gap(floor, step, nbytes)
+            if address + nbytes <= end:
+                return address
+        at = self._random.randrange(len(self._places))
+        floor, end = self._places[at]
         size = math.lcm(self.chunk, step)
-        end = self._base
-        while (address := self._first_gap(self._floor, step, nbytes)) + nbytes > end:
-            end = self._floor
-            self._floor = (self._floor - nbytes) // size * size
+        while (address := self._first_gap(floor, step, nbytes)) + nbytes > end:
+            end = floor
+            floor = (floor - nbytes) // size * size
+        self._places[at] = floor, self._places[at][1]
         return address
 
     def _first_gap(self, first: int, step: int, nbytes: int) -> int:

@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import itertools
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
 from bfc.predicting import recorder as recorders
+from bfc.predicting import session
 from bfc.predicting.rules import recurrent, tensors
 
 MIB = 1 << 20
@@ -810,6 +812,23 @@ def test_a_step_of_several_optimizers_ends_with_the_last() -> None:
                 layer(torch.randn(8, 1024, device="cuda")).sum().backward()
                 optimizer.step()
     assert run.reserved_after() == run.peak_reserved
+
+
+@pytest.mark.parametrize("rules", ["2.11", "2.15"])
+def test_what_is_reserved_depends_on_addresses_before_2_13(rules, monkeypatch) -> None:
+    memory = session.Memory
+    monkeypatch.setattr(session, "Memory", lambda *given: memory(*given[:-1], rules))
+    order, held = random.Random(3), {}
+    with bfc.predict("a100") as run:
+        for _ in range(60):
+            place = order.randrange(12)
+            held.pop(place, None)
+            nbytes = order.choice((3, 5, 9, 11, 12, 12, 14, 19, 25, 30)) << 20
+            held[place] = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    low, high = run.reserved_range()
+    assert low <= run.peak_reserved <= high
+    assert (low < high) == (rules == "2.11")
+    assert run.to_dict()["peak_reserved_range"] == (low, high)
 
 
 def test_the_default_device_may_be_the_gpu(request: pytest.FixtureRequest) -> None:

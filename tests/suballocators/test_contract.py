@@ -291,6 +291,25 @@ def test_chunks_keep_clear_of_reserved_addresses() -> None:
         bfc.SimulatedSubAllocator("64 MiB", chunk=3)
 
 
+def test_chunks_lie_in_several_places_as_a_seed_says() -> None:
+    base = 2048 * MIB
+
+    def addresses(seed: int) -> list[int]:
+        device = bfc.SimulatedSubAllocator("1 GiB", base=base, chunk=32 * MIB, seed=seed)
+        return [take(device, 20 * MIB)[0] for _ in range(12)] + [take(device, 12 * MIB)[0]]
+
+    found = addresses(0)
+    assert {start // base for start in found} == {0, 1, 2}, "each place has chunks"
+    for place in range(3):
+        here = [start for start in found[:-1] if start // base == place]
+        assert here == [base * (place + 1) - 32 * MIB * n for n in range(1, len(here) + 1)]
+    assert found[-1] - 20 * MIB in found[:-1], "what is left of a chunk goes first"
+    assert found == addresses(0)
+    assert found != addresses(1)
+    with pytest.raises(ValueError, match="needs chunk"):
+        bfc.SimulatedSubAllocator("64 MiB", seed=0)
+
+
 def test_reserved_addresses_come_again_and_overlap_no_block() -> None:
     device = bfc.SimulatedSubAllocator("1 GiB", base=0, reserve_base=4 * MIB, reuse=True)
     block = take(device, 5 * MIB)
