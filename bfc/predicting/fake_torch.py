@@ -94,6 +94,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     yield fake_tensor, "run_fallback_kernel", _without_the_device(fake_tensor.run_fallback_kernel)
     yield fake_tensor.log, "disabled", True  # what it says is in the error that it raises
     yield fake_tensor, "CONSTANT_NUMEL_LIMIT", MOST_COMPUTED
+    yield FakeTensor, "__new__", staticmethod(_new(FakeTensor.__new__))
     yield FakeTensor, "data", property(torch.Tensor.data.__get__, _set_data)
     yield FakeTensor, "__deepcopy__", _deepcopy
     yield FakeTensor, "__reduce_ex__", _reduced
@@ -161,6 +162,18 @@ def _made_subclass(build: Any) -> Any:
     return make
 
 
+def _new(build: Any) -> Any:
+    """What makes fake tensors. Libraries copy a parameter by calling its class with a tensor, and
+    with what is in its dictionary: accelerate does. A parameter on a GPU has nothing there."""
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], torch.Tensor):
+            return torch.nn.Parameter(args[0], kwargs.get("requires_grad", True))
+        return build(cls, *args, **kwargs)
+
+    return make
+
+
 def _set_data(self: Any, new: Any) -> None:
     """`tensor.data = other`, which takes the device of the other."""
     torch.Tensor.data.__set__(self, new)
@@ -217,7 +230,7 @@ def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
     tensors, which fails for parameters; on a GPU it sets `param.data`, as is done here."""
     if recurse:
         for child in self.children():
-            child._apply(fn, recurse)
+            child._apply(fn)  # metrics and others override it, with arguments of their own
     for key, parameter in self._parameters.items():
         if parameter is not None:
             self._parameters[key] = _moved(parameter, fn)
