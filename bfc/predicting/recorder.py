@@ -164,7 +164,7 @@ class Operator:
         self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
         self.between = BETWEEN.get(self.name)
         self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
-        self.kernel = KERNELS.get(self.name)
+        self.kernel = next((KERNELS[name] for name in names[::-1] if name in KERNELS), None)
         self.amend = AMENDMENTS.get(self.name)
         self.order = ORDERS.get(self.name, ())
         self.unknowable = None if schema.name in COMPOSITIONS else unknowable(schema.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import torch
 from torch import nn
 
 import bfc
@@ -29,6 +31,21 @@ def test_a_module_may_move_itself_with_arguments_of_its_own() -> None:
     with bfc.predict("a100") as run:
         nn.Sequential(Metric(), nn.Linear(8, 8)).cuda()
     assert sizes(run) == [256, 32]
+
+
+@pytest.mark.parametrize("out", [False, True])
+def test_a_product_may_be_of_another_type(out: bool) -> None:
+    """PyTorch takes `out_dtype` for beta where tensors are fake; trl trains with it."""
+    with bfc.predict("h100") as run:
+        left = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16)
+        right = torch.randn(128, 32, device="cuda", dtype=torch.bfloat16)
+        total = torch.zeros(64, 32, device="cuda")
+        before = len(sizes(run))
+        where = {"out": total} if out else {}
+        made = torch.addmm(total, left, right, out_dtype=torch.float32, **where)
+        assert made.dtype == torch.float32
+        assert made.shape == (64, 32)
+    assert [size for size in sizes(run)[before:] if size < MIB] == ([] if out else [4 * 64 * 32])
 
 
 def test_a_parameter_may_be_copied_by_its_class() -> None:

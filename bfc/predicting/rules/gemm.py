@@ -105,6 +105,18 @@ def grouped(call: Call) -> Any:
 MATRICES = {"mm": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "baddbmm_": (1, 2), "addmm": (1, 2)}
 
 
+@kernel(
+    *("aten::addmm.dtype", "aten::baddbmm.dtype", "aten::mm.dtype_out", "aten::bmm.dtype_out"),
+    *("aten::addmm.dtype_out", "aten::baddbmm.dtype_out"),
+)
+def of_another_type(call: Call) -> Any:
+    """A product with an `out_dtype`, which PyTorch takes for beta with fake tensors."""
+    if "out" in call.kwargs:
+        return call.kwargs["out"]
+    left, right = (call.args[at] for at in MATRICES[operator(call)])
+    return left.new_empty((*left.shape[:-1], right.shape[-1]), dtype=call.named()["out_dtype"])
+
+
 def _matrices(call: Call) -> Iterator[Workspace | Release]:
     """Copies of matrices of which neither rows nor columns lie without gaps between elements."""
     for index in MATRICES.get(operator(call), ()):
