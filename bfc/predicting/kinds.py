@@ -13,4 +13,6 @@ KINDS = (
     "optimizer step",
 )
 OTHER, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = range(5)
-INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP = range(5, 9)
+INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP, BUCKETS = range(5, 10)
+#: What a program makes once, and not in each step, unless it gives as much back.
+MADE_ONCE = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, WORKSPACES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from bfc.libraries import np, torch
 from bfc.policies._caching import CachingAllocator
 from bfc.predicting.devices import GPU
-from bfc.predicting.kinds import KINDS
+from bfc.predicting.kinds import KINDS, MADE_ONCE
 from bfc.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc.predicting.places import PHASES
 from bfc.predicting.repeats import repeated
@@ -279,7 +279,9 @@ class Prediction:
         ends = self._memory.step_ends
         if len(ends) < 2:
             return None
-        trace = repeated(self.trace, ends[-2], ends[-1], repeats)
+        kinds = np.frombuffer(self._memory.kinds, np.uint8)
+        lasting = set(np.flatnonzero(np.isin(kinds, MADE_ONCE)).tolist())
+        trace = repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
         return int(self._replayed(trace, ENOUGH, self.settings).peak_bytes_reserved)
 
     def fits(self, device: SupportsIndex | str | None = None) -> bool:

@@ -6,6 +6,7 @@ reserves more over many steps than in the first ones.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from bfc.libraries import np
@@ -13,9 +14,10 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 
 
-def repeated(trace: Trace, begin: int, end: int, times: int) -> Trace:
+def repeated(trace: Trace, begin: int, end: int, times: int, lasting: Container[int] = ()) -> Trace:
     """A trace up to the end of a step, and then that step again, so many times. `begin` and `end`
-    are the indices of its first event, and of the first behind it.
+    are the indices of its first event, and of the first behind it. `lasting` are the ids of what
+    programs make once, as workspaces: no repetition makes more of them than it frees.
 
     The result has no owners and stacks. What the step frees of the step before it is, in a
     repetition, what the repetition before that has left: of the same size, in the order of their
@@ -30,9 +32,12 @@ def repeated(trace: Trace, begin: int, end: int, times: int) -> Trace:
     followed = np.full(len(op), -1, np.int64)  # by each free of the step before: what is left
     gone = set(order[freed].tolist())
     left = [place for place in np.flatnonzero(op == ALLOCATE) if order[place] not in gone]
-    for free, made in _pairs(outside[np.argsort(ids[outside], kind="stable")], left, size):
+    found = _pairs(outside[np.argsort(ids[outside], kind="stable")], left, size)
+    for free, made in found:
         followed[free], size[free] = order[made], size[made]
     kept = (op != FREE) | (order >= 0) | (followed >= 0)
+    once = set(left).difference(made for _, made in found)
+    kept[[place for place in once if ids[place] in lasting]] = False
     return _joined(trace, (op, size, stream), (ids, order, followed, kept), end, times)
 
 

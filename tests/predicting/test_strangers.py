@@ -48,6 +48,34 @@ def test_a_product_may_be_of_another_type(out: bool) -> None:
     assert [size for size in sizes(run)[before:] if size < MIB] == ([] if out else [4 * 64 * 32])
 
 
+def test_a_stream_s_workspace_is_made_once() -> None:
+    """It was made in the last step, and a hundred steps were said to need it a hundred times."""
+    with bfc.predict("h100") as run:
+        layer = nn.Linear(64, 64, device="cuda")
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
+            with torch.cuda.stream(stream):
+                optimizer.zero_grad()
+                layer(torch.randn(8, 64, device="cuda")).sum().backward()
+                optimizer.step()
+    assert run.reserved_after() - run.peak_reserved <= 2 * MIB
+
+
+def test_what_a_program_keeps_of_each_step_counts_in_each() -> None:
+    kept = []
+    with bfc.predict("h100") as run:
+        layer = nn.Linear(64, 64, device="cuda")
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            made = layer(torch.randn(1 << 16, 64, device="cuda"))
+            kept.append(made.detach())
+            made.sum().backward()
+            optimizer.step()
+    assert run.reserved_after() - run.peak_reserved >= 99 * 16 * MIB
+    del kept
+
+
 def test_a_parameter_may_be_copied_by_its_class() -> None:
     """accelerate's `init_empty_weights` does so."""
     with bfc.predict("a100"):
