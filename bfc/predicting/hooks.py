@@ -146,6 +146,7 @@ class Follower:
     def mark(self, value: Any, kind: int, owner: int = 0, only: int | None = None) -> None:
         """Notes what the memory of a tensor on the GPU is for, and whose it is; with `only`, if
         that is what it was taken to be for."""
+        value = getattr(value, "_local_tensor", value)  # of a DTensor, as FSDP makes them
         if isinstance(value, torch.Tensor):
             device = getattr(value, "fake_device", None)
             strided = value.layout is torch.strided

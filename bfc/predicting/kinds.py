@@ -11,6 +11,7 @@ KINDS = (
     "workspaces",
     "backward pass",
     "optimizer step",
+    "buckets of gradients",
 )
 OTHER, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = range(5)
 INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP, BUCKETS = range(5, 10)

@@ -364,7 +364,8 @@ class Prediction:
                     "by the algorithm that it picks; more with cudnn.benchmark",
                 )
             )
-        if self._recorder.has_run_prefix("c10d::"):
+        in_a_group = any(one["what"].startswith("a process group") for one in self.assumptions)
+        if in_a_group or self._recorder.has_run_prefix("c10d::"):
             found.append(
                 NotCounted("NCCL", 100 * MIB, 1500 * MIB, "by the number of ranks and channels")
             )

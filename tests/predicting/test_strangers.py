@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ def sizes(run: Any) -> list[int]:
     """The allocations in their order."""
     trace = run.trace
     return [int(size) for op, size in zip(trace.op, trace.size, strict=True) if op == 0]
+
+
+@contextmanager
+def group(size: int) -> Iterator[None]:
+    torch.distributed.init_process_group("nccl", rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_module_may_move_itself_with_arguments_of_its_own() -> None:
@@ -74,6 +84,33 @@ def test_what_a_program_keeps_of_each_step_counts_in_each() -> None:
             optimizer.step()
     assert run.reserved_after() - run.peak_reserved >= 99 * 16 * MIB
     del kept
+
+
+def test_buckets_of_gradients_and_nccl_are_named() -> None:
+    with bfc.predict("h100") as run, group(2):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 1024, device="cuda"))
+        model(torch.randn(8, 1024, device="cuda")).sum().backward()
+        del model
+    assert run.peak.by_kind["buckets of gradients"] == 4 * (1024 * 1024 + 1024)
+    assert "NCCL" in [one.what for one in run.not_counted]
+
+
+def test_sharded_parameters_are_parameters() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with bfc.predict("h100") as run, group(4):
+        model = nn.Linear(1024, 1024, bias=False, device="cuda")
+        fully_shard(model)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        held = torch.zeros(8 * MIB, device="cuda")
+        del held
+    kinds = run.peak.by_kind
+    assert kinds["parameters"] == MIB
+    assert kinds["optimizer state"] // MIB == 2
 
 
 def test_a_parameter_may_be_copied_by_its_class() -> None:

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc.predicting.arrivals import Arrivals
+from bfc.predicting.kinds import BUCKETS
 from bfc.predicting.rules.interface import around
 
 
@@ -45,7 +46,7 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(meshes, "init_device_mesh", _real(meshes.init_device_mesh))
         replace(distributed, "init_device_mesh", _real(distributed.init_device_mesh))
         wrapper = parallel.DistributedDataParallel
-        replace(wrapper, "__init__", _with_hook(wrapper.__init__, wrapper.register_comm_hook))
+        replace(wrapper, "__init__", _with_hook(recorder, wrapper))
         replace(wrapper, "register_comm_hook", lambda self, state, hook: None)
         replace(wrapper, "_set_static_graph", lambda self: None)  # which asks for what is used
         replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
@@ -184,14 +185,19 @@ def _ranks(value: Any) -> Any:
     return torch.arange(value.numel(), dtype=value.dtype, device="cpu").view(tuple(value.shape))
 
 
-def _with_hook(build: Callable[..., Any], register: Callable[..., Any]) -> Callable[..., Any]:
+def _with_hook(recorder: Any, wrapper: Any) -> Callable[..., Any]:
     """The constructor of `DistributedDataParallel`; its buckets come back as they were sent."""
+    build, register = wrapper.__init__, wrapper.register_comm_hook
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         # which are used it asks the device; what that takes is a number for each parameter
         kwargs["find_unused_parameters"] = False
+        made_before = len(recorder.memory.kinds)
         build(self, *args, **kwargs)
+        for allocation in list(recorder.live.values()):
+            if allocation.number >= made_before:
+                recorder.memory.know(allocation, BUCKETS, 0)
         _returned.__annotations__.clear()  # they are compared with types of torch.distributed
         register(self, None, _returned)
 
