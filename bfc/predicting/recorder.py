@@ -586,17 +586,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def started(self, program: str) -> None:
         """Notes that the program has started another one."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if is_the_users(name) and not is_machinery(name):
-                break
-            frame = frame.f_back
-        where = "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        what = f"another program ({program})"
-        self.assumptions.setdefault((what, where), ["what it writes is written", 0])[1] += 1
-
-    # -- files ----------------------------------------------------------------------------------
+        self.note(f"another program ({program})", "what it writes is written")
 
     def keep(self, path: Any, data: bytes) -> str:
         """Writes a file of the prediction's own, and returns its path."""
@@ -633,3 +623,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return "?"
+    def note(self, what: str, value: object) -> None:
+        """Notes something else that is not as on a GPU, with the user's line that does it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if is_the_users(name) and not is_machinery(name):
+                break
+            frame = frame.f_back
+        where = self.line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.assumptions.setdefault((what, where), [value, 0])[1] += 1
+

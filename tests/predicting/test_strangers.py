@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +116,25 @@ def test_sharded_parameters_are_parameters() -> None:
     assert kinds["optimizer state"] // MIB == 2
 
 
+def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers ends it by scores, and one token was predicted in place of all."""
+
+    class Mixin:
+        @staticmethod
+        def _beam_search_has_unfinished_sequences(scores: Any, stopped: Any) -> Any:
+            return torch.any(scores > 0) & ~torch.all(stopped)
+
+    module = types.ModuleType("transformers.generation.utils")
+    module.GenerationMixin = Mixin  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with bfc.predict("a100") as run:
+        scores = torch.randn(3, device="cuda")
+        stopped = torch.full((3,), False, device="cuda")
+        assert Mixin()._beam_search_has_unfinished_sequences(scores, stopped)
+        assert not Mixin()._beam_search_has_unfinished_sequences(scores, stopped | True)
+    assert [one["times"] for one in run.assumptions if "beams" in one["what"]] == [1]
+
+
 def test_a_parameter_may_be_copied_by_its_class() -> None:
     """accelerate's `init_empty_weights` does so."""
     with bfc.predict("a100"):
@@ -122,3 +144,13 @@ def test_a_parameter_may_be_copied_by_its_class() -> None:
         assert isinstance(made, nn.Parameter)
         assert made.is_meta
         assert not made.requires_grad
+
+
+def test_a_trace_runs_what_it_is_given(tmp_path: Path) -> None:
+    """A traced convolution asks for the values of its strides, which ended the program."""
+    with bfc.predict("a100") as run:
+        layer = nn.Conv2d(3, 8, 3, device="cuda")
+        traced = torch.jit.trace(layer, (torch.zeros(1, 3, 8, 8, device="cuda"),))
+        assert traced(torch.zeros(2, 3, 8, 8, device="cuda")).shape == (2, 8, 6, 6)
+        traced.save(tmp_path / "layer.pt")
+    assert "torch.jit.trace: run as it is written" in [one["what"] for one in run.assumptions]

@@ -8,6 +8,7 @@ ATen/native/Onehot.cpp.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -221,6 +222,30 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
 
 @around
 @contextmanager
+def beams_of_transformers(recorder: Any) -> Iterator[None]:
+    """A search with beams goes on to its longest length: its scores, which could end it before, are
+    not known."""
+    name = "_beam_search_has_unfinished_sequences"
+
+    def replace(module: Any) -> None:
+        build: Any = getattr(module.GenerationMixin, name, None)
+
+        def goes_on(*args: Any, **kwargs: Any) -> bool:
+            known = recorder.known.get(build(*args, **kwargs))
+            if known is None:
+                recorder.note("a search with beams (transformers)", "to its longest length")
+            return known is None or bool(known)
+
+        if build is not None:
+            stack.enter_context(patch.object(module.GenerationMixin, name, staticmethod(goes_on)))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Arrivals(["transformers.generation.utils"], replace))
+        yield
+
+
+@around
+@contextmanager
 def streams_of_tensors(recorder: Any) -> Iterator[None]:
     """Work is done at once: no stream still uses a tensor that is freed."""
     with patch.object(torch.Tensor, "record_stream", lambda self, stream: None):
@@ -348,7 +373,8 @@ def no_graphs(recorder: Any) -> Iterator[None]:
 @around
 @contextmanager
 def not_compiled(recorder: Any) -> Iterator[None]:
-    """`torch.compile` returns what it is given: more memory than fused code, without its pools."""
+    """`torch.compile` returns what it is given: more memory than fused code, without its pools.
+    `torch.jit.trace` does so after a run: its values are no numbers, which fake tensors need."""
 
     def note() -> None:
         recorder.assume("torch.compile: run as it is written, which needs more", "eager")
@@ -364,7 +390,21 @@ def not_compiled(recorder: Any) -> Iterator[None]:
     def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
         note()
 
+    def traced(function: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
+        recorder.note("torch.jit.trace: run as it is written", "eager")
+        if example_inputs is None:
+            function(**options.get("example_kwarg_inputs") or {})
+        elif isinstance(example_inputs, (list, tuple)):
+            function(*example_inputs)
+        else:
+            function(example_inputs)
+        if isinstance(function, torch.nn.Module):
+            save = functools.partial(torch.save, function.state_dict())
+            object.__setattr__(function, "save", save)
+        return function
+
     with (
+        patch.object(torch.jit, "trace", traced),
         patch.object(torch, "compile", compiled),
         patch.object(torch.nn.Module, "compile", in_place),
     ):
