@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 import threading
 import weakref
@@ -64,6 +65,7 @@ from bfc.predicting.rules.interface import (
 )
 from bfc.predicting.rules.sparse import PASSED
 from bfc.predicting.rules.unknowable import unknowable
+from bfc.predicting.rules.triton_kernels import body_of
 from bfc.pytorch.owners import is_the_users
 
 _aten = torch.ops.aten
@@ -93,6 +95,8 @@ _CHANGES = {
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+#: Of the lines that run, those that ask on behalf of others.
+_BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functools)\.py").search
 
 
 def no_such_device(number: int) -> Exception:
@@ -167,7 +171,8 @@ class Operator:
         self.kernel = next((KERNELS[name] for name in names[::-1] if name in KERNELS), None)
         self.amend = AMENDMENTS.get(self.name)
         self.order = ORDERS.get(self.name, ())
-        self.unknowable = None if schema.name in COMPOSITIONS else unknowable(schema.name)
+        in_the_open = schema.name in COMPOSITIONS or body_of(schema.name) is not None
+        self.unknowable = None if in_the_open else unknowable(schema.name)
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.fills_zeros = self.name in _FILLS_ZEROS
@@ -198,6 +203,9 @@ def _composed_by(func: Any) -> Callable[..., Any] | None:
     if func._schema.name in COMPOSITIONS:
         return COMPOSITIONS[func._schema.name]
     if func._schema.name in COMPOSED:
+    body = body_of(func._schema.name)
+    if body is not None:
+        return body
         for key in (
             DispatchKey.CompositeExplicitAutograd,
             DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -626,6 +634,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def note(self, what: str, value: object) -> None:
         """Notes something else that is not as on a GPU, with the user's line that does it."""
         frame: FrameType | None = sys._getframe(1)
+    @staticmethod
+    def line() -> str:
+        """The innermost line of the program, as "train.py:61"."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith((_HERE, "<frozen ")) and not _BETWEEN(name):
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return "?"
         while frame is not None:
             name = frame.f_code.co_filename
             if is_the_users(name) and not is_machinery(name):

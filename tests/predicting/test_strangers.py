@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -133,6 +135,50 @@ def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch)
         assert Mixin()._beam_search_has_unfinished_sequences(scores, stopped)
         assert not Mixin()._beam_search_has_unfinished_sequences(scores, stopped | True)
     assert [one["times"] for one in run.assumptions if "beams" in one["what"]] == [1]
+
+
+@functools.cache
+def kernels() -> Any:
+    """A kernel of Triton, and one that is tuned; a file of their own, since Triton reads it."""
+    pytest.importorskip("triton")
+    return types.SimpleNamespace(
+        **runpy.run_path(str(Path(__file__).with_name("kernels_of_triton.py")))
+    )
+
+
+def test_a_kernel_of_triton_takes_nothing() -> None:
+    with bfc.predict("h100") as run:
+        import triton
+
+        device = triton.runtime.driver.active.get_active_torch_device()
+        one = torch.zeros(1024, device=device)
+        made = torch.empty_like(one)
+        kernels().double[(1,)](one, made, 1024, block=1024)
+        assert not (one == 0).all().item()  # which it may have written to
+        properties = triton.runtime.driver.active.utils.get_device_properties(0)
+        assert properties["multiprocessor_count"] == 132
+    assert sizes(run)[:2] == [4096, 4096]
+    (found,) = [one for one in run.assumptions if "Triton" in one["what"]]
+    assert found["what"] == "the Triton kernel double"
+    assert __file__ in found["where"]
+
+
+def test_a_kernel_that_is_tuned_takes_a_buffer_meanwhile() -> None:
+    with bfc.predict("h100") as run:
+        one = torch.zeros(1024, device="cuda")
+        for _ in range(2):
+            kernels().tuned[lambda meta: (1,)](one, torch.empty_like(one), 1024)
+    assert sizes(run).count(256 * MIB) == 2  # once for each configuration
+
+
+def test_an_operator_made_of_kernels_takes_what_its_function_takes() -> None:
+    found = kernels()
+    with bfc.predict("h100") as run:
+        made = torch.ops.bfc_tests.twice(torch.zeros(MIB, device="cuda"))
+        assert made.shape == (MIB,)
+    assert sizes(run) == [4 * MIB] * 3
+    assert not run.unknown
+    assert found.triton is not None
 
 
 def test_a_parameter_may_be_copied_by_its_class() -> None:

@@ -30,6 +30,7 @@ fourier.py            Fourier transforms
 solvers.py            factorisations, and systems of equations
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
+triton_kernels.py     kernels of Triton, which are not run
 """
 
 from bfc.predicting.rules import (
@@ -54,6 +55,7 @@ from bfc.predicting.rules import (
     solvers,
     sorting,
     sparse,
+    triton_kernels,
     values,
 )
 from bfc.predicting.rules.interface import Call, Release, Workspace, answer, around, before, rule
@@ -87,5 +89,6 @@ __all__ = [
     "solvers",
     "sorting",
     "sparse",
+    "triton_kernels",
     "values",
 ]
