@@ -253,29 +253,45 @@ def _failed(script: str, ran: Ran) -> Exception | None:
         return None
     if isinstance(error, KeyboardInterrupt):
         raise error
+    until = "the figures are those until then"
+    if not len(ran.prediction.trace):
+        until = "it had allocated nothing on the GPU"
     if isinstance(error, SystemExit):
-        return RuntimeError(
-            f"{script} exited with {error.code!r}; the figures are those until then"
-        )
-    names = [one.__name__ for one in type(error).__mro__]
-    hint = next((_HINTS[name] for name in names if name in _HINTS), "")
+        return RuntimeError(f"{script} exited with {error.code!r}; {until}")
     return RuntimeError(
-        f"{script} raised {type(error).__name__} (its traceback is above); the figures are those "
-        f"until then{hint}"
+        f"{script} raised {type(error).__name__} (its traceback is above); {until}{_hint(error)}"
     )
 
 
+def _hint(error: BaseException) -> str:
+    """What to do about an error, or about what caused it."""
+    if isinstance(error, NotImplementedError):  # which says it itself
+        return ""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "name", None) == "triton":
+            return ". pip install triton: its kernels are not run here, but the script imports it"
+        for one in type(cause).__mro__:
+            if one.__name__ in _HINTS:
+                return _HINTS[one.__name__]
+        cause = cause.__cause__ or cause.__context__
+    return ""
+
+
+_PACKAGE = ". It needs that package here, too: bfc runs the whole script"
 _HINTS = {
+    "LocalEntryNotFoundError": (
+        ". It needs the network here, too, or the files in Hugging Face's cache"
+    ),
     "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
+    "ModuleNotFoundError": _PACKAGE,
+    "ImportError": (
+        _PACKAGE + ". In place of a package of kernels that needs a GPU, give the program what "
+        'PyTorch has: attn_implementation="sdpa" for flash_attention_2'
+    ),
     **dict.fromkeys(
-        ("ConnectionError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
+        ("ConnectionError", "ConnectError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
         ". It needs the network here, too: bfc runs the whole script",
-    ),
-    "UnsupportedOperatorException": (
-        ". The operator has no fake form: register one with torch.library.register_fake"
-    ),
-    "UnsupportedFakeTensorException": (
-        ". The operator has no fake form: register one with torch.library.register_fake"
     ),
 }
 
@@ -449,13 +465,21 @@ def _assumed(ran: Ran) -> Iterator[str]:
             "--steps 0 runs all of it"
         )
     for one in found.assumptions:
-        place = one["where"].rsplit("/", 1)[-1]
+        place = _place(one["where"])
         times = "" if one["times"] == 1 else f", {one['times']} times"
         if one["what"].startswith("."):
-            yield f"{one['what']} at {place} is {one['value']}{times}"
+            yield f"{one['what']}{place} is {one['value']}{times}"
         else:
-            yield f"{one['what']} ({one['value']}) at {place}{times}"
+            yield f"{one['what']} ({one['value']}){place}{times}"
     yield from _about_files(found)
+
+
+def _place(where: str) -> str:
+    """Where a line is: with its package, if it is in one."""
+    if where == "?":
+        return " in the backward pass"  # whose thread has no lines
+    _, installed, path = where.rpartition("/site-packages/")
+    return f" at {path if installed else where.rsplit('/', 1)[-1]}"
 
 
 def _about_files(found: Prediction) -> Iterator[str]:

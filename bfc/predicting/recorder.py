@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
@@ -64,8 +65,8 @@ from bfc.predicting.rules.interface import (
     Workspace,
 )
 from bfc.predicting.rules.sparse import PASSED
-from bfc.predicting.rules.unknowable import unknowable
 from bfc.predicting.rules.triton_kernels import body_of
+from bfc.predicting.rules.unknowable import unknowable
 from bfc.pytorch.owners import is_the_users
 
 _aten = torch.ops.aten
@@ -94,9 +95,9 @@ _CHANGES = {
 }
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Of the lines that run, those that ask on behalf of others.
 _BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functools)\.py").search
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def no_such_device(number: int) -> Exception:
@@ -202,10 +203,10 @@ def _composed_by(func: Any) -> Callable[..., Any] | None:
         return func.decompose  # type: ignore[no-any-return]
     if func._schema.name in COMPOSITIONS:
         return COMPOSITIONS[func._schema.name]
-    if func._schema.name in COMPOSED:
     body = body_of(func._schema.name)
     if body is not None:
         return body
+    if func._schema.name in COMPOSED:
         for key in (
             DispatchKey.CompositeExplicitAutograd,
             DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -374,6 +375,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         except (
             NotImplementedError,
             UnsupportedOperatorException,
+            UnsupportedFakeTensorException,
             DataDependentOutputException,
             DynamicOutputShapeException,
         ) as error:
@@ -621,19 +623,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"asked {MOST_ANSWERS} times for {what}, and was answered {value}"
             )
 
-    @staticmethod
-    def line() -> str:
-        """The innermost line of the program, as "train.py:61"."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith((_HERE, "<frozen ")) and "/torch/" not in name:
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
-        return "?"
     def note(self, what: str, value: object) -> None:
         """Notes something else that is not as on a GPU, with the user's line that does it."""
         frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if is_the_users(name) and not is_machinery(name):
+                break
+            frame = frame.f_back
+        where = self.line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.assumptions.setdefault((what, where), [value, 0])[1] += 1
+
     @staticmethod
     def line() -> str:
         """The innermost line of the program, as "train.py:61"."""
@@ -644,11 +644,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 return f"{name}:{frame.f_lineno}"
             frame = frame.f_back  # type: ignore[assignment]
         return "?"
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if is_the_users(name) and not is_machinery(name):
-                break
-            frame = frame.f_back
-        where = self.line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        self.assumptions.setdefault((what, where), [value, 0])[1] += 1
-

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bfc.predicting.places import is_machinery
 from bfc.predicting.prediction import Prediction
 from bfc.predicting.session import predict
 from bfc.pytorch.owners import is_the_users
 
 #: The steps after which a program is stopped that says nothing else.
 STEPS = 2
-_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 class Stopped(BaseException):
@@ -161,14 +161,26 @@ def _as_main(script: str, arguments: Sequence[str], folder: str) -> Iterator[Non
 
 
 def _show(error: BaseException) -> None:
-    """Prints the traceback from the program's own first line on, as `python` would."""
-    found = error.__traceback__
-    while found is not None:
-        name = found.tb_frame.f_code.co_filename
-        if not name.startswith((_OURS, "<frozen ")):
-            break
-        found = found.tb_next
-    traceback.print_exception(type(error), error, found or error.__traceback__, file=sys.stderr)
+    """Prints the traceback as `python` would, but for what is ours, or of fake tensors: frames, and
+    errors behind the error that have no others."""
+    told = traceback.TracebackException.from_exception(error)
+    causes = [] if _is_a_fault(error, told) else [told]
+    for one in causes:  # which grows meanwhile
+        kept = [frame for frame in one.stack if not is_machinery(frame.filename)]
+        one.stack = traceback.StackSummary.from_list(kept)
+        for name in ("__cause__", "__context__"):
+            cause = getattr(one, name)
+            if cause is not None and all(is_machinery(frame.filename) for frame in cause.stack):
+                setattr(one, name, None)
+            elif cause is not None:
+                causes.append(cause)
+    sys.stderr.write("".join(told.format()))
+
+
+def _is_a_fault(error: BaseException, told: traceback.TracebackException) -> bool:
+    """Whether it looks like a mistake of ours, whose place must be told."""
+    of_mistakes = (AssertionError, AttributeError, LookupError, TypeError)
+    return isinstance(error, of_mistakes) and is_machinery(told.stack[-1].filename)
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import bfc
+from bfc.cli import main
 
 MIB = 1 << 20
 
@@ -190,6 +191,47 @@ def test_a_parameter_may_be_copied_by_its_class() -> None:
         assert isinstance(made, nn.Parameter)
         assert made.is_meta
         assert not made.requires_grad
+
+
+@pytest.fixture
+def fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+
+    def run(text: str) -> str:
+        (tmp_path / "train.py").write_text("import torch\n" + text)
+        assert main(["predict", "--device", "a100", "train.py"]) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_a_traceback_shows_the_program_and_not_bfc(fails) -> None:
+    """A page of frames of fake tensors, and of errors behind the error, once hid the line."""
+    text = """
+torch.library.define("bfc_tests::unfaked", "(Tensor given) -> Tensor")
+torch.ops.bfc_tests.unfaked(torch.ones(3, device="cuda"))
+"""
+    said = fails(text)
+    assert said.count("Traceback") == 1
+    assert "fake_tensor.py" not in said
+    assert "recorder.py" not in said
+    assert 'train.py", line 4' in said
+    assert "register_fake" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nowhere", "It needs that package here, too"),
+        ("raise ModuleNotFoundError('no triton', name='triton')", "pip install triton"),
+        ("raise ImportError('flash')", 'attn_implementation="sdpa"'),
+        ("raise OSError('no model') from ConnectionError()", "It needs the network"),
+        ("raise ValueError", "it had allocated nothing on the GPU"),
+        ("torch.ones(3, device='cuda')\nraise ValueError", "the figures are those until then"),
+    ],
+)
+def test_what_a_failed_program_needs_is_said(fails, text: str, said: str) -> None:
+    assert said in fails(text)
 
 
 def test_a_trace_runs_what_it_is_given(tmp_path: Path) -> None:
