@@ -174,8 +174,7 @@ class CudaModule:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         _ordinal(device)
-        held = self.memory.stats()["reserved_bytes.all.current"]
-        return max(0, self.memory.nbytes - held), self.recorder.gpu.memory
+        return self.memory.free_bytes, self.recorder.gpu.memory
 
     def empty_cache(self) -> None:
         self.memory.empty_cache()
@@ -416,6 +415,8 @@ class CudaModule:
         yield torch.cuda.nccl, "version", lambda: NCCL_VERSION
         # what torch._inductor and packages of kernels import; a build for CUDA would ask the driver
         yield torch._C, "_cuda_getCurrentRawStream", lambda device=0: self.guard.stream()
+        attach = "_cuda_attach_out_of_memory_observer"
+        yield torch._C, attach, self.memory.observers.append
         if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):
             yield torch._C, "_cuda_CUDAAllocator_AllocatorState", object
         if hasattr(torch._C, "_accelerator_setAllocatorSettings"):

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from bfc.errors import OutOfMemoryError, SettingsError
@@ -82,6 +82,8 @@ class Memory:
         self.streams: dict[int, int] = {0: 0}
         self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.dumped: list[str] = []
+        #: What the program wants to be called before it runs out of memory.
+        self.observers: list[Callable[[int, int, int, int], object]] = []
         #: How many events there were at the end of each step.
         self.step_ends: list[int] = []
         self.recording = False
@@ -102,6 +104,8 @@ class Memory:
             try:
                 address = self.allocator.allocate_raw(nbytes, stream)
             except OutOfMemoryError:
+                for tell in self.observers:
+                    tell(0, nbytes, self.nbytes, self.free_bytes)
                 raise out_of_memory(self, nbytes) from None
             made = Allocation(len(self.kinds), nbytes, address, len(self.op))
             self.requested += nbytes
@@ -112,6 +116,12 @@ class Memory:
             self.made_for.append(line)
             self._event(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
             return made
+
+    @property
+    def free_bytes(self) -> int:
+        """What the device has left."""
+        held = int(self.stats()["reserved_bytes.all.current"])
+        return max(0, self.nbytes - held)
 
     def _begin(self) -> None:
         """Takes the settings that the program itself has put into the variable until now."""
@@ -236,7 +246,7 @@ def out_of_memory(memory: Memory, nbytes: int) -> Exception:
 
     stats = memory.stats()
     live, held = stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
-    free = max(0, memory.nbytes - held)
+    free = memory.free_bytes
     error: Exception = torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity "
         f"of {format_bytes(memory.nbytes)} of which {format_bytes(free)} is free. Of the allocated "
