@@ -10,7 +10,9 @@ buffers are not counted.
 
 from __future__ import annotations
 
+import _thread
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -90,6 +92,39 @@ def first_process(recorder: Any) -> Iterator[None]:
         for name in ("spawn", "start_processes"):
             stack.enter_context(patch.object(multiprocessing, name, run))
         yield
+
+
+@around
+@contextmanager
+def processes_of_its_own(recorder: Any) -> Iterator[None]:
+    """A process that the program starts itself has no GPU. Where it fails, that is said at once:
+    the program may wait for it."""
+    from multiprocessing.process import BaseProcess
+
+    start = BaseProcess.start
+
+    def followed(self: Any) -> None:
+        start(self)
+        # no thread of the program, which would be under the prediction
+        _thread.start_new_thread(_tell_of_failure, (self.name, self.pid))
+
+    with patch.object(BaseProcess, "start", followed):
+        yield
+
+
+def _tell_of_failure(name: str, pid: int) -> None:
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:  # of another process, or somebody was faster
+        return
+    if ended is not None and ended.si_status == 1:  # it raised; what ends it sends a signal
+        print(
+            f"bfc: {name}, which the program has started, failed. A prediction does not follow "
+            "such processes, and they have no GPU: if the program waits for this one, end it, and "
+            "let it call for rank 0 what the process was to run",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class _Joined:
@@ -270,8 +305,6 @@ def _group(
 
     @functools.wraps(function)
     def call(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        import os
-
         from torch.testing._internal.distributed.fake_pg import FakeStore
         from torch.utils._python_dispatch import _disable_current_modes
 
