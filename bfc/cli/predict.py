@@ -271,6 +271,11 @@ def _hint(error: BaseException) -> str:
     while cause is not None:
         if getattr(cause, "name", None) == "triton":
             return ". pip install triton: its kernels are not run here, but the script imports it"
+        if isinstance(cause, KeyError) and {*cause.args} & _OF_TORCHRUN:
+            return (
+                ". torchrun sets that variable. RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict "
+                "... predicts the first of eight processes"
+            )
         for one in type(cause).__mro__:
             if one.__name__ in _HINTS:
                 return _HINTS[one.__name__]
@@ -278,10 +283,14 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
+_OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
 _PACKAGE = ". It needs that package here, too: bfc runs the whole script"
 _HINTS = {
     "LocalEntryNotFoundError": (
         ". It needs the network here, too, or the files in Hugging Face's cache"
+    ),
+    "MisconfigurationException": (  # Lightning's, if it is asked for more devices than there are
+        ". bfc predicts for one GPU: if it asks for more, give it arguments that ask for one"
     ),
     "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
     "ModuleNotFoundError": _PACKAGE,
@@ -356,7 +365,10 @@ def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[s
     yield "not in these numbers (the ranges are rough):"
     for one in found.not_counted:
         yield (f"  {one.what}: {format_bytes(one.low)} to {format_bytes(one.high)}, {one.why}")
-    yield from (f"  {name}: {why}" for name, why in found.unknown.items())
+    names: dict[str, list[str]] = {}
+    for name, why in found.unknown.items():
+        names.setdefault(why, []).append(name)
+    yield from (f"  {', '.join(alike)}: {why}" for why, alike in names.items())
     yield ""
     yield "assumed:"
     yield from (f"  {line}" for line in _assumed(ran))

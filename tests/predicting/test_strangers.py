@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import runpy
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -226,6 +228,7 @@ torch.ops.bfc_tests.unfaked(torch.ones(3, device="cuda"))
         ("raise ModuleNotFoundError('no triton', name='triton')", "pip install triton"),
         ("raise ImportError('flash')", 'attn_implementation="sdpa"'),
         ("raise OSError('no model') from ConnectionError()", "It needs the network"),
+        ("import os\nos.environ['LOCAL_RANK']", "RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict"),
         ("raise ValueError", "it had allocated nothing on the GPU"),
         ("torch.ones(3, device='cuda')\nraise ValueError", "the figures are those until then"),
     ],
@@ -242,3 +245,28 @@ def test_a_trace_runs_what_it_is_given(tmp_path: Path) -> None:
         assert traced(torch.zeros(2, 3, 8, 8, device="cuda")).shape == (2, 8, 6, 6)
         traced.save(tmp_path / "layer.pt")
     assert "torch.jit.trace: run as it is written" in [one["what"] for one in run.assumptions]
+
+
+def test_a_process_that_fails_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """The program may wait for it: one that started processes with queues stood still, and nothing
+    was said."""
+    with bfc.predict("a100"):
+        process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(1,))
+        process.start()
+        said = ""
+        while "which the program has started, failed" not in said:
+            time.sleep(0.01)
+            said += capfd.readouterr().err
+        process.join()
+    assert f"bfc: {process.name}" in said
+
+
+def test_who_observes_is_told_before_memory_runs_out() -> None:
+    told = []
+    with bfc.predict(1 << 30, oom=True):
+        torch._C._cuda_attach_out_of_memory_observer(lambda *given: told.append(given))
+        kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    assert told == [(0, 1 << 31, 1 << 30, (1 << 30) - 2 * MIB)]
+    del kept
