@@ -10,6 +10,7 @@ order:
     extension.cpp
     building.py         compiles it, once
     places.py           where tensors have their memory
+    arithmetic.py       the source of the kernels
     copies.py, kernels.py
     runtime.py          what the extension asks of Python
     device_module.py    torch.opencl

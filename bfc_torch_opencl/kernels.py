@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from bfc.copying import arithmetic
-from bfc.copying.layout import MAX_DIMS, MAX_ITEMS, are_apart, expanded_strides, joined
+from bfc.copying.layout import MAX_DIMS, MAX_ITEMS, expanded_strides
 from bfc.drivers.opencl import platform as _opencl
+from bfc_torch_opencl import arithmetic
+from bfc_torch_opencl.arithmetic import are_apart, joined
 from bfc_torch_opencl.places import Place, note_refusal, span_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ Importing this loads no NumPy and no driver; the first copy does. In order:
     host.py             copies on the host, by NumPy
     waiting.py          keeps objects alive until a stream has finished with them
     kernels.py          the source of the copy kernel
-    arithmetic.py       the source of kernels that compute
     view.py             a `View`: items in some memory
     readers.py          the protocols through which memory is found: `view_of`
     copy_stream.py      what the engine needs from a stream

@@ -127,43 +127,6 @@ def walk(shape: Sequence[int], to: Sequence[int], source: Sequence[int]) -> Walk
     return Walk(tuple(joined), to_start, source_start)
 
 
-def joined(shape: Sequence[int], *sides: Sequence[int]) -> list[tuple[int, ...]]:
-    """The fewest dimensions that reach every item of several sides at once, the outermost first:
-    the number of steps, and the stride on each side. No stride is negative.
-
-    >>> joined((2, 3), (3, 1), (3, 1), (0, 1))
-    [(2, 3, 3, 0), (3, 1, 1, 1)]
-    >>> joined((2, 3), (3, 1), (3, 1))
-    [(6, 1, 1)]
-    """
-    dims = [dim for dim in zip(shape, *sides, strict=True) if dim[0] != 1]
-    dims.sort(key=lambda dim: dim[1:], reverse=True)
-    found: list[tuple[int, ...]] = []
-    for dim in dims:
-        outer = found[-1] if found else ()
-        if outer and all(outer[i] == dim[0] * dim[i] for i in range(1, len(dim))):
-            found[-1] = outer[0] * dim[0], *dim[1:]
-        else:
-            found.append(dim)
-    return found
-
-
-def are_apart(dims: Sequence[tuple[int, ...]]) -> bool:
-    """Whether no two items of the first side of `joined` share a place. Also False if that cannot
-    be told easily.
-
-    >>> are_apart([(2, 3), (3, 1)]), are_apart([(2, 2), (3, 1)])
-    (True, False)
-    """
-    reach = 1
-    for dim in reversed(dims):
-        steps, stride = dim[:2]
-        if stride < reach:
-            return False
-        reach += (steps - 1) * stride
-    return True
-
-
 def is_one_run(way: Walk, itemsize: int) -> bool:
     """Whether both sides are contiguous bytes in the same order."""
     dims = way.dims

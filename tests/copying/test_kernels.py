@@ -9,8 +9,9 @@ import pytest
 from copy_cases import DTYPES, PAIRS, switched
 
 import bfc
-from bfc.copying import arithmetic, cuda_stream, kernels
+from bfc.copying import cuda_stream, kernels
 from bfc.drivers.cuda import nvrtc as compiler
+from bfc_torch_opencl import arithmetic
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
 

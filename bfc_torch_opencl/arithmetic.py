@@ -1,5 +1,5 @@
 """Kernels that compute with float32, in the language that OpenCL C and CUDA C share: itemwise
-operations, sums, and matrix products.
+operations, sums, and matrix products. And the dimensions that they walk.
 
 Sums are added up in double precision. If a device has none, the error of each step is added up in
 addition to the sum (Kahan, Babuska; Ogita, Rump and Oishi for products), which is as accurate.
@@ -7,6 +7,7 @@ addition to the sum (Kahan, Babuska; Ogita, Rump and Oishi for products), which 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Template
 
 from bfc.copying.kernels import HEADER
@@ -253,3 +254,40 @@ def text_of(*, in_single: bool = False) -> str:
     first = "#define IN_SINGLE\n" if in_single else ""
     prelude = PRELUDE.substitute(dims=MAX_DIMS, columns=COLUMNS)
     return first + HEADER + prelude + "".join(kernels) + SUM + PRODUCT
+
+
+def joined(shape: Sequence[int], *sides: Sequence[int]) -> list[tuple[int, ...]]:
+    """The fewest dimensions that reach every item of several sides at once, the outermost first:
+    the number of steps, and the stride on each side. No stride is negative.
+
+    >>> joined((2, 3), (3, 1), (3, 1), (0, 1))
+    [(2, 3, 3, 0), (3, 1, 1, 1)]
+    >>> joined((2, 3), (3, 1), (3, 1))
+    [(6, 1, 1)]
+    """
+    dims = [dim for dim in zip(shape, *sides, strict=True) if dim[0] != 1]
+    dims.sort(key=lambda dim: dim[1:], reverse=True)
+    found: list[tuple[int, ...]] = []
+    for dim in dims:
+        outer = found[-1] if found else ()
+        if outer and all(outer[i] == dim[0] * dim[i] for i in range(1, len(dim))):
+            found[-1] = outer[0] * dim[0], *dim[1:]
+        else:
+            found.append(dim)
+    return found
+
+
+def are_apart(dims: Sequence[tuple[int, ...]]) -> bool:
+    """Whether no two items of the first side of `joined` share a place. Also False if that cannot
+    be told easily.
+
+    >>> are_apart([(2, 3), (3, 1)]), are_apart([(2, 2), (3, 1)])
+    (True, False)
+    """
+    reach = 1
+    for dim in reversed(dims):
+        steps, stride = dim[:2]
+        if stride < reach:
+            return False
+        reach += (steps - 1) * stride
+    return True
