@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("bfc", "bfc_cuda_emulator", "bfc_torch_opencl")
+PACKAGES = ("bfc", "bfc_cuda_emulator", "bfc_slow_models", "bfc_torch_opencl")
 #: What an archive must hold, beside every source or module of the package.
 IN_SDIST = [
     "CHANGELOG.md",

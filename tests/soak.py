@@ -47,7 +47,7 @@ from torch_histories import (  # noqa: E402
 from bench.peers.tensorflow import default_cache  # noqa: E402
 from bfc.compiling import cache  # noqa: E402
 from bfc.pytorch.rules import VERSIONS  # noqa: E402
-from bfc.testing.torch_model import TorchModel  # noqa: E402
+from bfc_slow_models.torch_model import TorchModel  # noqa: E402
 
 BFC_STEPS, CHECK_EVERY = 2000, 100
 CACHING = [*PROFILES, *EXPANDABLE, *BROKEN]

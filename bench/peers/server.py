@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from bench.peers.closing import Closing
-from bfc.testing.torch_words import OUT_OF_MEMORY as OUT_OF_MEMORY
-from bfc.testing.torch_words import Call as Call
-from bfc.testing.torch_words import Failure as Failure
-from bfc.testing.torch_words import Operation as Operation
+from bfc_slow_models.torch_words import OUT_OF_MEMORY as OUT_OF_MEMORY
+from bfc_slow_models.torch_words import Call as Call
+from bfc_slow_models.torch_words import Failure as Failure
+from bfc_slow_models.torch_words import Operation as Operation
 
 #: The files that every server is compiled from, for its fingerprint.
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("server.hpp", "simulated_device.hpp"))

@@ -35,43 +35,43 @@ from bench.peers.server import (
 )
 from bench.peers.tensorflow import PeerUnavailable, compiler, default_cache, run
 from bench.peers.torch_wheel import download, extract, rename
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     ACTIONS as ACTIONS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     COUNTERS as COUNTERS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     DEFAULT_POOL as DEFAULT_POOL,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     FIELDS as FIELDS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     GROUPS as GROUPS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     POOLS as POOLS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     REJECTIONS as REJECTIONS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     STATS as STATS,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     Block as Block,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     Pool as Pool,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     Segment as Segment,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     TraceEntry as TraceEntry,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     pool_stats as pool_stats,
 )
 

@@ -14,13 +14,10 @@ True
 
 In order:
 
-    torch_words.py, recorded_source.py, leaks.py, sources.py, ground.py
+    recorded_source.py, leaks.py, sources.py, ground.py
     contract.py, strategies.py
     cuda_emulator.py        the door to the package bfc_cuda_emulator
-    tensorflow_model.py, torch_device.py, torch_records.py
-    torch_ranges.py         expandable segments in the model of PyTorch's policy
-    torch_model.py          the slow models of both policies
-    model_runner.py         a model beside an allocator of ours
+    model_runner.py         a model of the package bfc_slow_models beside an allocator of ours
     differential.py         each step on both
     machine.py              Hypothesis's state machine
 """

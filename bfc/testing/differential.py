@@ -12,8 +12,8 @@ from bfc.snapshots.snapshot import Stats
 from bfc.suballocators.base import SubAllocator
 from bfc.testing.model_runner import Beside, model_for
 from bfc.testing.recorded_source import Differs, Tape, Unfollowable
-from bfc.testing.tensorflow_model import GRANULE
 from bfc.trace import Trace
+from bfc_slow_models.tensorflow_model import GRANULE
 
 Errors = tuple[type[BaseException], ...]
 

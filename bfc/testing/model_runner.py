@@ -10,10 +10,10 @@ from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.snapshots.snapshot import Snapshot
 from bfc.testing.recorded_source import Differs, Tape, TapedDevice, TapedSource
-from bfc.testing.tensorflow_model import GRANULE, Model, layout_of
-from bfc.testing.torch_model import TorchModel
-from bfc.testing.torch_records import MIN_BLOCK
-from bfc.testing.torch_words import Failure, Segment
+from bfc_slow_models.tensorflow_model import GRANULE, Model, layout_of
+from bfc_slow_models.torch_model import TorchModel
+from bfc_slow_models.torch_records import MIN_BLOCK
+from bfc_slow_models.torch_words import Failure, Segment
 
 
 class Beside(Protocol):

@@ -11,8 +11,8 @@ import bfc
 from bench.peers.server import Operation
 from bench.peers.torch import NEWEST, TorchPeer
 from bfc.testing.model_runner import segments_of
-from bfc.testing.torch_device import Refused, Subject, answers
-from bfc.testing.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
+from bfc_slow_models.torch_device import Refused, Subject, answers
+from bfc_slow_models.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
 
 
 def calls_by_stream(calls: Iterable[Call]) -> list[Call]:

@@ -10,7 +10,7 @@ from caching_subject import Ours
 
 from bench.peers.torch import TorchPeer
 from bfc.pytorch.rules import VERSIONS
-from bfc.testing.torch_model import TorchModel
+from bfc_slow_models.torch_model import TorchModel
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 BASE = 1 << 40

@@ -12,7 +12,7 @@ import pytest
 from graph_histories import GraphHistory, Key, base_of
 
 import bfc
-from bfc.testing.tensorflow_model import Model
+from bfc_slow_models.tensorflow_model import Model
 
 MIB = 1 << 20
 CAPTURED, SIDE, OUTSIDE = 7, 8, 9

@@ -27,7 +27,7 @@ from torch_histories import (
 from bench.peers.server import Operation
 from bench.peers.torch import TorchPeer
 from bfc.pytorch.rules import VERSIONS
-from bfc.testing.torch_model import TorchModel
+from bfc_slow_models.torch_model import TorchModel
 
 MIB = 1 << 20
 

@@ -29,9 +29,9 @@ from torch_histories import (
 from bench.peers.server import Operation
 from bench.peers.torch import Pool
 from bfc.pytorch.rules import VERSIONS
-from bfc.testing.torch_model import TorchModel
-from bfc.testing.torch_ranges import Ranges
-from bfc.testing.torch_records import Chunk, Request
+from bfc_slow_models.torch_model import TorchModel
+from bfc_slow_models.torch_ranges import Ranges
+from bfc_slow_models.torch_records import Chunk, Request
 
 profiles = pytest.mark.parametrize("profile", EXPANDABLE)
 versions = pytest.mark.parametrize("torch", VERSIONS)

@@ -14,7 +14,7 @@ from expandable_cases import CASES
 from expandable_script import Case, Runner, parse_cases, parsed, written
 
 from bfc.pytorch.rules import VERSIONS
-from bfc.testing.torch_model import TorchModel
+from bfc_slow_models.torch_model import TorchModel
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "behaviour" / "pytorch.md"
 #: Who takes the cases, and whether as upstream does where ours does otherwise.

@@ -19,7 +19,7 @@ KEPT = {
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",
     "bfc.suballocators.cuda.CUDASubAllocator",  # asks RMM
-    "bfc.testing.torch_device.Subject",  # the model, and in tests/helpers an allocator of ours
+    "bfc_slow_models.torch_device.Subject",  # the model, and in tests/helpers an allocator of ours
 }
 CLASS = re.compile(r"^\s*(?:cdef\s+)?class\s+(\w+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
 

@@ -18,7 +18,7 @@ from bfc.study.counting import CountedSimulated
 from bfc.study.experiment import at_its_fullest
 from bfc.suballocators import SubAllocator
 from bfc.testing import traces
-from bfc.testing.tensorflow_model import Model
+from bfc_slow_models.tensorflow_model import Model
 from examples.my_policies import BestFit, Buddy
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 
 import bfc
 from bfc.testing.recorded_source import Differs, Tape, TapedDevice, Unfollowable
-from bfc.testing.torch_device import StandIn
+from bfc_slow_models.torch_device import StandIn
 
 MIB = 1 << 20
 

@@ -20,9 +20,9 @@ from typing import Any
 from bfc.devices import Fence
 from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.pytorch.settings import CachingSettings
-from bfc.testing.torch_device import Refused, Subject, answers
-from bfc.testing.torch_ranges import Ranges
-from bfc.testing.torch_records import (
+from bfc_slow_models.torch_device import Refused, Subject, answers
+from bfc_slow_models.torch_ranges import Ranges
+from bfc_slow_models.torch_records import (
     LARGE_GRANULE,
     MIB,
     MIN_BLOCK,
@@ -38,7 +38,7 @@ from bfc.testing.torch_records import (
     round_up,
     segment_of,
 )
-from bfc.testing.torch_words import (
+from bfc_slow_models.torch_words import (
     ACTIONS,
     DEFAULT_POOL,
     REJECTIONS,

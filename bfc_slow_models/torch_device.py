@@ -12,7 +12,7 @@ from bfc.devices import Availability
 from bfc.errors import InvalidPointerError, OutOfMemoryError, SettingsError, SubAllocatorError
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.simulated_captures import SimulatedCaptures
-from bfc.testing.torch_words import OUT_OF_MEMORY, Call, Failure, Operation
+from bfc_slow_models.torch_words import OUT_OF_MEMORY, Call, Failure, Operation
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not an error of ours

@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bfc.errors import SubAllocatorError
-from bfc.testing.torch_device import Refused
-from bfc.testing.torch_records import SMALL_SEGMENT, Chunk, Request, SubPool, round_up
+from bfc_slow_models.torch_device import Refused
+from bfc_slow_models.torch_records import SMALL_SEGMENT, Chunk, Request, SubPool, round_up
 
 if TYPE_CHECKING:
-    from bfc.testing.torch_model import TorchModel
+    from bfc_slow_models.torch_model import TorchModel
 
 
 class Range:

@@ -7,10 +7,10 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bfc.testing.torch_words import DEFAULT_POOL, Block, Pool, Segment
+from bfc_slow_models.torch_words import DEFAULT_POOL, Block, Pool, Segment
 
 if TYPE_CHECKING:
-    from bfc.testing.torch_ranges import Range
+    from bfc_slow_models.torch_ranges import Range
 
 MIB = 1 << 20
 UNLIMITED = (1 << 64) - 1

@@ -1,0 +1,13 @@
+"""The two originals as slow, simple models in Python: `bfc.testing.Twins` compares allocators with
+them.
+
+A model has lists and `min()` where bfc has bins, and nothing of bfc's engine. Each allocator is
+described twice: in `docs/behaviour/`, and here, so that it can be run. In order:
+
+    torch_words.py          PyTorch's names
+    tensorflow_model.py
+    torch_device.py         the device that PyTorch's model runs on
+    torch_records.py
+    torch_ranges.py         expandable segments
+    torch_model.py
+"""
