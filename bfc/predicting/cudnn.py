@@ -81,6 +81,7 @@ class Plan:
     workspace: int  # bytes
     engine: int  # cuDNN's number of what computes it
     kernel: Kernel | None = None  # None if it shares no sums
+    order: tuple[int, ...] = ()  # the engines that the first heuristic names
 
 
 class Cudnn:
@@ -128,12 +129,14 @@ class Cudnn:
         except BaseException:  # the next answer would be that of this question
             self._stop()
             raise
-        if len(answer) not in (2, 2 + len(KNOBS)):  # it died
+        if len(answer) != 2 and len(answer) < 2 + len(KNOBS):  # it died
             self.version = 0
             self._end()
             return None
-        kernel = Kernel(answer[2] == 0, *answer[3:]) if len(answer) > 2 else None
-        return Plan(answer[0], answer[1], kernel) if answer[0] >= 0 else None
+        workspace, engine, *more = answer
+        knobs, order = more[: len(KNOBS)], tuple(more[len(KNOBS) :])
+        kernel = Kernel(knobs[0] == 0, *knobs[1:]) if min(knobs, default=-1) >= 0 else None
+        return Plan(workspace, engine, kernel, order) if workspace >= 0 else None
 
     def _start(self) -> None:
         paths = libraries()
@@ -321,31 +324,43 @@ def _check(status: int) -> None:
 
 
 def plan(question: Question) -> list[int]:
-    """The first plan that PyTorch would take: its workspace, its engine, and its choices of KNOBS,
-    if it has all of them."""
+    """The first plan that PyTorch would take: its workspace, its engine, its choices of KNOBS, and
+    the engines that the first heuristic names in their order."""
     device = _device(question)
     graph = Descriptor(GRAPH).set(801, DESCRIPTORS, [_operation(question)]).done()
+    found: list[int] = []
+    order: list[int] = []
     for heuristic in (INSTANT, FALLBACK):
         for config in _configs(graph, device, heuristic):
             engine = config.parts(300, ENGINE)[0]
             if _left_out(question, engine):
                 continue
-            made = Descriptor(PLAN).set(401, DESCRIPTORS, [config])
-            with contextlib.suppress(NotSupportedError):
-                made.set(407, DESCRIPTORS, [device]).done()
-                found = [*made.numbers(402, INTEGERS), *engine.numbers(1301, INTEGERS)]
-                return [*found, *_knobs(made)]
+            number = engine.numbers(1301, INTEGERS)
+            order += number if heuristic == INSTANT else []
+            if not found:
+                found = _planned(config, device, number)
+        if found:
+            return [*found, *order]
     raise NotSupportedError
 
 
+def _planned(config: Descriptor, device: Descriptor, number: list[int]) -> list[int]:
+    made = Descriptor(PLAN).set(401, DESCRIPTORS, [config])
+    with contextlib.suppress(NotSupportedError):
+        made.set(407, DESCRIPTORS, [device]).done()
+        return [*made.numbers(402, INTEGERS), *number, *_knobs(made)]
+    return []
+
+
 def _knobs(made: Descriptor) -> list[int]:
+    """-1 for each, if one is missing."""
     try:
         text = (ctypes.c_char * made.get(405, CHARACTERS, None))()
         made.get(405, CHARACTERS, text)
         choices = json.loads(text.value)["engine"]["knobChoices"]
         return [int(choices[name]) for name in KNOBS]
     except (NotSupportedError, ValueError, KeyError, TypeError):
-        return []
+        return [-1] * len(KNOBS)
 
 
 def _configs(graph: Descriptor, device: Descriptor, heuristic: int) -> list[Descriptor]:

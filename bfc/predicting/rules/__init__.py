@@ -18,7 +18,7 @@ sdpa.py               attention as the GPU would run it
 encoder.py            layers of a transformer in inference, which are one operator
 unknowable.py         operators whose kernels take memory that only a GPU knows
 shared_sums.py        what cuDNN's kernels keep of the sums that they share
-single_pixels.py      when cuDNN calls cublasLt for convolutions of single pixels
+orders.py             what a GPU takes instead of what cuDNN plans without one
 convolution_workspaces.py  how much memory cuDNN works in
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call

@@ -134,8 +134,6 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
     if by_kernels_of_pytorch(call, found):
         return 0
     cores = _tensor_cores(call, images)
-    if cores and found.in_cublas(gradient):
-        return found.by_cublas(gradient)
     if _cudnn is not None:
         plan = _cudnn.plan(
             Question(
@@ -158,9 +156,11 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
         )
         if plan is not None:
             if cores and found.in_cublas(gradient, plan):
-                return found.by_cublas(gradient)
+                return found.by_cublas(gradient, plan)
             return found.on_device(gradient, plan) if call.gpu.cc == HOPPER else plan.workspace
-    return found.estimate(gradient) if cores else 0
+    if not cores:
+        return 0
+    return (found.by_cublas if found.in_cublas(gradient) else found.estimate)(gradient)
 
 
 def _of_call(call: Call, images: Any, weight: Any, result: Any) -> Convolution:

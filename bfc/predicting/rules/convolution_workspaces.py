@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.predicting.cudnn import Plan
-from bfc.predicting.rules import shared_sums
-from bfc.predicting.rules.single_pixels import Planes
+from bfc.predicting.rules import orders, shared_sums
 from bfc.predicting.rules.tensors import nbytes, numel
 
 FLOAT = 4
@@ -51,17 +50,11 @@ ALONE_IN_16 = 61
 #: Those that other engines take the place of on an H100.
 NOT_ON_DEVICE = {"result": (22, 57), "images": (22, 62)}
 COMMON_KERNELS = (1, 3, 5, 7)
-#: The engine whose gradients of weights of 3 by 3 are computed by Winograd's algorithm on an H100,
-#: of so many channels at least, and so many results at most; the pixels of a tile's side, and the
-#: numbers that a tile becomes.
-BEFORE_WINOGRAD, CHANNELS_OF_WINOGRAD, RESULTS_OF_WINOGRAD = 50, 48, 256
-TILE_OF_WINOGRAD, TRANSFORMED = 4, 36
-#: Those that sum in 32 bits without a workspace, which is done rather than call cublasLt; and those
-#: that do so with few channels, which lie side by side.
-BEFORE_CUBLAS = (0, 20)
-OF_FEW = (*BEFORE_CUBLAS, 30, 40, 50)
-#: In 16 bits, channels side by side; and so few pixels of an image are not left to cublasLt.
-BEFORE_CUBLAS_IN_16, FEW_PIXELS = (0, 37), 8
+#: Of Winograd's algorithm, by the side of a kernel: the pixels of a tile's side, the numbers that a
+#: tile becomes, and a number of which that of the images is made a multiple.
+WINOGRAD = {3: (4, 36, 1), 5: (9, 169, 16)}
+#: The least and the greatest side of images that are transformed as Fourier does.
+LEAST_SIDE, GREATEST_SIDE = 32, 64
 #: The channels of a tile in cublasLt; the tiles that all parts of a sum have for each
 #: multiprocessor at most, the pixels of a part at least, and the bytes beside the sums.
 TILE, CUBLAS_IN_32, CUBLAS_IN_16 = 128, (2, 128, 256), (1, 2000, 272)
@@ -117,23 +110,19 @@ class Convolution:
         most cases only what it `plan`s else tells."""
         if not self.plain:
             return False
-        if self.last and gradient != "weight":
-            return True
         if plan is None:
-            return False
-        if not self.last:
-            sizes = int(self.images.shape[0]), int(self.weight.shape[1]), int(self.weight.shape[0])
-            return Planes(*sizes, self._plane, self.weight.element_size(), plan).in_cublas(gradient)
-        if self._half:
-            return self._plane > FEW_PIXELS and plan.engine not in BEFORE_CUBLAS_IN_16
-        few = min(map(int, self.weight.shape[:2])) <= FEW
-        return plan.engine not in (OF_FEW if few else BEFORE_CUBLAS)
+            return self.last and gradient != "weight" and not self._few
+        return self._of_pixels(gradient, plan) != orders.PLANNED
 
-    def by_cublas(self, gradient: str) -> int:
+    def _of_pixels(self, gradient: str, plan: Plan) -> str | None:
+        return orders.of_pixels(gradient, self._half, self.last, plan.order)
+
+    def by_cublas(self, gradient: str, plan: Plan | None = None) -> int:
         """What cublasLt takes for them, in bytes."""
-        if self.last and (gradient == "weight" or self._few):
-            return self.estimate(gradient)
-        beside = BESIDE_MANY if self._by_hopper else 0
+        without = plan is not None and self._of_pixels(gradient, plan) == orders.WITHOUT
+        if self.last and gradient == "weight":
+            return 0 if without else self.estimate(gradient)
+        beside = BESIDE_MANY if self._by_hopper and not without else 0
         return (self._sums_of_images if gradient == "weight" else 0) + beside
 
     @property
@@ -275,8 +264,9 @@ class Convolution:
         """The bytes of a plan where there is an H100, and not only a description of one."""
         if self.alone and len(self.kernel) == 2:
             return self._alone_on_device(gradient, plan)
-        if gradient == "weight" and plan.engine == BEFORE_WINOGRAD and self._fits_winograd:
-            return self._by_winograd()
+        transformed = self._transformed(plan) if gradient == "weight" else None
+        if transformed is not None:
+            return transformed
         tensors = self.images, self.weight, self.result
         return shared_sums.on_all_sms(gradient, *tensors, plan, self.sms)
 
@@ -289,24 +279,28 @@ class Convolution:
             return self._weight_of_channels()
         return plan.workspace
 
-    @property
-    def _fits_winograd(self) -> bool:
-        """Of 52 plans by that engine on an H100 this was right for 49."""
-        results, channels, *kernel = map(int, self.weight.shape)
-        if self._half or self.last or self.groups > 1 or kernel != [3, 3]:
-            return False
-        if max(*self.strides, *self.dilation) > 1:
-            return False
-        return channels >= CHANNELS_OF_WINOGRAD and results <= RESULTS_OF_WINOGRAD
-
-    def _by_winograd(self) -> int:
-        """The images, the gradients and the weight, transformed: to the byte as measured."""
-        batch, channels, *_ = map(int, self.images.shape)
-        results = int(self.result.shape[1])
-        sides = (int(size) for size in self.result.shape[2:])
-        tiles = batch * math.prod(-(-size // TILE_OF_WINOGRAD) for size in sides)
-        numbers = tiles * (channels + results) + channels * results
-        return numbers * TRANSFORMED * FLOAT
+    def _transformed(self, plan: Plan) -> int | None:
+        """The images, the gradients and the weight, if they are transformed: to the byte as
+        measured."""
+        if self._half or self.last or self.groups > 1 or len(self.kernel) != 2:
+            return None
+        side = self.kernel[0]
+        if max(*self.strides, *self.dilation) > 1 or self.kernel[1] != side:
+            return None
+        batch, results, *sides = map(int, self.result.shape)
+        channels = int(self.weight.shape[1])
+        found = orders.of_kernels(plan.order)
+        if found == orders.WINOGRAD and side in WINOGRAD:
+            pixels, numbers, multiple = WINOGRAD[side]
+            tiles = -(-batch // multiple) * multiple
+            tiles *= math.prod(-(-size // pixels) for size in sides)
+            return numbers * FLOAT * (tiles * (channels + results) + channels * results)
+        reach = max(sides) + side - 1
+        if found != orders.FOURIER or reach > GREATEST_SIDE:
+            return None
+        reach = max(1 << (reach - 1).bit_length(), LEAST_SIDE)
+        planes = max(batch * (channels + results), channels * results)
+        return 4 * FLOAT * reach * (reach // 2 + 1) * planes + nbytes(self.result)
 
     def _shares(self) -> int:
         """The sums of all parts, in whole tiles: one part alone is the result."""

@@ -391,7 +391,45 @@ def test_sums_are_those_of_all_multiprocessors(asking, plan, measured) -> None:
 
 @pytest.mark.parametrize(("asking", "plan"), [shared[:2] for shared in SHARED])
 def test_a_plan_says_what_its_kernel_shares(asked, asking, plan) -> None:
-    assert asked.plan(asking) == plan
+    assert replace(asked.plan(asking), order=()) == plan
+
+
+#: What an H100 took where it has other engines than the plan's: cublasLt for single pixels, with or
+#: without a workspace, Winograd's algorithm and FFTs; and where it keeps to the plan.
+ORDERED: list[tuple[Question, int]] = [
+    (question((128, 832, 30, 30), 288, 1, "images", "bfloat16"), 0),
+    (question((6, 112, 9, 9), 336, 1, "images", "float16"), 435472),
+    (question((16, 96, 35, 35), 200, 1, "images"), 0),
+    (question((6, 2304, 14, 14), 768, 1, "images"), 14450704),
+    (question((8, 640, 56, 56), 640, 1, "images"), 400),
+    (question((8, 640, 56, 56), 640, 1), 400),
+    (question((256, 116, 14, 14), 464, 1), 400),
+    (question((24, 576, 18, 18), 1024, 1, type="bfloat16"), 24883216),
+    (question((1, 32, 19, 19), 80, 1, "weight"), 0),
+    (question((12, 96, 28, 28), 32, 1, "weight"), 147456),
+    (question((16, 64, 64, 64), 1, 1, "weight"), 4096),
+    (question((2, 1536, 1, 1), 1536, 1, "weight"), 0),
+    (question((64, 32, 15, 15), 1344, 1, "weight", "float16"), 11010048),
+    (question((12, 480, 10, 10), 160, 1, "weight", "bfloat16"), 1536016),
+    (question((64, 72, 14, 14), 116, 1, "weight", last=True), 3274240),
+    (question((4, 1, 128, 128), 1024, 1, "weight", last=True), 269879855),
+    (question((32, 288, 14, 14), 896, 1, "weight", "float16", last=True), 3096848),
+    (question((16, 1056, 1, 1), 184, 1, "weight", "float16", last=True), 0),
+    (question((16, 480, 14, 19), 64, 3, "weight"), 29491200),
+    (question((16, 384, 16, 16), 192, 3, "weight"), 31850496),
+    (question((2, 320, 32, 32), 64, 5, "weight"), 692584448),
+    (question((8, 112, 16, 16), 64, 7, "weight"), 62914560),
+    (question((16, 32, 28, 28), 512, 3, "weight"), 30245008),
+]
+
+
+@pytest.mark.parametrize(("asking", "measured"), ORDERED)
+def test_the_order_of_engines_tells_which_others_a_gpu_takes(asked, asking, measured) -> None:
+    shapes = (Shape(one, asking.type) for one in (asking.images, asking.weight, asking.result))
+    made = Convolution(*shapes, 1, asking.strides, asking.last, asking.sms, asking.dilation)
+    plan = asked.plan(asking)
+    of = made.by_cublas if made.in_cublas(asking.gradient, plan) else made.on_device
+    assert of(asking.gradient, plan) == measured
 
 
 def test_the_workspace_of_another_kernel_is_left_as_it_is() -> None:

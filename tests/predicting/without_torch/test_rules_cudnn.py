@@ -273,95 +273,87 @@ def test_a_gpu_has_other_engines_for_single_channels(
     assert made.on_device(gradient, plan) == took
 
 
-#: Gradients of weights of one pixel in 32 bits: images, channels of the result, channels last; what
-#: is planned without a device, and what an H100 took.
-WEIGHTS_OF_PIXELS: list[tuple[tuple[int, ...], int, bool, Plan, int]] = [
-    ((8, 144, 38, 38), 32, False, Plan(0, 20), 0),
-    ((1, 32, 19, 19), 80, False, Plan(0, 0), 0),
-    ((4, 64, 7, 7), 112, False, Plan(0, 0), 0),
-    ((4, 112, 16, 16), 512, False, Plan(5702639, 30), 917504),  # in cublasLt from here
-    ((12, 96, 28, 28), 32, False, Plan(4829407, 40), 147456),
-    ((64, 72, 14, 14), 116, True, Plan(590071, 68), 3274240),
-    ((128, 256, 28, 28), 64, True, Plan(1179895, 68), 8651728),
-    ((8, 512, 56, 56), 256, True, Plan(1048767, 68), 17301760),
-    ((8, 1024, 16, 16), 240, True, Plan(0, 68), 15728896),  # parts of 128 pixels
-    ((4, 1, 128, 128), 1024, True, Plan(269879855, 40), 269879855),  # few channels
-    ((1, 16, 28, 28), 24, True, Plan(0, 0), 0),
+#: Gradients of weights of one pixel in cublasLt: images, channels of the result, type, channels
+#: last; what an H100 took.
+IN_CUBLAS: list[tuple[tuple[int, ...], int, str, bool, int]] = [
+    ((4, 112, 16, 16), 512, "float32", False, 917504),
+    ((128, 112, 64, 64), 320, "float32", False, 18350480),
+    ((64, 72, 14, 14), 116, "float32", True, 3274240),
+    ((128, 256, 28, 28), 64, "float32", True, 8651728),
+    ((8, 512, 56, 56), 256, "float32", True, 17301760),
+    ((8, 1024, 16, 16), 240, "float32", True, 15728896),  # parts of 128 pixels
+    ((64, 480, 20, 20), 160, "float16", True, 3686672),
+    ((32, 288, 14, 14), 896, "float16", True, 3096848),
+    ((12, 768, 18, 18), 1344, "float16", True, 0),  # one part
 ]
 
 
-@pytest.mark.parametrize(("images", "channels", "last", "plan", "took"), WEIGHTS_OF_PIXELS)
-def test_weights_of_pixels_are_summed_in_cublas(images, channels, last, plan, took) -> None:
-    made = convolution(images, channels, 1, last=last)
+@pytest.mark.parametrize(("images", "channels", "dtype", "last", "took"), IN_CUBLAS)
+def test_weights_of_pixels_are_summed_in_cublas(images, channels, dtype, last, took) -> None:
+    made = convolution(images, channels, 1, dtype=dtype, last=last)
+    assert made.by_cublas("weight") == pytest.approx(took, abs=1024)
+
+
+def test_single_pixels_run_in_cublas_unless_an_order_says_otherwise() -> None:
+    made = convolution((64, 32, 15, 15), 1344, 1, dtype="float16", last=True)
+    assert made.in_cublas("images", Plan(100, 67))
+    assert made.in_cublas("images")
     assert not made.in_cublas("weight")
-    assert made.in_cublas("weight", plan) is (plan.workspace != took)
-    if plan.workspace != took:
-        assert made.by_cublas("weight") == pytest.approx(took, abs=1024)
+    other = convolution((64, 32, 15, 15), 1344, 3, dtype="float16", last=True)
+    assert not other.in_cublas("images", Plan(100, 67))
+    assert not convolution((4, 3, 15, 15), 64, 1, last=True).in_cublas("images")
 
 
-#: The same in 16 bits, whose channels lie side by side.
-@pytest.mark.parametrize(
-    ("images", "channels", "plan", "took"),
-    [
-        ((64, 480, 20, 20), 160, Plan(0, 65), 3686672),
-        ((32, 288, 14, 14), 896, Plan(98479, 65), 3096848),
-        ((12, 768, 18, 18), 1344, Plan(131, 65), 0),  # one part
-        ((4, 96, 16, 16), 16, Plan(43136, 49), 0),
-        ((16, 1056, 1, 1), 184, Plan(0, 9), 0),  # few pixels are left to cuDNN
-        ((3, 48, 4, 4), 24, Plan(0, 0), 0),
-    ],
-)
-def test_weights_of_pixels_in_16_bits(images, channels, plan, took) -> None:
-    made = convolution(images, channels, 1, dtype="float16", last=True)
-    assert made.in_cublas("weight", plan) is (plan.workspace != took)
-    if plan.workspace != took:
-        assert made.by_cublas("weight") == took
+def test_an_order_of_engines_tells_what_a_gpu_takes_for_single_pixels() -> None:
+    made = convolution((12, 480, 10, 10), 160, 1, dtype="bfloat16")
+    kept = Plan(1536016, 65, order=(65,) * 39 + (33,))
+    assert not made.in_cublas("weight", kept)
+    assert made.in_cublas("images", kept)  # it is of another pass,
+    last = convolution((12, 480, 10, 10), 160, 1, dtype="bfloat16", last=True)
+    assert last.in_cublas("weight", kept)  # or layout
+
+    made = convolution((8, 640, 56, 56), 640, 1)
+    without = (
+        *(71, 74, 71, 71, 71, 71, 71, 71, 76, 58, 76, 58, 76, 28, 76, 76, 76, 65, 76, 71),
+        *(71, 56, 28, 25, 28, 65, 60),
+    )
+    for order, took in (((), 400), (without, 0)):
+        plan = Plan(128450707, 71, order=order)
+        assert made.in_cublas("images", plan)
+        assert made.by_cublas("images", plan) == took
 
 
-#: Single pixels in planes: pass, images, channels of the result, type; what is planned without a
-#: device, and what an H100 took.
-PLANES: list[tuple[str, tuple[int, ...], int, str, Plan, int]] = [
-    ("images", (128, 832, 30, 30), 288, "bfloat16", Plan(258048147, 67), 0),
-    ("images", (6, 112, 9, 9), 336, "float16", Plan(435472, 22), 435472),
-    ("images", (16, 96, 35, 35), 200, "float32", Plan(23206547, 71), 0),
-    ("images", (6, 2304, 14, 14), 768, "float32", Plan(14450704, 71), 14450704),
-    ("result", (8, 640, 56, 56), 640, "float32", Plan(128450707, 67), 400),
-    ("result", (256, 116, 14, 14), 464, "float32", Plan(23496976, 38), 400),
-    ("images", (8, 640, 56, 56), 640, "float32", Plan(128450707, 71), 400),
-    ("weight", (128, 112, 64, 64), 320, "float32", Plan(906559735, 68), 18350480),
-    ("result", (24, 576, 18, 18), 1024, "bfloat16", Plan(24883216, 62), 24883216),
-    ("weight", (16, 96, 14, 14), 56, "float32", Plan(2103903, 40), 344064),
-    ("weight", (16, 64, 64, 64), 1, "float32", Plan(17853584, 50), 4096),
-    ("weight", (2, 1536, 1, 1), 1536, "float32", Plan(0, 67), 0),
-    ("weight", (64, 32, 15, 15), 1344, "float16", Plan(41005200, 33), 11010048),
-    ("weight", (12, 480, 10, 10), 160, "bfloat16", Plan(1536016, 65), 1536016),
-    ("weight", (16, 512, 30, 30), 1152, "float16", Plan(47923347, 65), 37748736),
-]
-
-
-@pytest.mark.parametrize(("gradient", "images", "channels", "dtype", "plan", "took"), PLANES)
-def test_planes_of_single_pixels(gradient, images, channels, dtype, plan, took) -> None:
-    made = convolution(images, channels, 1, dtype=dtype)
-    assert not made.in_cublas(gradient)
-    assert made.in_cublas(gradient, plan) is (plan.workspace != took)
-    if plan.workspace != took:
-        assert made.by_cublas(gradient) == took
+#: Orders in which cuDNN 9.19 names engines for the gradient of a weight of 3 by 3: (64, 64, 14, 14)
+#: and (128, 128, 24, 24) by 64 channels.
+WINOGRAD = (50, 34, 20, 40, 40, 30, 68, 34, 68, 68, 68, 68, 68, 48, 68, 23, 68, 67, 1, 0)
+FOURIER = (68, 68, 68, 68, 50, 30, 34, 68, 20, 34, 48, 1, 68, 68, 23, 68, 67)
 
 
 @pytest.mark.parametrize(
-    ("images", "channels", "plan", "took"),
+    ("images", "channels", "kernel", "order", "took"),
     [
-        ((64, 64, 14, 14), 64, Plan(7749776, 50), 19464192),
-        ((16, 384, 16, 16), 192, Plan(25362576, 50), 31850496),
-        ((3, 112, 13, 13), 112, Plan(1357584, 50), 3354624),
-        ((16, 480, 14, 19), 64, Plan(15896720, 50), 29491200),
-        ((64, 64, 14, 14), 64, Plan(7749776, 34), 7749776),  # another engine
-        ((16, 32, 28, 28), 512, Plan(7749776, 50), 7749776),  # few channels, many results
+        ((64, 64, 14, 14), 64, 3, WINOGRAD, 19464192),
+        ((16, 384, 16, 16), 192, 3, WINOGRAD, 31850496),
+        ((3, 80, 37, 75), 192, 5, WINOGRAD, 142771200),
+        ((1, 3, 48, 48), 64, 5, WINOGRAD, 26217984),
+        ((64, 64, 14, 14), 64, 3, (50, 0, *WINOGRAD[1:]), 19464192),  # not all have this engine
+        ((64, 64, 14, 14), 64, 3, WINOGRAD[1:], 100),
+        ((64, 64, 14, 14), 64, 4, WINOGRAD, 100),
+        ((4, 144, 56, 56), 480, 3, FOURIER, 2359787520),
+        ((128, 128, 24, 24), 64, 3, FOURIER, 232783872),
+        ((8, 672, 32, 32), 32, 7, FOURIER, 727711744),
+        ((16, 112, 8, 16), 48, 5, FOURIER, 47185920),
+        ((8, 112, 64, 64), 48, 3, FOURIER, 100),  # too large
     ],
 )
-def test_gradients_of_small_weights_are_transformed(images, channels, plan, took) -> None:
-    made = convolution(images, channels, 3)
+def test_gradients_of_weights_are_transformed(images, channels, kernel, order, took) -> None:
+    plan = Plan(100, 50, order=order)
+    made = convolution(images, channels, kernel)
     assert made.on_device("weight", plan) == took
-    last = convolution(images, channels, 3, last=True)
-    assert last.on_device("weight", plan) == plan.workspace
-    assert made.on_device("result", plan) == plan.workspace
+    assert made.on_device("result", plan) == 100
+    for other in (
+        convolution(images, channels, kernel, last=True),
+        convolution(images, channels, kernel, dtype="float16"),
+        convolution((*images[:2], 64, 64), channels, kernel, 2),
+    ):
+        assert other.on_device("weight", plan) == 100
