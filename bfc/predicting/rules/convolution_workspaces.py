@@ -48,7 +48,7 @@ HOPPER = (9, 0)
 #: The engine of cuDNN 9.19 that convolves each channel for itself in float16.
 ALONE_IN_16 = 61
 #: Those that other engines take the place of on an H100.
-NOT_ON_DEVICE = {"result": (22, 57), "images": (22, 62)}
+NOT_ON_DEVICE, NOT_IN_PLANES = {"result": (22, 57), "images": (22, 62)}, (9, 10)
 COMMON_KERNELS = (1, 3, 5, 7)
 #: Of Winograd's algorithm, by the side of a kernel: the pixels of a tile's side, the numbers that a
 #: tile becomes, and a number of which that of the images is made a multiple.
@@ -272,12 +272,17 @@ class Convolution:
 
     def _alone_on_device(self, gradient: str, plan: Plan) -> int:
         """Each channel for itself: cuDNN has engines that it does not plan without a device."""
+        kernel, stride = max(self.kernel), max(self.strides)
+        common = kernel in COMMON_KERNELS and stride <= 2 and max(self.dilation) == 1
         if gradient != "weight":
-            return 0 if plan.engine in NOT_ON_DEVICE[gradient] else plan.workspace
-        common = max(self.kernel) in COMMON_KERNELS and max(self.strides) <= 2
-        if self._by_channel and common and max(self.dilation) == 1 and plan.engine != ALONE_IN_16:
+            other = plan.engine in NOT_ON_DEVICE[gradient] and (common or gradient == "images")
+            return 0 if other else plan.workspace
+        if not common or stride > kernel or not self._half or plan.engine == ALONE_IN_16:
+            return plan.workspace
+        if self.last:
             return self._weight_of_channels()
-        return plan.workspace
+        single = int(self.weight.shape[0]) == self.groups
+        return 0 if plan.engine in NOT_IN_PLANES and single else plan.workspace
 
     def _transformed(self, plan: Plan) -> int | None:
         """The images, the gradients and the weight, if they are transformed: to the byte as

@@ -256,6 +256,9 @@ WITHOUT_A_DEVICE: list[tuple[tuple[int, ...], int, int, int, str, str, Plan, int
     ((32, 512, 56, 56), 3, 1, 4, "bfloat16", "weight", Plan(826952111, 10), 826952111),
     ((16, 40, 128, 128), 2, 2, 1, "bfloat16", "weight", Plan(112335871, 10), 112335871),
     ((8, 1024, 128, 128), 3, 3, 1, "bfloat16", "weight", Plan(0, 0), 0),
+    ((3, 24, 128, 128), 1, 2, 1, "bfloat16", "weight", Plan(13731215, 10), 13731215),
+    ((8, 40, 256, 256), 7, 7, 1, "bfloat16", "result", Plan(171152656, 22), 171152656),
+    ((2, 320, 96, 96), 3, 1, 2, "float16", "result", Plan(23604638, 57), 23604638),
 ]
 
 
@@ -271,6 +274,22 @@ def test_a_gpu_has_other_engines_for_single_channels(
     shapes = (Shape(one, dtype) for one in (images, weight, result))
     made = Convolution(*shapes, images[1], (stride,) * 2, True, 132, (dilation,) * 2)
     assert made.on_device(gradient, plan) == took
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "kernel", "plan", "took"),
+    [
+        ((32, 96, 56, 56), 96, 3, Plan(155938615, 10), 0),
+        ((128, 384, 56, 56), 384, 5, Plan(2466557968, 9), 0),
+        ((3, 64, 96, 96), 64, 3, Plan(7351218, 61), 7351218),
+        ((128, 64, 65, 65), 64, 2, Plan(552675311, 10), 552675311),
+        ((3, 64, 96, 96), 256, 3, Plan(7351218, 10), 7351218),  # four results of a channel
+    ],
+)
+def test_single_channels_in_planes(images, channels, kernel, plan, took) -> None:
+    shapes = (images, (channels, 1, kernel, kernel), (images[0], channels, *images[2:]))
+    made = Convolution(*(Shape(one, "float16") for one in shapes), images[1], (1, 1), False, 132)
+    assert made.on_device("weight", plan) == took
 
 
 #: Gradients of weights of one pixel in cublasLt: images, channels of the result, type, channels
