@@ -14,11 +14,10 @@ True
 
 In order:
 
-    recorded_source.py, leaks.py, sources.py, ground.py
+    leaks.py, sources.py, ground.py
     contract.py, strategies.py
     cuda_emulator.py        the door to the package bfc_cuda_emulator
-    model_runner.py         a model of the package bfc_slow_models beside an allocator of ours
-    differential.py         each step on both
+    differential.py         each step on an allocator and on a model of the package bfc_slow_models
     machine.py              Hypothesis's state machine
 """
 

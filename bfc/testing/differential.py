@@ -10,9 +10,9 @@ from bfc.allocators._allocator import Allocator
 from bfc.errors import InvalidPointerError, OutOfMemoryError
 from bfc.snapshots.snapshot import Stats
 from bfc.suballocators.base import SubAllocator
-from bfc.testing.model_runner import Beside, model_for
-from bfc.testing.recorded_source import Differs, Tape, Unfollowable
 from bfc.trace import Trace
+from bfc_slow_models.model_runner import Beside, model_for
+from bfc_slow_models.recorded_source import Differs, Tape, Unfollowable
 from bfc_slow_models.tensorflow_model import GRANULE
 
 Errors = tuple[type[BaseException], ...]

@@ -10,7 +10,7 @@ from typing import Any
 import bfc
 from bench.peers.server import Operation
 from bench.peers.torch import NEWEST, TorchPeer
-from bfc.testing.model_runner import segments_of
+from bfc_slow_models.model_runner import segments_of
 from bfc_slow_models.torch_device import Refused, Subject, answers
 from bfc_slow_models.torch_words import DEFAULT_POOL, Call, Pool, Segment, TraceEntry
 

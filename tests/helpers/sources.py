@@ -13,7 +13,7 @@ PACKAGE = CHECKOUT / "bfc"
 #: The packages beside it, and the module of bfc through which users reach each.
 BESIDE = {
     "bfc_cuda_emulator": "bfc.testing.cuda_emulator",
-    "bfc_slow_models": "bfc.testing.model_runner",
+    "bfc_slow_models": "bfc.testing.differential",
     "bfc_torch_opencl": "bfc.integrations.torch_opencl",
 }
 PACKAGES = [PACKAGE, *(CHECKOUT / name for name in BESIDE)]

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 import bfc
 from bfc.testing import AllocatorMachine, IntegerSource, Misbehaving, Twins, sizes
-from bfc.testing.recorded_source import Differs
+from bfc_slow_models.recorded_source import Differs
 
 MIB = 1 << 20
 FEW = settings(max_examples=40, stateful_step_count=30, deadline=None, database=None)

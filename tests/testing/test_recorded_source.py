@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.testing.recorded_source import Differs, Tape, TapedDevice, Unfollowable
+from bfc_slow_models.recorded_source import Differs, Tape, TapedDevice, Unfollowable
 from bfc_slow_models.torch_device import StandIn
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from bfc._core import SharedCounter
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.snapshots.snapshot import Snapshot
-from bfc.testing.recorded_source import Differs, Tape, TapedDevice, TapedSource
+from bfc_slow_models.recorded_source import Differs, Tape, TapedDevice, TapedSource
 from bfc_slow_models.tensorflow_model import GRANULE, Model, layout_of
 from bfc_slow_models.torch_model import TorchModel
 from bfc_slow_models.torch_records import MIN_BLOCK
