@@ -38,9 +38,14 @@ TURNED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 #: Operators that draw numbers from a range.
 DRAWN = frozenset(("rand", "rand_like", "uniform_", "randint", "randint_like", "random_"))
 FROM_SHARES = frozenset(("bernoulli", "bernoulli_", "multinomial", "scatter", "scatter_"))
+#: Operators that write a number where a mask says.
+FILLED = frozenset(("masked_fill", "masked_fill_"))
+#: Of so many numbers of a range, evenly spaced, each is compared with those of another.
+SAMPLES = 256
 NAMES = frozenset(
     (
-        *(*CHOSEN_FROM, *PLACES, *COMPARED, *DRAWN, *FROM_SHARES),
+        *(*CHOSEN_FROM, *PLACES, *COMPARED, *DRAWN, *FROM_SHARES, *FILLED),
+        *("arange", "remainder", "fill_", "copy_"),
         *("bitwise_not", "logical_not", "bitwise_and", "__and__", "logical_and"),
     )
 )
@@ -72,6 +77,15 @@ class Even:
             number = math.floor(number) + 1 if compared == "le" else math.ceil(number)
         return min(max((number - self.low) / (self.high - self.low), 0.0), 1.0)
 
+    def share_of_range(self, compared: str, other: Even) -> float:
+        """The same of numbers that are compared with those of another range, each with each."""
+        step = (other.high - other.low) / SAMPLES
+        if other.whole and other.high - other.low <= SAMPLES:
+            numbers = [float(one) for one in range(int(other.low), int(other.high))]
+        else:
+            numbers = [other.low + step * (at + 0.5) for at in range(SAMPLES)]
+        return sum(self.share(compared, one) for one in numbers) / len(numbers)
+
     def different(self, count: int) -> int:
         """How many numbers differ among `count` of them, that were drawn each for itself."""
         if not (self.whole and self.alone):
@@ -100,6 +114,10 @@ class Between(float):
             round(self.numbers.share("lt", one) * count) for one in (self.low, self.high)
         )
         return max(last - first, 0)
+
+
+class OfWhole(float):
+    """The share of all elements of a tensor of which a part was written."""
 
 
 Known = Even | float  # a float is the share of elements that are not zero
@@ -174,7 +192,8 @@ class EvenChoices:
 
     def _keep(self, tensor: Any, known: Known) -> None:
         storage = tensor.untyped_storage()
-        if storage.nbytes() != tensor.numel() * tensor.element_size():
+        part = storage.nbytes() != tensor.numel() * tensor.element_size()
+        if part and not isinstance(known, OfWhole):
             return  # only a part was written
         key = storage._cdata
         self._watches[key] = weakref.ref(storage, lambda _: self.drop(key))
@@ -195,6 +214,13 @@ class EvenChoices:
             return _range(name, args)
         if name in COMPARED and len(args) == 2:
             return self._compared(name, *args)
+        if name in ("arange", "remainder"):
+            return self._of_range(name, args, result)
+        if name in ("fill_", "copy_"):
+            return self._of_part(args[0], args[1])
+        if name in FILLED:
+            share, into, number = self.share(args[1]), *map(self._number_of, (args[0], args[2]))
+            return share if into == 0 and number and args[0].shape == args[1].shape else None
         if name in CHOSEN_FROM and args:
             given = args[0] if type(args[0]) in (list, tuple) else args[:1]
             found = {self.get(one) for one in given}
@@ -215,17 +241,41 @@ class EvenChoices:
             return Between.of(ranges[0].numbers, low, high)
         return math.prod(shares) if both else None  # type: ignore[arg-type]
 
+    def _of_range(self, name: str, args: Any, result: Any) -> Known | None:
+        """Whole numbers one after the other, and what is left if they are divided."""
+        if result.is_floating_point() or not all(isinstance(one, int) for one in args[1:]):
+            return None
+        if name == "arange":
+            begin = args[0] if len(args) > 1 else 0
+            return Even(begin, begin + result.numel(), whole=True) if len(args) < 3 else None
+        known = self.get(args[0])
+        if not (isinstance(known, Even) and known.whole and known.low >= 0 < args[1]):
+            return None
+        return Even(0, min(known.high, args[1]), whole=True, alone=known.alone)
+
+    def _of_part(self, part: Any, value: Any) -> Known | None:
+        """Zeros of which a part is filled with another number."""
+        size = part.untyped_storage().nbytes() // max(part.element_size(), 1)
+        if self._number_of(part) != 0 or not self._number_of(value) or part.numel() >= size:
+            return None
+        return OfWhole(part.numel() / size)
+
     def _compared(self, name: str, one: Any, other: Any) -> float | None:
         first, second = self.get(one), self.get(other)
         if isinstance(second, Even) and not isinstance(first, Even):
             name, one, other, first, second = TURNED.get(name, name), other, one, second, first
+        if isinstance(first, float) and self._number_of(other) == 0 and name in ("eq", "ne"):
+            return float(first if name == "ne" else 1.0 - first)
         if not isinstance(first, Even):
             return None
         number = self._number_of(other)
         if number is not None:
             limits = _limits(name, number, first) if first.whole else None
             return first.share(name, number) if limits is None else Between.of(first, *limits)
-        if not first.whole or name not in ("eq", "ne"):
+        if name not in ("eq", "ne"):
+            ranges = isinstance(second, Even) and first.whole and second.whole
+            return first.share_of_range(name, second) if ranges else None  # type: ignore[arg-type]
+        if not first.whole:
             return None
         other_range = isinstance(second, Even) and second == first
         if other_range or (isinstance(other, FakeTensor) and not other.dtype.is_floating_point):

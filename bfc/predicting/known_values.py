@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bfc.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
 from bfc.predicting.even_choices import NAMES as CHOICES
@@ -150,6 +151,10 @@ class KnownValues:
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
+        if value is None and tensor.constant is not None and tensor.constant.numel() == 1:
+            with _disable_current_modes():
+                value = tensor.constant.item()
+            return value if isinstance(value, (bool, int, float)) else None
         if dtype != tensor.dtype:  # its bits are read as another number
             return None
         if callable(value):
@@ -200,11 +205,17 @@ class KnownValues:
         if name in CHOSEN_FROM:
             given = args[0] if type(args[0]) in (list, tuple) else args[:1]
             found = [one for one in map(self.ends, given) if one is not None]
-            if not found or len(found) < len(given) or self.choices.get(given[0]) is not None:
+            if not found or len(found) < len(given) or self._are_drawn(given):
                 return None
             return min(low for low, _ in found), max(high for _, high in found)
         scaled = kwargs.get("alpha", 1) != 1
         return self._ends_of_two(name, *args) if len(args) == 2 and not scaled else None
+
+    def _are_drawn(self, given: Any) -> bool:
+        """Whether tensors were drawn alike, and are no rows: then so is what is made of them."""
+        drawn = {self.choices.get(one) for one in given}
+        rows = all(one.untyped_storage()._cdata in self._ends for one in given)
+        return len(drawn) == 1 and None not in drawn and not rows
 
     def _ends_of_two(self, name: str, one: Any, other: Any) -> tuple[Number, Number] | None:
         if name == "remainder" and isinstance(other, int) and other > 0:

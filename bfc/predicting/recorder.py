@@ -83,6 +83,7 @@ _FILLS_ZEROS = frozenset(
         "index_put",
         "index_add",
         "index_fill",
+        "masked_scatter",
     )
 )
 #: Functions whose gradient does not fill its zeros in place.

@@ -47,6 +47,16 @@ def cuda(*shape: int) -> Any:
     return torch.rand(*shape, device="cuda")
 
 
+def lengths(longest: int, count: int) -> Any:
+    return torch.randint(1, longest + 1, (count, 1), device="cuda")
+
+
+def padding(rows: int, length: int, begin: int) -> Any:
+    mask = torch.zeros(rows, length, dtype=torch.bool, device="cuda")
+    mask[:, begin:] = True
+    return mask
+
+
 @pytest.mark.parametrize(
     ("make", "count"),
     [
@@ -62,6 +72,12 @@ def cuda(*shape: int) -> Any:
         (lambda: torch.empty(1000, device="cuda").bernoulli_(0.3).bool(), 300),
         (lambda: torch.multinomial(cuda(50, 4), 100, replacement=True).eq(1), 1250),
         (lambda: torch.randint(10, 20, (100, 10), device="cuda").view(-1) >= 15, 500),
+        (lambda: torch.arange(50, device="cuda").expand(8, 50) >= 40, 80),
+        (lambda: torch.arange(100, device="cuda") % 4 == 0, 25),
+        (lambda: lengths(50, 1000) > torch.arange(50, device="cuda"), 25500),
+        (lambda: padding(8, 50, 40), 80),
+        (lambda: torch.zeros(8, 50).cuda().masked_fill(padding(8, 50, 40), -1.0) == 0, 320),
+        (lambda: torch.zeros(8, 50).cuda().masked_fill(padding(8, 50, 40), 1).logical_not(), 320),
         (lambda: functional.one_hot(cuda(100, 8).topk(2)[1], 8).permute(2, 1, 0)[3], 25),
     ],
 )

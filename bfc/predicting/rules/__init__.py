@@ -12,6 +12,7 @@ losses.py             the losses of each element, before they are summed up
 normalization.py      the gradients of norms, batch norm
 foreach.py            operators on lists of tensors
 sorting.py            sorting, choosing and sampling
+uniques.py            elements that differ, and how often each occurs
 attention.py          the kernels of scaled_dot_product_attention
 sdpa_choice.py        which of them a GPU takes
 sdpa.py               attention as the GPU would run it
@@ -56,6 +57,7 @@ from bfc.predicting.rules import (
     sorting,
     sparse,
     triton_kernels,
+    uniques,
     values,
 )
 from bfc.predicting.rules.interface import Call, Release, Workspace, answer, around, before, rule
@@ -90,5 +92,6 @@ __all__ = [
     "sorting",
     "sparse",
     "triton_kernels",
+    "uniques",
     "values",
 ]

@@ -48,7 +48,7 @@ INDEX = 8
 
 composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
-    *("aten::masked_scatter", "aten::ldexp", "aten::_euclidean_dist"),
+    *("aten::masked_scatter_backward", "aten::ldexp", "aten::_euclidean_dist"),
     *("aten::affine_grid_generator", "aten::_trilinear"),
 )
 whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
@@ -136,12 +136,14 @@ def roll(call: Call) -> Iterator[Workspace | Release]:
         copies = []
 
 
-@rule("aten::masked_scatter_")
+@rule("aten::masked_scatter_", "aten::masked_scatter")
 def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
-    """The place of each element in the source: a sum over the mask."""
+    """The place of each element in the source: a sum over the mask, spread out to the elements."""
     count = numel(call.args[0])
     if count:
         yield Workspace(count * INDEX, what="places in the source")
+        if numel(call.args[1]) < count or not is_contiguous(call.args[1]):
+            yield Workspace(count, what="mask in order")
         yield from cub.for_a_moment(cub.scan(count, INDEX, call.torch_version), "scan")
 
 

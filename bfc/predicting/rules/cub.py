@@ -90,6 +90,22 @@ def radix_sort(count: int, key: int, value: int, bits: int, capability: tuple[in
     )
 
 
+#: What Thrust aligns arrays to.
+THRUST_ALIGNMENT = 128
+
+
+def thrust_sort(count: int, key: int, value: int, capability: tuple[int, int]) -> int:
+    """The same for Thrust, which sorts numbers from one pair of arrays into another.
+
+    >>> thrust_sort(5000, 8, 8, (9, 0)), thrust_sort(100_000, 8, 8, (9, 0))
+    (99071, 1639423)
+    """
+    others = sum(div_up(count * size, ALIGNMENT) * ALIGNMENT for size in (key, value))
+    storage = max(radix_sort(count, key, value, key * 8, capability) - others, NOTHING)
+    arrays = (div_up(count * size, THRUST_ALIGNMENT) for size in (key, value))
+    return storage + THRUST_ALIGNMENT * sum(arrays)
+
+
 #: Threads of a block that sorts by merging, and the elements of 4 bytes of each.
 MERGE_TILE = (512, 15)
 
@@ -133,6 +149,37 @@ def scan(count: int, size: int, torch_version: tuple[int, ...]) -> int:
     (2559, 2303)
     """
     return _described(tiles(count, 128, 15, size), size, torch_version)
+
+
+#: The elements of a tile where marks are summed up, of the lengths of runs, and of Thrust's runs.
+MARKS, LENGTHS, RUNS = 3072, 768, 2304
+
+
+def sum_of_marks(count: int) -> int:
+    """The temporary storage of the places of elements among those that differ.
+
+    >>> sum_of_marks(1000), sum_of_marks(1_000_000)
+    (1023, 3583)
+    """
+    return aliased(aliased((div_up(count, MARKS) + PADDING) * 8))
+
+
+def run_lengths(count: int) -> int:
+    """The temporary storage of counting equal elements side by side.
+
+    >>> run_lengths(1000), run_lengths(1_000_000)
+    (1023, 21759)
+    """
+    return aliased((div_up(count, LENGTHS) + PADDING) * 16)
+
+
+def runs(count: int) -> int:
+    """The same as Thrust does it, by sums for each key.
+
+    >>> runs(5000), runs(5_000_000)
+    (1535, 36095)
+    """
+    return aliased(aliased((div_up(count, RUNS) + PADDING) * 16), 8)
 
 
 def scan_in_order(count: int, size: int, sms: int) -> int:

@@ -3,7 +3,7 @@
 From PyTorch's ATen/native/cuda/Sort.cpp, Sort.h and SortStable.cu (which sort is taken),
 TensorTopK.cu and TensorTopK.cpp (several blocks for a row, and the sort of what was chosen),
 ScanKernels.cpp and ScanUtils.cuh, ATen/native/Distributions.cpp and cuda/MultinomialKernel.cu,
-cuda/Randperm.cu, cuda/UniqueCub.cu (compute_unique) and cuda/Unique.cu (unique_dim_cuda_template).
+and cuda/Randperm.cu.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _stable(tensor: Any, count: int, cc: tuple[int, int]) -> Iterator[Workspace 
         yield from cub.for_a_moment(size, "segmented sort")
 
 
-@before("aten::kthvalue", "aten::mode")
+@before("aten::kthvalue")
 def kth(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not contiguous."""
     yield from contiguous_copy(call.args[0], "copy in order")
@@ -212,6 +212,25 @@ def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:
     yield from map(Release, reversed(sums))
 
 
+@before("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor")
+def deviations(call: Call) -> Iterator[Workspace | Release]:
+    """Whether the least deviation is negative, which is read from the device: twice
+    (ATen/native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD)."""
+    tensor = argument(call, "std")
+    if not numel(tensor):
+        return
+    size = int(tensor.element_size())
+    held = [Workspace(size, what="least deviation"), Workspace(1, what="whether it is right")]
+    yield held[0]
+    kernel = kernel_of("min", tensor, False)
+    yield from reduce(call, tensor, range(len(tensor.shape)), kernel, size)
+    yield held[1]
+    yield from map(Release, reversed(held))
+
+
+rule("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor")(deviations)
+
+
 @before("aten::nonzero")
 def counted(call: Call) -> Iterator[Workspace | Release]:
     """How many are not zero is counted first (ATen/native/cuda/Nonzero.cu)."""
@@ -230,7 +249,7 @@ def chosen(call: Call) -> Iterator[Workspace | Release]:
         yield from cub.for_a_moment(size, "places")
 
 
-# -- orders at random, and elements that differ -------------------------------------------------
+# -- orders at random ------------------------------------------------------------------------------
 
 
 def bits_of_an_order(count: int) -> int:
@@ -256,71 +275,3 @@ def order(call: Call, run: Callable[[], Any]) -> Any:
         sorting = keys.new_empty(size)
     del sorting, ordered, keys, numbers
     return made
-
-
-@answer("aten::_unique2", "aten::unique_consecutive")
-def unique(call: Call, run: Callable[[], Any]) -> Any:
-    """Elements that differ: at most all, and memory for all. They are sorted, unless those count
-    as different that do not lie side by side."""
-    tensor = call.args[0]
-    if argument(call, "dim") is not None:
-        return _unique_rows(call, False)
-    call.assume("unique: all elements", numel(tensor))
-    sorts = operator(call) == "_unique2"
-    key, count = int(tensor.element_size()), numel(tensor)
-    inverse = bool(argument(call, "return_inverse"))
-    with call.recording:
-        flat = tensor.reshape(-1)
-        held = [tensor.new_empty(count)] if sorts else []
-        size = cub.radix_sort(count, key, INDEX if inverse else 0, key * 8, call.gpu.cc)
-        held += _indices(flat, count, 2 if sorts and inverse else 0)
-        if sorts:
-            _for_a_moment(flat, size)
-        del held[1:-1]  # the range
-        places = _indices(flat, count, 1)[0].view(tensor.shape) if inverse else None
-        _indices(flat, count, 1 if inverse else 0)
-        found = flat.new_empty(count)
-        counts = _indices(flat, count, 1)[0] if argument(call, "return_counts") else None
-        del held
-    nothing = flat.new_empty(0, dtype=_index_type())
-    return found, nothing if places is None else places, nothing if counts is None else counts
-
-
-@answer("aten::unique_dim", "aten::unique_dim_consecutive")
-def unique_rows(call: Call, run: Callable[[], Any]) -> Any:
-    """Rows that differ: at most all."""
-    return _unique_rows(call, operator(call) == "unique_dim")
-
-
-def _unique_rows(call: Call, sorts: bool) -> Any:
-    tensor, dim = call.args[0], int(argument(call, "dim"))
-    count = int(tensor.shape[dim])
-    call.assume("unique: all rows", count)
-    with call.recording:
-        rows = tensor.transpose(dim, 0).contiguous()
-        indices = _indices(rows, count, 1)[0]
-        if sorts:  # Thrust's merge sort, with as many numbers again
-            _for_a_moment(rows, count * INDEX)
-        places = counts = rows.new_empty(0, dtype=_index_type())
-        if argument(call, "return_inverse"):
-            where, places = _indices(rows, count, 2)
-            del where
-        if argument(call, "return_counts"):
-            numbers = _indices(rows, count + 1, 1)
-            counts = _indices(rows, count, 1)[0]
-            del numbers
-        found = tensor.index_select(dim, indices)
-        del indices, rows
-    return found, places, counts
-
-
-def _index_type() -> Any:
-    return torch.int64
-
-
-def _indices(like: Any, count: int, times: int) -> list[Any]:
-    return [like.new_empty(count, dtype=_index_type()) for _ in range(times)]
-
-
-def _for_a_moment(like: Any, nbytes: int) -> None:
-    like.new_empty(nbytes, dtype=torch.uint8)

@@ -95,13 +95,6 @@ def ctc_loss(call: Call, run: Callable[..., Any]) -> bool:
     return False
 
 
-@answer("aten::_nested_tensor_from_mask_left_aligned")
-def left_aligned(call: Call, run: Callable[..., Any]) -> bool:
-    """Padding is not taken out of a mask's batch: as much memory as without the mask."""
-    call.assume("padding at the end of each sequence", False)
-    return False
-
-
 @answer("aten::_pin_memory", "aten::pin_memory")
 def pin_memory(call: Call, run: Callable[[], Any]) -> Any:
     return call.args[0]
