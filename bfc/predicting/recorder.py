@@ -84,6 +84,7 @@ _FILLS_ZEROS = frozenset(
         "index_add",
         "index_fill",
         "masked_scatter",
+        "put",
     )
 )
 #: Functions whose gradient does not fill its zeros in place.

@@ -107,19 +107,19 @@ def thrust_sort(count: int, key: int, value: int, capability: tuple[int, int]) -
 
 
 #: Threads of a block that sorts by merging, and the elements of 4 bytes of each.
-MERGE_TILE = (512, 15)
+MERGE_TILE = (256, 17)
 
 
 def merge_sort(count: int, key: int, value: int) -> int:
     """The temporary storage of a sort by a comparison, in bytes: all once more, and where the
     blocks begin to merge.
 
-    >>> merge_sort(81920, 8, 8)
-    1311231
+    >>> merge_sort(81920, 8, 8), merge_sort(1_000_000, 8, 8)
+    (1311231, 16002303)
     """
     threads, items = MERGE_TILE
     tile = threads * max(1, items * 4 // key)
-    return aliased((div_up(count, tile) + 1) * OFFSET, count * key, count * value)
+    return aliased((div_up(count, tile) + 1) * ATOMIC_OFFSET, count * key, count * value)
 
 
 def tiles(count: int, threads: int, items: int, size: int) -> int:
@@ -215,15 +215,20 @@ def _tuned(
 
 
 def unique_by_key(
-    count: int, key: int, torch_version: tuple[int, ...], capability: tuple[int, int]
+    count: int,
+    key: int,
+    torch_version: tuple[int, ...],
+    capability: tuple[int, int],
+    offset: int = OFFSET,
 ) -> int:
-    """The temporary storage of finding the first of each run of keys, whose values have 4 bytes."""
+    """The temporary storage of finding the first of each run of keys, whose values have 4 bytes.
+    What is counted has the size `offset`."""
     if key == 8:
         found = _tuned(capability, (384, 10), (640, 7), (256, 7))
     else:
         found = _tuned(capability, (512, 14), (512, 14), (256, 11))
     threads, items = found or (64, max(1, 44 // key))
-    return _described(div_up(count, threads * items), OFFSET, torch_version)
+    return _described(div_up(count, threads * items), offset, torch_version)
 
 
 def select_flagged(count: int, torch_version: tuple[int, ...], capability: tuple[int, int]) -> int:

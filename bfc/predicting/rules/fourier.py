@@ -1,6 +1,6 @@
 """What cuFFT works in, for a moment of each transform.
 
-Only cuFFT knows. The estimates are as an H100 with CUDA 13.0 had it in 60 transforms of 3 to
+Only cuFFT knows. The estimates are as an H100 with CUDA 13.0 had it in 80 transforms of 3 to
 1048576 numbers in one or two dimensions: nothing for lengths whose prime factors are small, else
 the signal once, and up to four times for long ones of large factors.
 """
@@ -16,8 +16,8 @@ from bfc.predicting.rules.tensors import argument, nbytes, numel, operator
 
 #: Lengths of these factors need nothing up to here; a longer one of them was 65536.
 SMALL_FACTOR, LONGEST = 7, 16384
-#: Of these factors up to this length.
-LARGER_FACTOR, SHORT = 13, 1024
+#: Of these factors up to this length, and of any up to this one.
+LARGER_FACTOR, SHORT, SHORTEST = 13, 1024, 127
 #: Of these factors the real numbers are held once more; of larger ones all as complex numbers, and
 #: those several times if they are many: a 32nd part of 10007 to 131070 took 2.5 to 4 times.
 LARGE_FACTOR, MANY = 223, 8192
@@ -52,13 +52,19 @@ def transform(call: Call) -> Iterator[Workspace | Release]:
 def workspace(lengths: list[int], real: int, result: int, both: bool) -> int:
     """The bytes that are needed. `real` is the size of the signal as real numbers, `both` whether
     it and the result are complex."""
-    factor, longest = max(map(largest_factor, lengths)), max(lengths)
-    if factor <= SMALL_FACTOR:
-        return result if longest > LONGEST else 0
-    if factor <= LARGER_FACTOR and longest <= SHORT:
-        return 0
+    hard = [length for length in lengths if _is_hard(length)]
+    if not hard:
+        return result if max(lengths) > LONGEST else 0
+    factor, longest = max(map(largest_factor, hard)), max(hard)
     if factor <= LARGE_FACTOR and len(lengths) == 1:
         return 2 * real if both else real
     if longest <= MANY:
         return 2 * real
     return math.ceil((4 if both else 2.5) * 2 * real)
+
+
+def _is_hard(length: int) -> bool:
+    """Whether a length needs memory, unless it is just very long."""
+    factor = largest_factor(length)
+    at_once = length <= SHORTEST or (factor <= LARGER_FACTOR and length <= SHORT)
+    return factor > SMALL_FACTOR and not at_once

@@ -123,6 +123,14 @@ def _matrices(call: Call) -> Iterator[Workspace | Release]:
         tensor = call.args[index]
         if not _read_as_it_is(tensor):
             yield Workspace(nbytes(tensor), what="matrix in order")
+        elif _is_conjugate(tensor) and int(tensor.stride()[-2]) != 1:
+            yield Workspace(nbytes(tensor), what="conjugates")
+
+
+def _is_conjugate(tensor: Any) -> bool:
+    """Whether a view stands for the conjugates of its numbers: cuBLAS takes columns of them as they
+    are, and no rows."""
+    return bool(getattr(tensor, "is_conj", bool)())
 
 
 def _read_as_it_is(tensor: Any) -> bool:

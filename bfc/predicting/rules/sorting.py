@@ -25,6 +25,7 @@ from bfc.predicting.rules.interface import (
 )
 from bfc.predicting.rules.reductions import kernel_of, reduce
 from bfc.predicting.rules.tensors import (
+    Made,
     argument,
     contiguous_copy,
     div_up,
@@ -203,13 +204,18 @@ def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:
             call, tensor, range(len(tensor.shape)), kernel_of(name, tensor, False), size
         )
         yield held[-1]
-    held.append(Workspace(1, what="whether both are right"))
-    yield held[-1]
+    yield Workspace(1, what="whether both are right")
     yield from map(Release, reversed(held))
-    rows = numel(tensor) // int(tensor.shape[-1])
-    sums = Workspace(rows * size, what="sums of rows"), Workspace(rows, what="which are 0")
-    yield from sums
-    yield from map(Release, reversed(sums))
+    rows = Made(tensor, tuple(tensor.shape[:-1]))
+    sums = Workspace(numel(rows) * size, what="sums of rows")
+    yield sums
+    yield from reduce(call, tensor, [-1], kernel_of("sum", tensor, False), size)
+    zeros = Workspace(numel(rows), what="which are 0")
+    yield zeros
+    yield Workspace(1, what="whether any is 0")
+    yield Release(zeros)
+    yield Release(sums)
+    yield from cub.for_a_moment(1, "whether none is")
 
 
 @before("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor")

@@ -17,7 +17,7 @@ from bfc.predicting.rules import cub
 from bfc.predicting.rules.interface import Call, answer, sparse
 from bfc.predicting.rules.tensors import argument, operator
 
-INDEX = 8
+INDEX, COUNT = 8, 4
 #: Operators that allocate nothing, or are computed by others.
 PASSED = frozenset(
     f"aten::{name}"
@@ -117,15 +117,15 @@ def coalesced(call: Call) -> Any:
     tensor = call.args[0]
     indices, values = _parts(tensor)
     count = int(values.shape[0])
-    left = call.choices.different(indices) if call.choices else count
-    call.assume("a sparse tensor: indices that differ", left)
     dims = tensor.sparse_dim()
+    left = call.choices.different(indices) if call.choices and dims == 1 else count
+    call.assume("a sparse tensor: indices that differ", left)
     sorted_ones = torch.empty(count, dtype=indices.dtype, device=indices.device)  # as one number
     held = [torch.empty_like(sorted_ones) for _ in range(2)]
     capability, version = call.gpu.cc, call.torch_version
     for size in (  # Thrust's sort by a comparison, and the first of each run
         cub.merge_sort(count, INDEX, INDEX),
-        cub.unique_by_key(count, INDEX, version, capability),
+        cub.aliased(cub.unique_by_key(count, INDEX, version, capability, COUNT), INDEX),
     ):
         storage = torch.empty(size, dtype=torch.uint8, device=indices.device)
         del storage
