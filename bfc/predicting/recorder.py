@@ -95,6 +95,16 @@ _CHANGES = {
     **dict.fromkeys(("aten::sub", "aten::mul"), ("BinaryCrossEntropyWithLogitsBackward0",)),
     "aten::logical_and": ("MaxBackward1", "MinBackward1", "MedianBackward0"),
 }
+#: Gradients of views that take no memory, unless the view was changed in place after it was made.
+#: Of tensors that are no subclasses PyTorch only knows then how the view lies in its base, and
+#: copies the gradient (torch/csrc/autograd/variable.cpp, VariableHooks::grad_fn, and
+#: FunctionsManual.cpp, as_strided_backward).
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in ("view", "_unsafe_view", "permute", "transpose", "t", "squeeze", "unsqueeze")
+)
+#: The function that changes a part of a tensor in place.
+_COPY_SLICES = "torch::autograd::CopySlices"
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 #: Of the lines that run, those that ask on behalf of others.
@@ -131,6 +141,13 @@ def _write(path: Any, data: bytes) -> str:
     return str(path)
 
 
+def _is_view_of_result(args: Any) -> bool:
+    """Whether the first argument is a view of a tensor that has a gradient to be computed."""
+    first = args[0] if args else None
+    base = first._base if isinstance(first, FakeTensor) else None
+    return base is not None and base.requires_grad
+
+
 def _are_sparse(args: Any) -> bool:
     return any(isinstance(one, FakeTensor) and one.layout is torch.sparse_coo for one in args)
 
@@ -149,6 +166,7 @@ class Operator:
         "fills_zeros",
         "follows",
         "is_add",
+        "is_view",
         "kernel",
         "mutates",
         "name",
@@ -178,6 +196,7 @@ class Operator:
         self.unknowable = None if in_the_open else unknowable(schema.name)
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
+        self.is_view = self.name in _VIEWS
         self.fills_zeros = self.name in _FILLS_ZEROS
         self.changes_in = _CHANGES.get(self.name)
 
@@ -266,8 +285,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         #: What the function that runs adds in place, where it would not for subclasses: tensors
         #: of so many dimensions.
         self.adds_in_place: tuple[int, ...] = ()
-        #: Whether there has been a sparse tensor.
-        self._sparse = False
+        #: Whether there has been a sparse tensor, and a view that was changed.
+        self._sparse = self._changed_view = False
         self.known = KnownValues()
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
@@ -325,10 +344,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if number != self._numbered:
                 self._numbered = number
                 self.places.remember(number - 1)
+            if known.mutates and not self._changed_view:
+                self._changed_view = _is_view_of_result(args)
         if (known.after or known.before or known.between) and self._on_cuda(args):
             result = self._with_rules(known, func, args, kwargs, overwritten)
         else:
             result = self._result(known, func, args, kwargs)
+            if known.is_view and self._changed_view and _graph_task() != -1:
+                result = self._of_changed_view(args[0], result)
             self._follow(known, args, kwargs, result, overwritten)
         if known.follows is not None:
             self.known.learn(known.follows, args, kwargs, result)
@@ -578,6 +601,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         ):
             return int(key)
         return None
+
+    def _of_changed_view(self, given: Any, gradient: Any) -> Any:
+        """The gradient of a view, which is copied if the view was changed in place. What is copied
+        is freed then, unless it is held elsewhere."""
+        node = torch._C._current_autograd_node()
+        following = () if node is None else node.next_functions
+        if not following or following[0][0] is None or following[0][0].name() != _COPY_SLICES:
+            return gradient
+        storage = gradient.untyped_storage()
+        made = self.live.get(storage._cdata)
+        held = given._use_count() > 5 or torch._C._storage_Use_Count(storage._cdata) > 3
+        if made is None or held:
+            return _aten.empty_like.default(gradient)
+        copy = self.memory.allocate(made.nbytes, "aten::as_strided_backward")
+        self._watch(storage, storage._cdata, copy)
+        self.memory.free(made)
+        return gradient
 
     def _added_to(self, args: Any) -> int | None:
         """The key of what `linear` adds its bias to (ATen/native/Linear.cpp), and attention its

@@ -75,6 +75,11 @@ def equal(call: Call, run: Callable[[], Any]) -> bool:
     """Yes, unless shapes tell. All elements are compared first (cuda/Equal.cpp,
     TensorCompare.cpp)."""
     one, other, *tolerance = call.args
+    if on_cuda(one) != on_cuda(other):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{one.device} and {other.device}! (when checking arguments of torch.{operator(call)})"
+        )
     if operator(call) == "equal" and one.shape != other.shape:
         return False
     if on_cuda(one) and on_cuda(other):
