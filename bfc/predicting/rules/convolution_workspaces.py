@@ -58,9 +58,9 @@ LEAST_SIDE, GREATEST_SIDE = 32, 64
 #: The channels of a tile in cublasLt; the tiles that all parts of a sum have for each
 #: multiprocessor at most, the pixels of a part at least, and the bytes beside the sums.
 TILE, CUBLAS_IN_32, CUBLAS_IN_16 = 128, (2, 128, 256), (1, 2000, 272)
-#: What its kernels for Hopper take in 32 bits, which it mostly chooses from so many products on:
-#: of 7,684 passes 72 % are told rightly.
-BESIDE_MANY, MANY_PRODUCTS = 400, 1_200_000_000
+#: What its kernels for Hopper take in 32 bits, and in 16. It mostly chooses them where tiles are so
+#: much of a wave on all multiprocessors: 84 % of 18,531 passes are told rightly.
+BESIDE_IN_32, BESIDE_IN_16, WAVE = 400, 272, 0.65
 #: The pixels that a part of a sum has at least, and the bytes that count those done: for all,
 #: and for each tile of each part.
 PIXELS_OF_SHARE, PIXELS_OF_SHARE_IN_16, COUNTERS, COUNTER = 1024, 4096, 131, 4
@@ -122,15 +122,22 @@ class Convolution:
         without = plan is not None and self._of_pixels(gradient, plan) == orders.WITHOUT
         if self.last and gradient == "weight":
             return 0 if without else self.estimate(gradient)
-        beside = BESIDE_MANY if self._by_hopper and not without else 0
-        return (self._sums_of_images if gradient == "weight" else 0) + beside
+        beside = BESIDE_IN_16 if self._half else BESIDE_IN_32
+        sums = self._sums_of_images if gradient == "weight" else 0
+        return sums + (beside if self._by_hopper(gradient) and not without else 0)
 
-    @property
-    def _by_hopper(self) -> bool:
+    def _by_hopper(self, gradient: str) -> bool:
         """Whether cublasLt multiplies with the kernels that take a little memory."""
-        rows = self.weight.shape[:2] if self.last else (self._plane,)
-        aligned = all(int(row) * int(self.weight.element_size()) % ALIGNED == 0 for row in rows)
-        return not self._half and aligned and self._pixels * numel(self.weight) > MANY_PRODUCTS
+        out, inputs = map(int, self.weight.shape[:2])
+        rows = (out, inputs) if self.last else (self._plane,)
+        if any(row * int(self.weight.element_size()) % ALIGNED for row in rows):
+            return False
+        if gradient == "weight":
+            sides = out, inputs
+        else:
+            sides = self._plane, out if gradient == "result" else inputs
+        tiles = int(self.images.shape[0]) * math.prod(-(-side // TILE) for side in sides)
+        return tiles >= WAVE * self.sms
 
     @property
     def _plane(self) -> int:

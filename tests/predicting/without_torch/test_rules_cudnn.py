@@ -313,6 +313,31 @@ def test_weights_of_pixels_are_summed_in_cublas(images, channels, dtype, last, t
     assert made.by_cublas("weight") == pytest.approx(took, abs=1024)
 
 
+#: What is computed of single pixels in cublasLt; images, channels of the result, type, channels
+#: last; what an H100 took.
+BESIDE: list[tuple[str, tuple[int, ...], int, str, bool, int]] = [
+    ("result", (32, 128, 56, 56), 192, "float16", True, 272),
+    ("result", (4, 176, 128, 128), 88, "float16", False, 272),
+    ("result", (1, 88, 64, 64), 1344, "float32", False, 400),
+    ("images", (16, 672, 18, 18), 232, "float32", False, 400),
+    ("weight", (16, 672, 18, 18), 232, "float32", False, 9978256),
+    ("weight", (24, 160, 96, 96), 320, "float16", False, 4915472),
+    ("result", (3, 2048, 24, 24), 116, "bfloat16", False, 0),  # few tiles
+    ("images", (2, 384, 30, 30), 192, "float32", False, 0),
+    ("weight", (2, 384, 30, 30), 192, "float32", False, 589824),
+    ("images", (6, 32, 9, 9), 32, "float32", True, 0),
+    ("images", (128, 832, 30, 30), 288, "bfloat16", False, 0),  # rows of 1,800 bytes
+]
+
+
+@pytest.mark.parametrize(("gradient", "images", "channels", "dtype", "last", "took"), BESIDE)
+def test_kernels_of_cublas_for_many_tiles_take_a_little(
+    gradient, images, channels, dtype, last, took
+) -> None:
+    made = convolution(images, channels, 1, dtype=dtype, last=last)
+    assert made.by_cublas(gradient) == took
+
+
 def test_single_pixels_run_in_cublas_unless_an_order_says_otherwise() -> None:
     made = convolution((64, 32, 15, 15), 1344, 1, dtype="float16", last=True)
     assert made.in_cublas("images", Plan(100, 67))
