@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+import torch.nn.utils.prune
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
@@ -738,6 +739,34 @@ def test_an_encoder_takes_the_padding_out(known: bool, rows: int) -> None:
     assert found.count(36) == 8
     if known:
         assert abs(taken - sum(workspaces) - 863_696) < 30 * 512  # in blocks
+
+
+def test_a_network_of_its_own_kernel_under_autocast() -> None:
+    """A PyTorch for CUDA once asked the driver."""
+    with bfc.predict("h100"):
+        layer = nn.LSTM(4, 8).cuda()
+        with torch.autocast("cuda", torch.bfloat16):
+            found = layer(torch.randn(3, 2, 4, device="cuda"))[0]
+        assert found.dtype == torch.bfloat16
+        found.sum().backward()
+
+
+def test_a_mask_of_the_host_on_the_device() -> None:
+    """It was once filled as one of the device, which raised."""
+    with bfc.predict("h100"):
+        layer = nn.Linear(4, 4).cuda()
+        torch.nn.utils.prune.random_structured(layer, "weight", amount=0.5, dim=0)
+        layer(torch.randn(2, 4, device="cuda")).sum().backward()
+
+
+def test_distributions_that_draw_until_all_is_right() -> None:
+    with bfc.predict("h100"):
+        chances = torch.rand(4, device="cuda")
+        assert torch.distributions.Geometric(chances).sample().shape == (4,)
+        ones = torch.ones(4, device="cuda")
+        assert torch.distributions.VonMises(ones, ones).sample().shape == (4,)
+    with pytest.raises(ValueError, match="positive"):
+        torch.distributions.Geometric(torch.zeros(4))
 
 
 def test_a_kernel_that_has_no_fake_form_is_named() -> None:

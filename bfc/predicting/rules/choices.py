@@ -108,12 +108,48 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
 
         return ask
 
+    geometric = torch.distributions.Geometric
+    build = geometric.__init__
+
+    def chances(self: Any, *args: Any, **kwargs: Any) -> None:
+        """None is 0, which this distribution asks in a way of its own."""
+        try:
+            build(self, *args, **kwargs)
+        except ValueError:
+            if not isinstance(self.probs, FakeTensor):
+                raise
+
     isfinite = true(torch.isfinite)
     with (
+        patch.object(geometric, "__init__", chances),
         patch.object(torch, "isfinite", isfinite),
         patch.object(torch.Tensor, "isfinite", isfinite),
         patch.object(torch, "_is_all_true", true(torch._is_all_true)),
     ):
+        yield
+
+
+@around
+@contextmanager
+def accepted_draws(recorder: Any) -> Iterator[None]:
+    """A distribution that draws until each number is accepted draws once
+    (torch/distributions/von_mises.py)."""
+    import torch.distributions.von_mises as von_mises
+
+    build = von_mises._rejection_sample
+
+    def once(loc: Any, concentration: Any, proposal_r: Any, x: Any) -> Any:
+        if not on_cuda(x):
+            return build(loc, concentration, proposal_r, x)
+        recorder.assume("draws until all are accepted", 1)
+        first, second, third = torch.rand((3, *x.shape), dtype=x.dtype, device=x.device).unbind()
+        near = (1 + proposal_r * first.cos()) / (proposal_r + first)
+        rate = concentration * (proposal_r - near)
+        accepted = (rate - second > 0) | (rate.log() >= second)
+        drawn = torch.where(accepted, third.sign() * near.acos(), x)
+        return (drawn + loc) % 1
+
+    with patch.object(von_mises, "_rejection_sample", once):
         yield
 
 

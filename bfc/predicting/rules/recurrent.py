@@ -169,6 +169,10 @@ class Network:
         size = int(hidden.shape[-1])
         width = size if cell is None else int(cell.shape[-1])
         projected = size if width != size else 0
+        with torch.autocast("cuda", enabled=False):  # a build for CUDA would flatten weights itself
+            return self._called(hidden, cell, width, projected)
+
+    def _called(self, hidden: Any, cell: Any, width: int, projected: int) -> Any:
         found = torch.ops.aten._cudnn_rnn(
             self.data,
             self.weights,

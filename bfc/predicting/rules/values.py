@@ -170,7 +170,8 @@ def _fills(call: Call) -> bool:
     if operator(call) != "index_put_" or argument(call, "accumulate", False):
         return False
     (mask, *others), value = call.args[1], call.args[2]
-    return not others and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
+    alone = not others and on_host(mask) == on_host(call.args[0])
+    return alone and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
 
 
 @answer("aten::bincount")
