@@ -148,8 +148,12 @@ class KnownValues:
         """The number that a tensor is filled with, or that is given itself; None if unknown."""
         if isinstance(tensor, (bool, int, float)):
             return tensor
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):  # one that is made of a number
+            return _number_of(tensor)
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
+        if tensor.constant is not None:
+            return _number_of(tensor.constant)
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
         if value is None and tensor.constant is not None and tensor.constant.numel() == 1:
             with _disable_current_modes():
@@ -290,7 +294,7 @@ class KnownValues:
         if name in ENDS and result.numel() == 1 and args[0].numel() > 1:
             ends = self.ends(args[0])
             return None if ends is None else ends[ENDS[name]]
-        if not self._values or not args:
+        if not args or not (self._values or name == "_to_copy"):
             return None
         if name in TOGETHER:
             return self._together(name, args, kwargs, result.dtype)
@@ -357,6 +361,14 @@ class KnownValues:
         self._most.pop(key, None)
         self._ends.pop(key, None)
         self._watches.pop(key, None)
+
+
+def _number_of(tensor: Any) -> Number | None:
+    """What a tensor with values holds, if that is one number."""
+    if tensor.numel() != 1 or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    with _disable_current_modes():
+        return tensor.item()  # type: ignore[no-any-return]
 
 
 def _place(at: int, shape: tuple[int, ...], count: int) -> int:
