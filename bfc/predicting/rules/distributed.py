@@ -58,14 +58,14 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
         replace(comm, "scatter", _scattered)
         replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
+        new_group = _of_no_backend(distributed.new_group)
         for module in (distributed, distributed.distributed_c10d):
+            replace(module, "new_group", new_group)
             for name, function in OBJECTS.items():
                 replace(module, name, function)
-        replace(
-            distributed,
-            "init_process_group",
-            _group(distributed.init_process_group, recorder, replace),
-        )
+        begin = _group(distributed.init_process_group, recorder, replace)
+        for module in (distributed, distributed.distributed_c10d, meshes):  # a mesh makes one, too
+            replace(module, "init_process_group", begin)
         yield
 
 
@@ -273,7 +273,19 @@ OBJECTS: dict[str, Callable[..., None]] = {
     "scatter_object_list": _scatter_object_list,
     "broadcast_object_list": _nothing,
     "send_object_list": _nothing,
+    "monitored_barrier": _nothing,  # which only gloo has
 }
+
+
+def _of_no_backend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`new_group`, whose group sends nothing: the store of the first one knows of no other."""
+
+    @functools.wraps(function)
+    def call(ranks: Any = None, timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
+        others = {name: one for name, one in kwargs.items() if name in ("group_desc",)}
+        return function(ranks, **others)
+
+    return call
 
 
 def _returned(state: Any, bucket: Any) -> Any:
