@@ -172,6 +172,17 @@ class CudaModule:
         _ordinal(device)
         return dict(self.memory.stats())
 
+    def nested_stats(self, device: Any = None) -> dict[str, Any]:
+        """`memory_stats`, with a dictionary for each part of a name."""
+        found: dict[str, Any] = {}
+        for name, value in self.memory_stats(device).items():
+            *parts, last = name.split(".")
+            place = found
+            for part in parts:
+                place = place.setdefault(part, {})
+            place[last] = value
+        return found
+
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         _ordinal(device)
         return self.memory.free_bytes, self.recorder.gpu.memory
@@ -323,6 +334,8 @@ class CudaModule:
         }
         return {name: self.counter(key) for name, key in counters.items()} | {
             "memory_stats": self.memory_stats,
+            "memory_stats_as_nested_dict": self.nested_stats,
+            "device_memory_used": lambda device=None: self.memory.nbytes - self.memory.free_bytes,
             "mem_get_info": self.mem_get_info,
             "empty_cache": self.empty_cache,
             "reset_peak_memory_stats": self.reset_peak_memory_stats,
@@ -389,7 +402,7 @@ class CudaModule:
             "StreamContext": self.in_stream,
             "set_stream": self.set_stream,
             "is_current_stream_capturing": lambda: False,
-            "cudart": _Cudart,
+            "cudart": lambda: _Cudart(self.mem_get_info),
         }
 
     def _random_functions(self) -> dict[str, Any]:
@@ -452,6 +465,9 @@ class CudaModule:
 
 class _Cudart:
     """`torch.cuda.cudart()`: every call succeeds."""
+
+    def __init__(self, mem_get_info: Callable[..., tuple[int, int]]) -> None:
+        self.cudaMemGetInfo = mem_get_info
 
     def __getattr__(self, name: str) -> Callable[..., int]:
         return lambda *args, **kwargs: 0
