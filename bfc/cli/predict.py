@@ -271,6 +271,12 @@ def _hint(error: BaseException) -> str:
     while cause is not None:
         if getattr(cause, "name", None) == "triton":
             return ". pip install triton: its kernels are not run here, but the script imports it"
+        if any(text in str(cause) for text in _NO_VALUES):
+            return (
+                ". A kernel of the program's own reads a tensor, which has no values here: make an "
+                "operator of it with torch.library.custom_op, and say with register_fake what it "
+                "returns"
+            )
         if isinstance(cause, KeyError) and {*cause.args} & _OF_TORCHRUN:
             return (
                 ". torchrun sets that variable. RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict "
@@ -283,9 +289,15 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
+#: What PyTorch says where something reads the memory of a tensor that is only a shape.
+_NO_VALUES = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
 _OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
 _PACKAGE = ". It needs that package here, too: bfc runs the whole script"
 _HINTS = {
+    "AssertionError": (
+        ". A prediction has no values, and takes for False what depends on them: with "
+        "PYTHONOPTIMIZE=1 before it, Python leaves asserts out"
+    ),
     "LocalEntryNotFoundError": (
         ". It needs the network here, too, or the files in Hugging Face's cache"
     ),
@@ -476,21 +488,37 @@ def _assumed(ran: Ran) -> Iterator[str]:
             f"what follows needs no more: it was stopped after {ran.steps} steps of the optimizer; "
             "--steps 0 runs all of it"
         )
+    values = [one for one in found.assumptions if one["what"].startswith(".")]
+    in_packages = [one for one in values if _INSTALLED in one["where"]]
+    hidden = in_packages if len(in_packages) > FEW else []
     for one in found.assumptions:
+        if one in hidden:
+            continue
         place = _place(one["where"])
         times = "" if one["times"] == 1 else f", {one['times']} times"
         if one["what"].startswith("."):
             yield f"{one['what']}{place} is {one['value']}{times}"
         else:
             yield f"{one['what']} ({one['value']}){place}{times}"
+    if hidden:
+        names = sorted({one["where"].rpartition(_INSTALLED)[2].split("/")[0] for one in hidden})
+        yield (
+            f".item() and the like at {len(hidden)} lines of {', '.join(names)}: 1, 1.0, False or "
+            "zeros; --json lists them"
+        )
     yield from _about_files(found)
+
+
+#: More values than these that packages have read are counted, and not listed.
+FEW = 3
+_INSTALLED = "/site-packages/"
 
 
 def _place(where: str) -> str:
     """Where a line is: with its package, if it is in one."""
     if where == "?":
         return " in the backward pass"  # whose thread has no lines
-    _, installed, path = where.rpartition("/site-packages/")
+    _, installed, path = where.rpartition(_INSTALLED)
     return f" at {path if installed else where.rsplit('/', 1)[-1]}"
 
 

@@ -103,6 +103,25 @@ def test_buckets_of_gradients_and_nccl_are_named() -> None:
     assert "NCCL" in [one.what for one in run.not_counted]
 
 
+def test_a_mesh_makes_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waited for the other processes, for ever."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    with bfc.predict("a100") as run:
+        mesh = torch.distributed.init_device_mesh("cuda", (2, 2), mesh_dim_names=("one", "other"))
+        assert mesh["one"].size() == 2
+        torch.distributed.destroy_process_group()
+    assert any("4 that sends nothing" in one["what"] for one in run.assumptions)
+
+
+def test_groups_of_other_backends_send_nothing() -> None:
+    """Programs make one of gloo for their objects and checkpoints."""
+    with bfc.predict("a100"), group(2):
+        made = torch.distributed.new_group([0, 1], backend="gloo")
+        torch.distributed.all_reduce(torch.ones(3), group=made)
+        torch.distributed.monitored_barrier(made)
+
+
 def test_sharded_parameters_are_parameters() -> None:
     from torch.distributed.fsdp import fully_shard
 
@@ -229,6 +248,8 @@ torch.ops.bfc_tests.unfaked(torch.ones(3, device="cuda"))
         ("raise ImportError('flash')", 'attn_implementation="sdpa"'),
         ("raise OSError('no model') from ConnectionError()", "It needs the network"),
         ("import os\nos.environ['LOCAL_RANK']", "RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict"),
+        ("assert torch.randn(1, device='cuda') > 0", "PYTHONOPTIMIZE=1"),
+        ("raise RuntimeError('but its data is not allocated yet.')", "torch.library.custom_op"),
         ("raise ValueError", "it had allocated nothing on the GPU"),
         ("torch.ones(3, device='cuda')\nraise ValueError", "the figures are those until then"),
     ],
@@ -270,3 +291,54 @@ def test_who_observes_is_told_before_memory_runs_out() -> None:
             torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     assert told == [(0, 1 << 31, 1 << 30, (1 << 30) - 2 * MIB)]
     del kept
+
+
+def test_values_that_packages_read_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Forty lines of trl's trainer stood between a reader and the one that mattered."""
+    package = tmp_path / "site-packages" / "trainers"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def read(x):\n" + "    x.sum().item()\n" * 5)
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import torch, trainers\nx = torch.randn(3, device='cuda')\ntrainers.read(x)\nx[0].item()\n"
+    )
+    assert main(["predict", "train.py"]) == 0
+    told = capsys.readouterr().out
+    assert told.count(".item()") == 2
+    assert "at 5 lines of trainers" in told
+    assert ".item() at train.py:4 is 1.0" in told
+
+
+def test_a_number_that_is_moved_to_the_gpu_is_known() -> None:
+    """It was 1: a learning rate on the GPU was refused."""
+    with bfc.predict("a100") as run:
+        assert torch.tensor(0.5, device="cuda").item() == 0.5
+        assert torch.tensor(3).cuda().item() == 3
+        assert torch.tensor([1.0, 2.0], device="cuda").shape == (2,)
+        layer = nn.Linear(4, 4, device="cuda")
+        rate = torch.tensor(1e-3, device="cuda")
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=rate, capturable=True)
+        layer(torch.randn(2, 4, device="cuda")).sum().backward()
+        optimizer.step()
+    assert not run.assumptions
+
+
+def test_programs_may_compare_their_kernels() -> None:
+    with bfc.predict("a100") as run:
+        one = torch.randn(MIB, device="cuda")
+        torch.testing.assert_close(one, one.clone())
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(one, one.bfloat16())
+    assert [one["what"] for one in run.assumptions] == ["torch.testing.assert_close"]
+
+
+def test_statistics_may_be_nested_and_pools_have_names() -> None:
+    with bfc.predict("a100"):
+        kept = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        nested = torch.cuda.memory.memory_stats_as_nested_dict()
+        assert nested["allocated_bytes"]["all"]["peak"] == MIB
+        assert torch.cuda.device_memory_used() == 2 * MIB
+        assert len(torch.cuda.MemPool().id) == 2
+        assert torch.cuda.cudart().cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+        del kept
