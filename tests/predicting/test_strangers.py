@@ -169,9 +169,8 @@ def kernels() -> Any:
 
 
 def test_a_kernel_of_triton_takes_nothing() -> None:
+    triton = pytest.importorskip("triton")
     with bfc.predict("h100") as run:
-        import triton
-
         device = triton.runtime.driver.active.get_active_torch_device()
         one = torch.zeros(1024, device=device)
         made = torch.empty_like(one)
