@@ -114,7 +114,7 @@ class Convolution:
             return self.last and gradient != "weight" and not self._few
         return self._of_pixels(gradient, plan) != orders.PLANNED
 
-    def _of_pixels(self, gradient: str, plan: Plan) -> str | None:
+    def _of_pixels(self, gradient: str, plan: Plan) -> str:
         return orders.of_pixels(gradient, self._half, self.last, plan.order)
 
     def by_cublas(self, gradient: str, plan: Plan | None = None) -> int:
