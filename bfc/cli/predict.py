@@ -268,8 +268,10 @@ def _hint(error: BaseException) -> str:
     if isinstance(error, NotImplementedError):  # which says it itself
         return ""
     cause: BaseException | None = error
-    while cause is not None:
-        if getattr(cause, "name", None) == "triton":
+    seen: set[int] = set()  # an error can be its own cause, by way of others
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "triton":
             return ". pip install triton: its kernels are not run here, but the script imports it"
         if any(text in str(cause) for text in _NO_VALUES):
             return (
@@ -277,7 +279,7 @@ def _hint(error: BaseException) -> str:
                 "operator of it with torch.library.custom_op, and say with register_fake what it "
                 "returns"
             )
-        if isinstance(cause, KeyError) and {*cause.args} & _OF_TORCHRUN:
+        if isinstance(cause, KeyError) and str(cause).strip("'") in _OF_TORCHRUN:
             return (
                 ". torchrun sets that variable. RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict "
                 "... predicts the first of eight processes"

@@ -170,7 +170,8 @@ def _show(error: BaseException) -> None:
         one.stack = traceback.StackSummary.from_list(kept)
         for name in ("__cause__", "__context__"):
             cause = getattr(one, name)
-            if cause is not None and all(is_machinery(frame.filename) for frame in cause.stack):
+            files = [] if cause is None else [frame.filename for frame in cause.stack]
+            if files and all(map(is_machinery, files)):  # one that was never raised has none
                 setattr(one, name, None)
             elif cause is not None:
                 causes.append(cause)
