@@ -247,7 +247,9 @@ class EvenChoices:
             return None
         if name == "arange":
             begin = args[0] if len(args) > 1 else 0
-            return Even(begin, begin + result.numel(), whole=True) if len(args) < 3 else None
+            if not result.numel() or len(args) > 2 or not isinstance(begin, int):
+                return None
+            return Even(begin, begin + result.numel(), whole=True)
         known = self.get(args[0])
         if not (isinstance(known, Even) and known.whole and known.low >= 0 < args[1]):
             return None

@@ -155,10 +155,6 @@ class KnownValues:
         if tensor.constant is not None:
             return _number_of(tensor.constant)
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
-        if value is None and tensor.constant is not None and tensor.constant.numel() == 1:
-            with _disable_current_modes():
-                value = tensor.constant.item()
-            return value if isinstance(value, (bool, int, float)) else None
         if dtype != tensor.dtype:  # its bits are read as another number
             return None
         if callable(value):
@@ -368,7 +364,8 @@ def _number_of(tensor: Any) -> Number | None:
     if tensor.numel() != 1 or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
     with _disable_current_modes():
-        return tensor.item()  # type: ignore[no-any-return]
+        value = tensor.item()
+    return value if isinstance(value, (bool, int, float)) else None  # and no complex number
 
 
 def _place(at: int, shape: tuple[int, ...], count: int) -> int:
