@@ -249,6 +249,9 @@ torch.ops.bfc_tests.unfaked(torch.ones(3, device="cuda"))
         ("import os\nos.environ['LOCAL_RANK']", "RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict"),
         ("assert torch.randn(1, device='cuda') > 0", "PYTHONOPTIMIZE=1"),
         ("raise RuntimeError('but its data is not allocated yet.')", "torch.library.custom_op"),
+        ("raise RuntimeError from ValueError('why')", "ValueError: why"),
+        ("raise KeyError([1])", "KeyError"),
+        ("one = ValueError()\none.__cause__ = one\nraise one", "raised ValueError"),
         ("raise ValueError", "it had allocated nothing on the GPU"),
         ("torch.ones(3, device='cuda')\nraise ValueError", "the figures are those until then"),
     ],
@@ -341,3 +344,58 @@ def test_statistics_may_be_nested_and_pools_have_names() -> None:
         assert len(torch.cuda.MemPool().id) == 2
         assert torch.cuda.cudart().cudaMemGetInfo(0) == torch.cuda.mem_get_info()
         del kept
+
+
+def test_an_empty_range_may_be_compared() -> None:
+    with bfc.predict("h100"):
+        empty = torch.arange(0, device="cuda")
+        assert torch.nonzero(empty < 3).shape == (0, 1)
+        assert torch.nonzero(torch.arange(4, device="cuda")[:, None] < empty).shape == (0, 2)
+
+
+def test_a_complex_number_may_be_moved_to_the_gpu() -> None:
+    with bfc.predict("h100"):
+        assert (torch.tensor(1j, device="cuda") * 2).shape == ()
+
+
+def test_a_number_of_the_host_may_be_close() -> None:
+    with bfc.predict("h100"):
+        assert torch.allclose(torch.ones(3, device="cuda"), torch.tensor(1.0))
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.equal(torch.ones(3, device="cuda"), torch.ones(3))
+
+
+def test_values_of_the_host_are_compared() -> None:
+    with bfc.predict("h100"), pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(torch.zeros(2), torch.ones(2))
+
+
+def test_a_traced_module_can_leave_the_gpu() -> None:
+    """What saves it held its parameters."""
+    with bfc.predict("h100"):
+        model = nn.Linear(1024, 1024, bias=False, device="cuda")
+        torch.jit.trace(model, torch.ones(2, 1024, device="cuda"))
+        before = torch.cuda.memory_allocated()
+        model.cpu()
+        assert before - torch.cuda.memory_allocated() == 4 * MIB
+    assert not hasattr(nn.Module, "save")
+
+
+def test_an_encoder_that_failed_leaves_nothing_to_the_next_prediction() -> None:
+    def attend(fail: bool) -> int:
+        with bfc.predict("h100") as run, torch.no_grad():
+            layer = nn.TransformerEncoderLayer(64, 4, batch_first=True, device="cuda")
+            encoder = nn.TransformerEncoder(layer, 2).eval()
+            data = torch.ones(2, 10, 64, device="cuda")
+            if fail:
+                hook = encoder.layers[1].register_forward_pre_hook(lambda *given: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    encoder(data, src_key_padding_mask=data[..., 0] == 0)
+                hook.remove()
+            else:
+                encoder(data)
+        return len(sizes(run))
+
+    alone = attend(False)
+    attend(True)
+    assert attend(False) == alone

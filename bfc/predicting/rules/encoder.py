@@ -9,11 +9,12 @@ and ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bfc.libraries import torch
-from bfc.predicting.rules.interface import Call, answer, composition
+from bfc.predicting.rules.interface import Call, answer, around, composition
 from bfc.predicting.rules.tensors import argument
 
 
@@ -22,6 +23,14 @@ class _Nested:
     Its rows lie one after the other, in one sequence: nested tensors cannot be fake."""
 
     sequences = 0
+
+
+@around
+@contextmanager
+def no_batch_of_another(recorder: Any) -> Iterator[None]:
+    """A prediction that failed inside an encoder leaves nothing to the next one."""
+    _Nested.sequences = 0
+    yield
 
 
 @answer("aten::_nested_tensor_from_mask_left_aligned")
