@@ -186,7 +186,9 @@ def _is_a_fault(error: BaseException, told: traceback.TracebackException) -> boo
 
 def _let_go(error: BaseException | None) -> None:
     """Drops the frames, which hold the program's tensors."""
-    while error is not None:
+    seen: list[BaseException] = []  # an error can be its own cause
+    while error is not None and not any(one is error for one in seen):
+        seen.append(error)
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
