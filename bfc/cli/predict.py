@@ -297,8 +297,8 @@ _OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"
 _PACKAGE = ". It needs that package here, too: bfc runs the whole script"
 _HINTS = {
     "AssertionError": (
-        ". A prediction has no values, and takes for False what depends on them: with "
-        "PYTHONOPTIMIZE=1 before it, Python leaves asserts out"
+        ". If it is about what tensors hold: a prediction mostly does not know that, and takes "
+        "for False what depends on it. With PYTHONOPTIMIZE=1 Python leaves asserts out"
     ),
     "LocalEntryNotFoundError": (
         ". It needs the network here, too, or the files in Hugging Face's cache"
@@ -309,7 +309,8 @@ _HINTS = {
     "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
     "ModuleNotFoundError": _PACKAGE,
     "ImportError": (
-        _PACKAGE + ". In place of a package of kernels that needs a GPU, give the program what "
+        ". If a package is missing, it is needed here, too: bfc runs the whole script. In place of "
+        "kernels that need a GPU, such as flash_attn, give the program what "
         'PyTorch has: attn_implementation="sdpa" for flash_attention_2'
     ),
     **dict.fromkeys(

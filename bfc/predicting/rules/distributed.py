@@ -115,9 +115,9 @@ def processes_of_its_own(recorder: Any) -> Iterator[None]:
 def _tell_of_failure(name: str, pid: int) -> None:
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:  # of another process, or somebody was faster
+    except (AttributeError, ChildProcessError):  # Windows; of another process, or already over
         return
-    if ended is not None and ended.si_status == 1:  # it raised; what ends it sends a signal
+    if ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status:
         print(
             f"bfc: {name}, which the program has started, failed. A prediction does not follow "
             "such processes, and they have no GPU: if the program waits for this one, end it, and "
