@@ -325,7 +325,8 @@ def _check(status: int) -> None:
 
 def plan(question: Question) -> list[int]:
     """The first plan that PyTorch would take: its workspace, its engine, its choices of KNOBS, and
-    the engines that the first heuristic names in their order."""
+    the engines that the first heuristic names, in their order, also those that PyTorch leaves out.
+    """
     device = _device(question)
     graph = Descriptor(GRAPH).set(801, DESCRIPTORS, [_operation(question)]).done()
     found: list[int] = []
@@ -333,11 +334,9 @@ def plan(question: Question) -> list[int]:
     for heuristic in (INSTANT, FALLBACK):
         for config in _configs(graph, device, heuristic):
             engine = config.parts(300, ENGINE)[0]
-            if _left_out(question, engine):
-                continue
             number = engine.numbers(1301, INTEGERS)
             order += number if heuristic == INSTANT else []
-            if not found:
+            if not found and not _left_out(question, engine):
                 found = _planned(config, device, number)
         if found:
             return [*found, *order]
