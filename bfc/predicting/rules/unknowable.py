@@ -98,8 +98,8 @@ def asked_of(version: int) -> str:
     return (
         f"cuDNN's workspace depends on the algorithm that it picks. cuDNN {version // 10000}."
         f"{version % 10000 // 100} was asked for its plan, without a GPU. Of 2,703 passes on an "
-        "H100 with cuDNN 9.19 93 % took what is counted then, and 97 % within 1 MiB or 1 %; where "
-        "a GPU takes FFTs, in 32 bits, it can be hundreds of MiB more. With "
+        "H100 with cuDNN 9.19 93 % took what is counted then, and 97 % within 1 MiB or 1 %; an FFT "
+        "that is not expected, in 32 bits, can take hundreds of MiB more. With "
         "torch.backends.cudnn.benchmark it takes up to GiBs while it tries"
     )
 
