@@ -16,7 +16,7 @@ from bfc.cli.tables import printable
 from bfc.predicting import devices
 from bfc.predicting import script as scripts
 from bfc.predicting.prediction import REPEATS
-from bfc.predicting.script import STEPS, Ran
+from bfc.predicting.script import STEPS, Ran, causes
 from bfc.study.advise import advise
 from bfc.units import format_bytes
 
@@ -267,10 +267,7 @@ def _hint(error: BaseException) -> str:
     """What to do about an error, or about what caused it."""
     if isinstance(error, NotImplementedError):  # which says it itself
         return ""
-    cause: BaseException | None = error
-    seen: set[int] = set()  # an error can be its own cause, by way of others
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
+    for cause in causes(error):
         if isinstance(cause, ModuleNotFoundError) and cause.name == "triton":
             return ". pip install triton: its kernels are not run here, but the script imports it"
         if any(text in str(cause) for text in _NO_VALUES):
@@ -287,7 +284,6 @@ def _hint(error: BaseException) -> str:
         for one in type(cause).__mro__:
             if one.__name__ in _HINTS:
                 return _HINTS[one.__name__]
-        cause = cause.__cause__ or cause.__context__
     return ""
 
 

@@ -184,11 +184,17 @@ def _is_a_fault(error: BaseException, told: traceback.TracebackException) -> boo
     return isinstance(error, of_mistakes) and is_machinery(told.stack[-1].filename)
 
 
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it, and so on: each once, since an error can be its own cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def _let_go(error: BaseException | None) -> None:
     """Drops the frames, which hold the program's tensors."""
-    seen: list[BaseException] = []  # an error can be its own cause
-    while error is not None and not any(one is error for one in seen):
-        seen.append(error)
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+    for one in causes(error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
