@@ -20,7 +20,7 @@ from typing import Any
 
 from bfc.predicting.cudnn import Plan
 from bfc.predicting.rules import orders, shared_sums
-from bfc.predicting.rules.tensors import nbytes, numel
+from bfc.predicting.rules.tensors import div_up, nbytes, numel
 
 FLOAT = 4
 #: cuDNN adds so much to what it converts: 16 bytes, or 147.
@@ -136,7 +136,7 @@ class Convolution:
             sides = out, inputs
         else:
             sides = self._plane, out if gradient == "result" else inputs
-        tiles = int(self.images.shape[0]) * math.prod(-(-side // TILE) for side in sides)
+        tiles = int(self.images.shape[0]) * math.prod(div_up(side, TILE) for side in sides)
         return tiles >= WAVE * self.sms
 
     @property
@@ -249,7 +249,7 @@ class Convolution:
         images = int(self.images.shape[0])
         if images < IMAGES_ALONE and self._pixels < PIXELS_ALONE:
             return 0
-        channels = -(-int(self.weight.shape[0]) // PADDED_ALONE) * PADDED_ALONE
+        channels = div_up(int(self.weight.shape[0]), PADDED_ALONE) * PADDED_ALONE
         return PARTS_OF_CHANNELS * images * channels * math.prod(self.kernel) * FLOAT
 
     def _weight_of_few(self) -> int:
@@ -304,8 +304,8 @@ class Convolution:
         found = orders.of_kernels(plan.order)
         if found == orders.WINOGRAD and side in WINOGRAD:
             pixels, numbers, multiple = WINOGRAD[side]
-            tiles = -(-batch // multiple) * multiple
-            tiles *= math.prod(-(-size // pixels) for size in sides)
+            tiles = div_up(batch, multiple) * multiple
+            tiles *= math.prod(div_up(size, pixels) for size in sides)
             return numbers * FLOAT * (tiles * (channels + results) + channels * results)
         reach = max(sides) + side - 1
         if found != orders.FOURIER or reach > GREATEST_SIDE:
@@ -322,7 +322,7 @@ class Convolution:
             for channels in (out, int(self.weight.shape[1]))
         ]
         tiles = self.groups * math.prod(self.kernel)
-        tiles *= math.prod(-(-channels // side) for channels, side in sides)
+        tiles *= math.prod(div_up(channels, side) for channels, side in sides)
         least = PIXELS_OF_SHARE_IN_16 if self._half else PIXELS_OF_SHARE
         parts = min(self.sms // tiles, self._pixels // least)
         if parts < 2:
@@ -332,7 +332,7 @@ class Convolution:
 
     def _sums_of_pixels(self) -> int:
         """The sums of all parts, of single pixels whose channels lie side by side."""
-        tiles = math.prod(-(-int(side) // TILE) for side in self.weight.shape[:2])
+        tiles = math.prod(div_up(int(side), TILE) for side in self.weight.shape[:2])
         waves, least, beside = CUBLAS_IN_16 if self._half else CUBLAS_IN_32
         parts = min(waves * self.sms // tiles, self._pixels // least)
         return parts * numel(self.weight) * FLOAT + beside if parts > 1 else 0

@@ -25,7 +25,7 @@ from typing import Any
 
 from bfc.predicting.cudnn import Kernel, Plan
 from bfc.predicting.devices import clusters_at_once
-from bfc.predicting.rules.tensors import type_name
+from bfc.predicting.rules.tensors import div_up, type_name
 
 FLOAT = COUNTER = 4
 #: Rows and columns of a tile, by cuDNN's number of it.
@@ -91,7 +91,7 @@ class Work:
         waves, left = divmod(self.tiles, at_once)
         most = at_once // left
         found = self._of_one_wave(most) if waves == 0 else self._of_last_wave(waves, most)
-        return _ceil(self.steps, _ceil(self.steps, found))  # none is empty
+        return div_up(self.steps, div_up(self.steps, found))  # none is empty
 
     def _of_one_wave(self, most: int) -> int:
         many = min(most, self.steps // (LONG // self.numbers + 1), MOST_PARTS)
@@ -99,7 +99,7 @@ class Work:
             return many
         whole = self.steps / (SLOWER if self.slower else 1)
         costs = {1: whole} | {
-            parts: _ceil(self.steps, parts) + self._level * _levels(parts)
+            parts: div_up(self.steps, parts) + self._level * _levels(parts)
             for parts in range(2, most + 1)
         }
         return min(reversed(costs), key=costs.__getitem__)
@@ -109,11 +109,11 @@ class Work:
         good = [
             parts
             for parts in range(2, most + 1)
-            if self.steps + _ceil(self.steps, 1 << _levels(parts) - 1) - _ceil(self.steps, parts)
+            if self.steps + div_up(self.steps, 1 << _levels(parts) - 1) - div_up(self.steps, parts)
             >= self._level * _levels(parts) + self._margin
         ]
-        found = min(good, key=lambda parts: _ceil(self.steps, parts), default=1)
-        split = waves * self.steps + _ceil(self.steps, found)
+        found = min(good, key=lambda parts: div_up(self.steps, parts), default=1)
+        split = waves * self.steps + div_up(self.steps, found)
         return 1 if self.slower and split > (waves + 1) * self.steps / SLOWER else found
 
     @property
@@ -130,10 +130,6 @@ class Work:
         return (MARGIN_SLOWER if self.slower else MARGIN) * self._scale
 
 
-def _ceil(numerator: int, denominator: int) -> int:
-    return -(-numerator // denominator)
-
-
 def _levels(parts: int) -> int:
     """Of a tree that adds them in pairs."""
     return (parts - 1).bit_length()
@@ -142,7 +138,7 @@ def _levels(parts: int) -> int:
 def _nodes(parts: int) -> int:
     found = 0
     while parts > 1:
-        parts = _ceil(parts, 2)
+        parts = div_up(parts, 2)
         found += parts
     return found
 
@@ -173,17 +169,17 @@ def _work(gradient: str, images: Any, weight: Any, result: Any, kernel: Kernel) 
     window = math.prod(sides)
     pixels = {of: _pixels(tensor) for of, tensor in (("result", result), ("images", images))}
     if gradient == "weight":
-        rows, columns = _ceil(out, high), window * _ceil(inputs, wide)
-        steps = _ceil(pixels["result"], numbers)
+        rows, columns = div_up(out, high), window * div_up(inputs, wide)
+        steps = div_up(pixels["result"], numbers)
     else:
         columns, along = (out, inputs) if gradient == "result" else (inputs, out)
-        rows, columns = _ceil(pixels[gradient], high), _ceil(columns, wide)
-        steps = window * _ceil(along, numbers)
+        rows, columns = div_up(pixels[gradient], high), div_up(columns, wide)
+        steps = window * div_up(along, numbers)
     slower = (high, wide) == (128, 64) and short and (gradient, name) != ("images", "float32")
-    tiles = _ceil(rows, kernel.cluster_rows) * _ceil(columns, kernel.cluster_columns)
+    tiles = div_up(rows, kernel.cluster_rows) * div_up(columns, kernel.cluster_columns)
     if groups > 1:
         padded = max(1 << (max(out, inputs) - 1).bit_length(), LEAST_OF_GROUP)
-        tiles *= _ceil(groups, max(wide // padded, 1))
+        tiles *= div_up(groups, max(wide // padded, 1))
     return Work(kernel, tiles, steps, numbers, name == "bfloat16", slower)
 
 
