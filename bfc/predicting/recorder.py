@@ -640,6 +640,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Notes that the program has started another one."""
         self.note(f"another program ({program})", "what it writes is written")
 
+    # -- files ----------------------------------------------------------------------------------
+
     def keep(self, path: Any, data: bytes) -> str:
         """Writes a file of the prediction's own, and returns its path."""
         if self.files is None:

@@ -32,7 +32,7 @@ NOT_IN_ALL, FIRST = (0, 1, 67), 8
 
 def of_pixels(gradient: str, half: bool, last: bool, order: Sequence[int]) -> str:
     """What is first for single pixels: PLANNED, WITHOUT or CUBLAS."""
-    known = _known(f"{gradient}, {16 if half else 32} bits, {'pixels' if last else 'planes'}")
+    known = _known()[f"{gradient}, {16 if half else 32} bits, {'pixels' if last else 'planes'}"]
     lengths = (len(order), *(length for length in BEGINNINGS if length < len(order)))
     told = (known.get(_digest(order[:length])) for length in lengths)
     return next((one for one in told if one is not None), CUBLAS)
@@ -41,7 +41,7 @@ def of_pixels(gradient: str, half: bool, last: bool, order: Sequence[int]) -> st
 def of_kernels(order: Sequence[int]) -> str | None:
     """What is first for the gradient of a larger weight in 32 bits, if it is not what is planned:
     WINOGRAD or FOURIER."""
-    return _known("kernels").get(_digest([one for one in order if one not in NOT_IN_ALL][:FIRST]))
+    return _known()["kernels"].get(_digest([one for one in order if one not in NOT_IN_ALL][:FIRST]))
 
 
 def _digest(order: Sequence[int]) -> str:
@@ -50,8 +50,10 @@ def _digest(order: Sequence[int]) -> str:
 
 
 @cache
-def _known(kind: str) -> dict[str, str]:
-    """What is first, by the digest of the order."""
-    text = Path(__file__).with_suffix(".json").read_text("utf-8")
-    found: dict[str, str] = json.loads(text)[kind]
-    return {digest: what for what, digests in found.items() for digest in digests.split()}
+def _known() -> dict[str, dict[str, str]]:
+    """What is first of each kind, by the digest of the order."""
+    table = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+    return {
+        kind: {digest: what for what, digests in found.items() for digest in digests.split()}
+        for kind, found in table.items()
+    }
