@@ -59,6 +59,8 @@ ROWS = 10
 EVERY = 10.0
 #: Values of an option --device that are the script's, not ours.
 SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
+#: What a module's file is called, behind the module's name.
+MODULE_ENDS = (".py", "/__main__.py")
 TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
 
 
@@ -68,7 +70,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]"
     )
     _add_shared(parser)
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module, as python -m")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.PARSER,  # its arguments too, which may begin with an option
+        metavar="MODULE",
+        help="run a module, as python -m",
+    )
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -178,18 +186,15 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 
     An option that the script's own text has is left to it.
     """
-    command = list(arguments.command)
-    if arguments.module is None:
-        if command[:1] == ["--"]:
-            command = command[1:]
-        if not command:
-            raise ValueError("which script? bfc predict train.py --device 24GiB")
-        script = command.pop(0)
-    else:
-        script = arguments.module
+    command = list(arguments.module or arguments.command)
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise ValueError("which script? bfc predict train.py --device 24GiB")
+    script = command.pop(0)
     end = command.index("--") if "--" in command else len(command)
     mixed, own = command[:end], command[end + 1 :]
-    text = _text_of(script) if arguments.module is None else ""
+    text = _text_of(Path(script) if arguments.module is None else _file_of(script))
     left: list[str] = []
     hidden = [_hide(word, mixed[at + 1 :], text, left) for at, word in enumerate(mixed)]
     parser = argparse.ArgumentParser(
@@ -226,9 +231,16 @@ def _hide(word: str, following: list[str], text: str, left: list[str]) -> str:
     return HIDDEN + word if is_the_scripts else word
 
 
-def _text_of(script: str) -> str:
+def _file_of(module: str) -> Path:
+    """The file that `python -m` runs, found without importing its package."""
+    inside = module.replace(".", "/")
+    files = [Path(folder, inside + end) for folder in ("", *sys.path) for end in MODULE_ENDS]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def _text_of(file: Path) -> str:
     try:
-        return Path(script).read_text(errors="replace")
+        return file.read_text(errors="replace")
     except OSError:
         return ""  # which is said when it is run
 

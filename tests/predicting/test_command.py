@@ -117,6 +117,19 @@ def test_a_module_is_run_as_python_runs_it(script, capsys, tmp_path) -> None:
     assert "['one'] pack" in capsys.readouterr().err
 
 
+def test_the_arguments_of_a_module_may_begin_with_an_option(script, capsys, tmp_path) -> None:
+    (tmp_path / "parcel").mkdir()
+    (tmp_path / "parcel" / "train.py").write_text(
+        "import sys, torch\n'--steps'\ntorch.ones(3, device='cuda')\nprint(sys.argv[1:])\n"
+    )
+    options = ["--lr", "1", "--cc", "9.0", "--steps", "3"]
+    assert main(["predict", "--json", "-m", "parcel.train", *options]) == 0
+    err = capsys.readouterr().err
+    assert "['--lr', '1', '--steps', '3']" in err
+    assert "--steps left to parcel.train" in err
+    assert "--cc taken as bfc's own" in err
+
+
 def test_a_snapshot_that_a_library_could_write_is_not_waited_for(script, capsys, tmp_path) -> None:
     library = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
     library.mkdir(parents=True)
