@@ -73,6 +73,21 @@ def test_a_grid_of_an_image_is_a_product() -> None:
     assert {8 * 64 * 64 * 3 * 4, 8 * 64 * 64 * 2 * 4, 8_519_680} < set(sizes(run))
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_reflection_reads_row_by_row(dims: int) -> None:
+    """As `padding_mode="reflect"` has it; a border that repeats is read as it lies."""
+    last = [torch.channels_last, torch.channels_last_3d][dims - 2]
+    shape, edges = [2, 8, *[16] * dims], [1] * (2 * dims)
+    with bfc.predict("a100") as run:
+        x = torch.empty(shape, device="cuda", memory_format=last).requires_grad_()
+        for mode in ("reflect", "replicate"):
+            y = functional.pad(x, edges, mode=mode)
+            torch.autograd.grad(y, x, torch.empty_like(y, memory_format=last))
+    whole, padded = 2 * 8 * 16**dims * 4, 2 * 8 * 18**dims * 4
+    reflected, repeated = [padded, whole, padded, whole, padded], [padded, padded, whole]
+    assert sizes(run)[1:] == reflected + repeated
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0])
 def test_distances_have_a_gradient_for_each_pair(p: float) -> None:
     """Unless there are many in two norms, which are a product of matrices."""

@@ -1,12 +1,13 @@
 """What is copied on the way, or computed beside the result, because a kernel wants it in order.
 
 From PyTorch's ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out multiplies first),
-UpSampleNearest2d.cu, UpSampleBilinear2d.cu, DilatedMaxPool2d.cu and AveragePool2d.cu (contiguous),
-TensorTransformations.cu and ATen/native/TensorTransformations.h (roll), ATen/native/cuda/Copy.cu
-(copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp (masked_scatter_), DistanceKernel.cu
-(a difference for each pair), SpectralOps.cpp (_fft_c2r_cufft), ATen/native/
-TensorAdvancedIndexing.cpp (scatter_reduce_two), and ATen/native/ReduceOps.cpp, SoftMax.cpp,
-TensorCompare.cpp, AffineGridGenerator.cpp, Linear.cpp and cuda/Sorting.cpp for what is composed.
+UpSampleNearest2d.cu, UpSampleBilinear2d.cu, DilatedMaxPool2d.cu, AveragePool2d.cu and
+ReflectionPad.cu (contiguous), TensorTransformations.cu and ATen/native/TensorTransformations.h
+(roll), ATen/native/cuda/Copy.cu (copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp
+(masked_scatter_), DistanceKernel.cu (a difference for each pair), SpectralOps.cpp (_fft_c2r_cufft),
+ATen/native/TensorAdvancedIndexing.cpp (scatter_reduce_two), and ATen/native/ReduceOps.cpp,
+SoftMax.cpp, TensorCompare.cpp, AffineGridGenerator.cpp, Linear.cpp and cuda/Sorting.cpp for what is
+composed.
 """
 
 from __future__ import annotations
@@ -94,6 +95,14 @@ def pixels(call: Call) -> Iterator[Workspace | Release]:
     concatenated with other channels is copied."""
     if not channels_last(call.args[0]):
         yield from contiguous_copy(call.args[0], "pixels in order")
+
+
+@rule(
+    *(f"aten::reflection_pad{dims}d{end}" for dims in (1, 2, 3) for end in ("", "_backward")),
+)
+def reflected(call: Call) -> Iterator[Workspace | Release]:
+    """The kernels read row by row, also what lies channel by channel."""
+    yield from contiguous_copy(call.args[0], "pixels in order")
 
 
 @rule("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward")
