@@ -21,6 +21,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     fake_torch.py         what is replaced in PyTorch
     legacy_types.py       `torch.cuda.FloatTensor` and its like
     cuda_module.py        what `torch.cuda` answers
+    nvml.py               what `pynvml` answers
     repeats.py            a step that is made again and again
     prediction.py         what was found
     session.py            `bfc.predict`

@@ -99,7 +99,7 @@ def predict(
     settings_in_force(settings)  # before anything is compiled
     module = guard.load()
 
-    from bfc.predicting import fake_torch, file_calls, hooks, rules
+    from bfc.predicting import fake_torch, file_calls, hooks, nvml, rules
     from bfc.predicting.cuda_module import CudaModule, replaced
     from bfc.predicting.recorder import Recorder
     from bfc.pytorch.extension import torch_version
@@ -129,7 +129,7 @@ def predict(
             recorder.files = found.files = stack.enter_context(files)
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
-        for around in rules.interface.AROUND:
+        for around in (nvml.answered, *rules.interface.AROUND):
             stack.enter_context(around(recorder))
         stack.callback(gc.collect)
         stack.callback(recorder.close)

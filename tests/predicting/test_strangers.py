@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import multiprocessing
+import os
 import runpy
 import sys
 import time
@@ -344,6 +346,29 @@ def test_statistics_may_be_nested_and_pools_have_names() -> None:
         assert len(torch.cuda.MemPool().id) == 2
         assert torch.cuda.cudart().cudaMemGetInfo(0) == torch.cuda.mem_get_info()
         del kept
+
+
+def test_nvml_answers_for_the_device() -> None:
+    """Programs that print how much memory is in use ask it, and not PyTorch."""
+    before = sys.modules.get("pynvml")
+    with bfc.predict("a100"):
+        nvml = importlib.import_module("pynvml")
+        assert importlib.util.find_spec("pynvml") is not None
+        nvml.nvmlInit()
+        assert nvml.nvmlDeviceGetCount() == 1
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+        assert nvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name()
+        kept = torch.empty(32 * MIB, dtype=torch.uint8, device="cuda")
+        info = nvml.nvmlDeviceGetMemoryInfo(handle)
+        assert (info.free, info.total) == torch.cuda.mem_get_info()
+        [process] = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        assert process.pid == os.getpid()
+        assert process.usedGpuMemory == info.used >= kept.nbytes
+        assert nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU) == 0
+        assert issubclass(nvml.NVMLError_NotSupported, Exception)
+        with pytest.raises(AttributeError, match="has no attribute"):
+            nvml.no_such_name  # noqa: B018
+    assert sys.modules.get("pynvml") is before
 
 
 def test_an_empty_range_may_be_compared() -> None:
