@@ -497,8 +497,21 @@ TWO_BIASES, STEPS_FIRST, STEPS_FIRST_PACKED, PADDED = 2, 0, 1, 1
 STAYS = 1
 #: Where the weights of a layer stay on the multiprocessors, cuDNN looks at both.
 PROBE = NetworkQuestion(
-    *(2, STAYS, 128, 128, 0, 1, 1),
-    *((40,) * 8, False, True, False, "float16", True, (9, 0), 132),
+    mode=2,
+    algorithm=STAYS,
+    inputs=128,
+    units=128,
+    projected=0,
+    layers=1,
+    directions=1,
+    lengths=(40,) * 8,
+    packed=False,
+    train=True,
+    dropout=False,
+    type="float16",
+    tf32=True,
+    cc=(9, 0),
+    sms=132,
 )
 
 
