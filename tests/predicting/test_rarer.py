@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import bfc
+from bfc.predicting.rules import cub
 
 MIB = 1 << 20
 
@@ -620,7 +621,8 @@ def test_a_sparse_matrix_times_a_dense_one(operator: Any) -> None:
         assert matrix.to_dense().shape == (1000, 1000)
         assert matrix.coalesce().is_coalesced()
     births = run.trace.size[run.trace.op == 0].tolist()
-    ordered = [7992, 7992, 7992, 16_895, 1535, 3996, 15_984]
+    aligned = 256 * (torch.__version__ >= cub.CCCL_3)  # twice
+    ordered = [7992, 7992, 7992, 16_895, 1279 + aligned, 3996, 15_984]
     result = [256_000, 256_000, *ordered, 4004, 3996, 3996, 256_000]
     assert births[3:] == [
         *(*result, 256_000),
@@ -706,7 +708,8 @@ def test_attention_of_inference_softmaxes_in_place(masked: bool) -> None:
         x = torch.randn(8, 50, 64, device="cuda")
         mask = torch.zeros(50, 50, dtype=torch.bool, device="cuda") if masked else None
         layer(x, x, x, attn_mask=mask)
-    births = run.trace.size[run.trace.op == 0].tolist()
+    sizes = run.trace.size[run.trace.op == 0].tolist()
+    births = [size for size in sizes if size != MIB]  # cublasLt's workspace, before PyTorch 2.12
     scores, average = 320_000, 80_000
     assert births.count(scores) == 1 + masked
     assert births.count(average) == 1 + masked
