@@ -21,6 +21,11 @@ from bfc.pytorch.owners import is_the_users
 
 #: The steps after which a program is stopped that says nothing else.
 STEPS = 2
+#: What is told where it goes on: a program may have the call and never make it.
+WAITS = (
+    f"bfc: {STEPS} steps are made; it goes on until the program writes a snapshot, as its files "
+    f"call _dump_snapshot. --steps {STEPS} stops it here"
+)
 
 
 class Stopped(BaseException):
@@ -68,6 +73,8 @@ def run(
             if not waits:
                 ran.stopped = True
                 raise Stopped
+            if made == STEPS:
+                print(WAITS, file=sys.stderr, flush=True)
 
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)

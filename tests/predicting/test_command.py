@@ -263,7 +263,9 @@ def test_it_waits_for_the_snapshot_that_the_script_writes(script, capsys) -> Non
         "torch.cuda.memory._dump_snapshot('s.pickle')\n"
     )
     assert main(["predict", script(text), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    assert told.err.count("until the program writes a snapshot") == 1
+    found = json.loads(told.out)
     assert (found["steps"], found["stopped"], found["snapshots"]) == (4, False, ["s.pickle"])
     assert len(bfc.Trace.from_torch("s.pickle")) > 5
 
