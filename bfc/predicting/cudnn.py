@@ -1,12 +1,11 @@
-"""cuDNN itself, asked what a convolution or a recurrent network will work in, without a GPU.
+"""cuDNN itself, asked what a convolution will work in, without a GPU.
 
 Since release 9.8 cuDNN plans for a device that is only described: its heuristics choose the
 algorithm, and the plan says how large its workspace is ("Deviceless ahead-of-time compilation" in
 NVIDIA's documentation; the descriptors are those of cudnn_graph.h). PyTorch takes the first plan
 that works (ATen/native/cudnn/Conv_v8.cpp, without `torch.backends.cudnn.benchmark`), so the first
-is asked for. Recurrent networks have no plans; cuDNN says how much they take if it is given a
-handle, and gets what it reads of one (`handle`). A wheel of PyTorch for CUDA brings the libraries,
-on a machine without a GPU, too; else they are in the packages nvidia-cudnn-cu13 and nvidia-cublas.
+is asked for. A wheel of PyTorch for CUDA brings the libraries, on a machine without a GPU, too;
+else they are in the packages nvidia-cudnn-cu13 and nvidia-cublas.
 
 This file is also the program that asks, in a process of its own: what happens to cuDNN there does
 not happen to the prediction, and no GPU is touched.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import json
 import os
 import select
@@ -24,7 +22,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,35 +59,6 @@ class Question:
 
 
 @dataclass(frozen=True)
-class NetworkQuestion:
-    """A recurrent network, and a call of it."""
-
-    mode: int  # cuDNN's number of its kind
-    algorithm: int
-    inputs: int  # numbers of a step
-    units: int
-    projected: int  # of the units, or 0
-    layers: int
-    directions: int
-    lengths: tuple[int, ...]  # the steps of each sequence
-    packed: bool
-    train: bool
-    dropout: bool  # between layers
-    type: str
-    tf32: bool  # whether tensor cores may compute with 32 bits
-    cc: tuple[int, int]
-    sms: int
-
-
-@dataclass(frozen=True)
-class Spaces:
-    """What a recurrent network takes, in bytes."""
-
-    workspace: int
-    reserve: int  # kept for the backward pass
-
-
-@dataclass(frozen=True)
 class Kernel:
     """A kernel that can share its sums, by choices that cuDNN calls knobs."""
 
@@ -122,7 +91,7 @@ class Cudnn:
     def __init__(self) -> None:
         self.version = 0  # 91900 is 9.19; 0 while nothing was asked, or if there is no cuDNN
         self._process: subprocess.Popen[str] | None = None
-        self._found: dict[Question | NetworkQuestion, list[int]] = {}
+        self._found: dict[Question, Plan | None] = {}
         self._over = False
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -137,22 +106,10 @@ class Cudnn:
     def plan(self, question: Question) -> Plan | None:
         """The plan; None if cuDNN is not there, is too old, or has none, as of complex numbers; and
         in a process that was forked."""
-        workspace, engine, *more = self._asked(question) or (-1, -1)
-        knobs, order = more[: len(KNOBS)], tuple(more[len(KNOBS) :])
-        kernel = Kernel(knobs[0] == 0, *knobs[1:]) if min(knobs, default=-1) >= 0 else None
-        return Plan(workspace, engine, kernel, order) if workspace >= 0 else None
-
-    def spaces(self, question: NetworkQuestion) -> Spaces | None:
-        """What a network takes; None where `plan` has none."""
-        found = Spaces(*self._asked(question) or (-1, -1))
-        return found if found.workspace >= 0 else None
-
-    def _asked(self, question: Question | NetworkQuestion) -> list[int]:
-        """The answer; empty if there is none."""
         if os.getpid() != self._owner or question.type not in NUMBERS:
-            return []
+            return None
         if not self._lock.acquire(timeout=LONGEST):
-            return []  # a signal handler convolves while its own thread waits for an answer
+            return None  # a signal handler convolves while its own thread waits for an answer
         try:
             if question not in self._found:
                 self._found[question] = self._ask(question)
@@ -160,14 +117,14 @@ class Cudnn:
         finally:
             self._lock.release()
 
-    def _ask(self, question: Question | NetworkQuestion) -> list[int]:
+    def _ask(self, question: Question) -> Plan | None:
         if self._over:
-            return []
+            return None
         try:
             if self._process is None:
                 self._start()
             if self._process is None:
-                return []
+                return None
             answer = self._said(json.dumps(asdict(question)))
         except BaseException:  # the next answer would be that of this question
             self._stop()
@@ -175,8 +132,11 @@ class Cudnn:
         if len(answer) != 2 and len(answer) < 2 + len(KNOBS):  # it died
             self.version = 0
             self._end()
-            return []
-        return answer
+            return None
+        workspace, engine, *more = answer
+        knobs, order = more[: len(KNOBS)], tuple(more[len(KNOBS) :])
+        kernel = Kernel(knobs[0] == 0, *knobs[1:]) if min(knobs, default=-1) >= 0 else None
+        return Plan(workspace, engine, kernel, order) if workspace >= 0 else None
 
     def _start(self) -> None:
         paths = libraries()
@@ -483,124 +443,6 @@ def _device(question: Question) -> Descriptor:
     return Descriptor(DEVICE).set(2702, CHARACTERS, text.encode()).done()
 
 
-# -- recurrent networks --------------------------------------------------------------------------
-
-#: A handle has its device's compute capability, times 100, and its multiprocessors at these places,
-#: and cuDNN 9.19 and 9.26 read no more of it for the sizes of a network.
-HANDLE, CAPABILITY, MULTIPROCESSORS = 1 << 16, 0x68, 0x1C
-#: After both sizes are written, the runtime of CUDA is asked for its device, and has none.
-NO_DEVICE = 5003
-# Numbers of cudnn_adv.h: what is computed with,
-TENSOR_CORES_ONLY, TENSOR_CORES_TOO, NO_TENSOR_CORES = 1, 0, 3
-# and more that PyTorch sets.
-TWO_BIASES, STEPS_FIRST, STEPS_FIRST_PACKED, PADDED = 2, 0, 1, 1
-STAYS = 1
-#: Where the weights of a layer stay on the multiprocessors, cuDNN looks at both.
-PROBE = NetworkQuestion(
-    mode=2,
-    algorithm=STAYS,
-    inputs=128,
-    units=128,
-    projected=0,
-    layers=1,
-    directions=1,
-    lengths=(40,) * 8,
-    packed=False,
-    train=True,
-    dropout=False,
-    type="float16",
-    tf32=True,
-    cc=(9, 0),
-    sms=132,
-)
-
-
-def handle(cc: tuple[int, int], sms: int) -> Any:
-    """Memory in the place of a handle, which cannot be made without a GPU."""
-    found = ctypes.create_string_buffer(HANDLE)
-    major, minor = cc
-    ctypes.c_int.from_buffer(found, CAPABILITY).value = 100 * major + 10 * minor
-    ctypes.c_int.from_buffer(found, MULTIPROCESSORS).value = sms
-    return found
-
-
-@functools.cache
-def reads_handles() -> bool:
-    """Whether this cuDNN looks where `handle` writes."""
-    probes = (PROBE, replace(PROBE, cc=(0, 0)), replace(PROBE, sms=0))
-    return [_taken(one) is not None for one in probes] == [True, False, False]
-
-
-def spaces(question: NetworkQuestion) -> list[int]:
-    """The workspace and the reserve of a network."""
-    found = _taken(question) if reads_handles() else None
-    if found is None:
-        raise NotSupportedError
-    return found
-
-
-def _taken(question: NetworkQuestion) -> list[int] | None:
-    with contextlib.ExitStack() as made:
-        network, data = _network(question, made), _sequences(question, made)
-        workspace, reserve = ctypes.c_size_t(), ctypes.c_size_t()
-        status = Descriptor.library.cudnnGetRNNTempSpaceSizes(
-            handle(question.cc, question.sms),
-            *(network, int(question.train), data),
-            *(ctypes.byref(workspace), ctypes.byref(reserve)),
-        )
-    return [workspace.value, reserve.value] if status in (0, NO_DEVICE) else None
-
-
-def _network(question: NetworkQuestion, made: contextlib.ExitStack) -> ctypes.c_void_p:
-    """As RNNDescriptor::set in ATen/cudnn/Descriptors.h."""
-    found, dropout = _made("RNN", made), _made("Dropout", made)
-    if question.dropout:
-        anywhere = ctypes.c_void_p(1 << 12)  # the state is not read
-        _check(
-            Descriptor.library.cudnnRestoreDropoutDescriptor(
-                *(dropout, handle(question.cc, question.sms), ctypes.c_float(0.5), anywhere),
-                *(ctypes.c_size_t(1 << 40), ctypes.c_ulonglong(0)),
-            )
-        )
-    computed = NUMBERS["float64" if question.type == "float64" else "float32"]
-    cores = TENSOR_CORES_TOO if question.tf32 or question.cc < (7, 0) else NO_TENSOR_CORES
-    if question.type == "float16" and question.cc >= (7, 0):
-        cores = TENSOR_CORES_ONLY
-    _check(
-        Descriptor.library.cudnnSetRNNDescriptor_v8(
-            *(found, question.algorithm, question.mode, TWO_BIASES, question.directions - 1, 0),
-            *(NUMBERS[question.type], computed, cores, question.inputs, question.units),
-            *(question.projected or question.units, question.layers, dropout),
-            0 if question.packed else PADDED,
-        )
-    )
-    return found
-
-
-def _sequences(question: NetworkQuestion, made: contextlib.ExitStack) -> ctypes.c_void_p:
-    found, count = _made("RNNData", made), len(question.lengths)
-    _check(
-        Descriptor.library.cudnnSetRNNDataDescriptor(
-            *(found, NUMBERS[question.type]),
-            STEPS_FIRST_PACKED if question.packed else STEPS_FIRST,
-            *(max(question.lengths), count, question.inputs),
-            *((ctypes.c_int * count)(*question.lengths), None),
-        )
-    )
-    return found
-
-
-def _made(name: str, until: contextlib.ExitStack) -> ctypes.c_void_p:
-    """A descriptor of the calls for networks."""
-    found = ctypes.c_void_p()
-    _check(getattr(Descriptor.library, f"cudnnCreate{name}Descriptor")(ctypes.byref(found)))
-    until.callback(getattr(Descriptor.library, f"cudnnDestroy{name}Descriptor"), found)
-    return found
-
-
-# -- the program ---------------------------------------------------------------------------------
-
-
 def _load(paths: Sequence[str]) -> ctypes.CDLL:
     """cuDNN, once what it cannot do without is loaded: it ends the process otherwise."""
     library = ctypes.CDLL(paths[0], mode=ctypes.RTLD_GLOBAL)
@@ -617,24 +459,24 @@ def _load(paths: Sequence[str]) -> ctypes.CDLL:
     return library
 
 
-def _questions(lines: IO[str]) -> Iterator[Question | NetworkQuestion]:
+def _questions(lines: IO[str]) -> Iterator[Question]:
     for line in lines:
         values: dict[str, Any] = json.loads(line)
         for name, value in values.items():
             values[name] = tuple(value) if isinstance(value, list) else value
-        yield NetworkQuestion(**values) if "lengths" in values else Question(**values)
+        yield Question(**values)
 
 
 def main(paths: Sequence[str]) -> None:
-    """Writes the version, and then the numbers of `plan` or `spaces` for each question, or -1 twice
-    if there is none. What cuDNN writes goes elsewhere."""
+    """Writes the version, and then the numbers of `plan` for each question, or -1 twice if there is
+    none. What cuDNN writes goes elsewhere."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         Descriptor.library = _load(paths)
         print(Descriptor.library.cudnnGetVersion(), file=answers, flush=True)
         for question in _questions(sys.stdin):
             try:
-                found = plan(question) if isinstance(question, Question) else spaces(question)
+                found = plan(question)
             except NotSupportedError:
                 found = [-1, -1]
             print(*found, file=answers, flush=True)

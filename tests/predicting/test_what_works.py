@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
-from bfc.predicting import cudnn, session
 from bfc.predicting import recorder as recorders
+from bfc.predicting import session
 from bfc.predicting.rules import recurrent, tensors
 
 MIB = 1 << 20
@@ -132,10 +132,9 @@ def test_a_library_that_cannot_be_asked_is_named(monkeypatch) -> None:
     assert "/nowhere/libcudnn.so.9" in run.unknown["aten::convolution"]
 
 
-def test_a_network_allocates_in_the_order_of_cudnn_s_calls(monkeypatch) -> None:
+def test_a_network_allocates_in_the_order_of_cudnn_s_calls() -> None:
     """As on an H200: the workspace between results and reserve, and zeros for states whose
     gradients nobody asks for, two workspaces in the backward pass."""
-    monkeypatch.setenv("BFC_CUDNN_LIBRARY", "")
     with bfc.predict("h200") as run:
         network = nn.LSTM(64, 64, device="cuda")
         data = torch.empty(10, 8, 64, device="cuda", requires_grad=True)
@@ -153,10 +152,9 @@ def test_a_network_allocates_in_the_order_of_cudnn_s_calls(monkeypatch) -> None:
     assert found == [state, state, row, state, state, work, weights, work]
 
 
-def test_a_network_of_sequences_first_turns_them_for_cudnn(monkeypatch) -> None:
+def test_a_network_of_sequences_first_turns_them_for_cudnn() -> None:
     """As on an H100: the first dropout makes a seed and a state, cuDNN gets the steps first, and
     gives them back first, so that the next layer copies them."""
-    monkeypatch.setenv("BFC_CUDNN_LIBRARY", "")
     with bfc.predict("h100") as run:
         network = nn.GRU(64, 64, 2, batch_first=True, dropout=0.1, device="cuda")
         head = nn.Linear(64, 64, device="cuda")
@@ -182,80 +180,6 @@ def test_a_network_of_sequences_first_turns_them_for_cudnn(monkeypatch) -> None:
     assert sizes(run)[middle + 1 : end] == backward
     assert again == [state, *forward]
     assert sizes(run)[end + len(again)] == row
-
-
-#: A kind, its inputs, units, layers, directions, steps and sequences, and whether these come first;
-#: what an H100 with cuDNN 9.19 took for the result, and for each half of the gradients.
-NETWORKS: list[tuple[Any, ...]] = [
-    (nn.GRU, (512, 512, 2), {"dropout": 0.2}, (64, 48), [68092544, 81985792], 68092544),
-    (
-        nn.LSTM,
-        (256, 128),
-        {"bidirectional": True, "batch_first": True},
-        (32, 64),
-        [52199936, 10486016],
-        52199936,
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "sizes_of", "options", "shape", "forward", "backward"), NETWORKS)
-def test_cudnn_says_what_a_network_takes(
-    kind: Any, sizes_of: Any, options: Any, shape: Any, forward: Any, backward: int
-) -> None:
-    with bfc.predict("h100") as run:
-        network = kind(*sizes_of, **options, device="cuda")
-        data = torch.empty(*shape, sizes_of[0], device="cuda", requires_grad=True)
-        before = len(sizes(run))
-        output, _state = network(data)
-        middle = len(sizes(run))
-        output.backward(torch.empty_like(output))
-    if "9.19" not in run.unknown["aten::_cudnn_rnn"].partition("says")[0]:
-        pytest.skip("cuDNN 9.19 and cublasLt are not installed: nvidia-cudnn-cu13==9.19.0.56")
-    assert sizes(run)[before:middle][-2:] == forward
-    assert sizes(run)[middle:].count(backward) == 2
-
-
-ALGORITHMS: list[tuple[Any, ...]] = [
-    # few units, forward and backward: more than 128 only forward
-    (nn.GRU, 64, {}, "float32", "h100", 8, [3, 3]),
-    (nn.GRU, 160, {}, "bfloat16", "h100", 8, [3, 0]),
-    (nn.RNN, 300, {}, "float32", "h100", 8, [3, 0]),
-    (nn.LSTM, 64, {}, "float64", "h100", 8, [0, 0]),
-    (nn.LSTM, 64, {"proj_size": 16}, "float32", "h100", 8, [0, 0]),
-    # weights that stay on the multiprocessors
-    (nn.LSTM, 512, {}, "float16", "h100", 8, [1, 1]),
-    (nn.LSTM, 512, {}, "float32", "h100", 8, [0, 0]),
-    (nn.LSTM, 512, {"num_layers": 2}, "float16", "h100", 8, [0, 0]),
-    (nn.LSTM, 512, {}, "float16", "h100", 12, [0, 0]),
-    (nn.GRU, 512, {}, "float16", "h100", 8, [0, 0]),
-    (nn.RNN, 1024, {}, "float16", "h100", 96, [0, 0]),
-    (nn.GRU, 512, {}, "float16", "v100", 16, [1, 1]),
-    (nn.GRU, 512, {}, "float16", "t4", 16, [0, 0]),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "units", "options", "number", "device", "batch", "algorithms"), ALGORITHMS
-)
-def test_the_algorithm_that_cudnn_is_asked_for(
-    kind: Any,
-    units: int,
-    options: Any,
-    number: str,
-    device: str,
-    batch: int,
-    algorithms: Any,
-    monkeypatch: Any,
-) -> None:
-    """get_algo in ATen/native/cudnn/RNN.cpp."""
-    asked: list[int] = []
-    monkeypatch.setattr(cudnn.Cudnn, "spaces", lambda _, one: asked.append(one.algorithm))
-    with bfc.predict(device):
-        layer = kind(128, units, **options, device="cuda", dtype=getattr(torch, number))
-        data = torch.empty(40, batch, 128, device="cuda", dtype=getattr(torch, number))
-        layer(data)[0].sum().backward()
-    assert list(dict.fromkeys([asked[0], asked[-1]])) == list(dict.fromkeys(algorithms))
 
 
 def test_gradients_of_single_channels_begin_with_the_weight() -> None:

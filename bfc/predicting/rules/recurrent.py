@@ -4,25 +4,23 @@ From PyTorch's ATen/native/RNN.cpp (cuDNN where it can), ATen/native/cudnn/RNN.c
 a buffer for weights that do not lie side by side) and ATen/native/cuda/RNN.cu (single steps). A
 build without CUDA would compute step by step, and keep the gates of each.
 
-How large cuDNN's reserve and workspace are, cuDNN is asked where it is installed. Else the reserve
-is as measured with cuDNN 9.19 on an H200 and an H100, to the byte. The formula of the workspace was
-found in 303 networks in TF32 and float16 on an H100. Of 138 others, in float32 and bfloat16, 110
-are within 2 % and 126 within 10 %, the others 0.61 to 1.35 times as large.
+How large cuDNN's reserve and workspace are, only a device knows. The reserve is as measured with
+cuDNN 9.19 on an H200 and an H100, to the byte. The formula of the workspace was found in 303
+networks in TF32 and float16 on an H100. Of 138 others, in float32 and bfloat16, 110 are within 2 %
+and 126 within 10 %, the others 0.61 to 1.35 times as large.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
-from bfc.predicting.cudnn import Cudnn, NetworkQuestion, Spaces
-from bfc.predicting.devices import GPU
 from bfc.predicting.kinds import WORKSPACES
 from bfc.predicting.rules.interface import (
     Call,
@@ -36,18 +34,10 @@ from bfc.predicting.rules.interface import (
     kernel,
     on_cuda,
 )
-from bfc.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel, type_name
-from bfc.predicting.rules.unknowable import network_asked_of
+from bfc.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel
 
 #: cuDNN's number of a network, and how many numbers its reserve keeps of each step and unit.
 KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 5), "gru": (3, 6)}
-#: The operators that cuDNN computes.
-NETWORKS = frozenset(("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"))
-#: cuDNN's numbers of algorithms,
-STANDARD, STAYS, STAYS_OF_FEW_UNITS = 0, 1, 3
-#: and up to how many units PyTorch takes that for few, forward and backward: of plain networks, and
-#: of those with gates.
-MOST_UNITS = ((384, 256), (192, 128))
 #: What the reserve has beside them.
 RESERVE_MORE = 256
 #: The workspace has so many bytes for each layer and direction, beside the weights.
@@ -346,98 +336,24 @@ def _packing(recorder: Any) -> Callable[..., Any]:
     return pack
 
 
-@around
-@contextmanager
-def library(recorder: Any) -> Iterator[None]:
-    """cuDNN, in a process of its own: where it asks a handle for more than is written in it, the
-    one that plans convolutions goes on."""
-    global _cudnn
-    with Cudnn() as _cudnn:
-        yield
-        for name in NETWORKS & recorder.unknown.keys():
-            if _cudnn.version:
-                recorder.unknown[name] = network_asked_of(_cudnn.version)
-
-
-_cudnn: Cudnn | None = None
-
-
-def _spaces(call: Call, *, train: bool, backward: bool = False) -> Spaces:
-    """What a pass takes."""
-    kind, (data, weights) = _kind(call), call.args[:2]
-    inputs, units = int(data.shape[-1]), int(argument(call, "hidden_size"))
-    layers, both = int(argument(call, "num_layers")), bool(argument(call, "bidirectional"))
-    directions, dropout, lengths = 1 + both, bool(argument(call, "dropout")), _lengths(call)
-    asked = NetworkQuestion(
-        mode=KINDS[kind][0],
-        algorithm=_algorithm(call, lengths, backward=backward),
-        inputs=inputs,
-        units=units,
-        projected=int(argument(call, "proj_size")),
-        layers=layers,
-        directions=directions,
-        lengths=lengths,
-        packed=bool(argument(call, "batch_sizes")),
+def _workspace(call: Call, *, train: bool) -> Workspace:
+    data, weights = call.args[:2]
+    inputs = int(data.shape[-1])
+    size = workspace_bytes(
+        _kind(call),
+        sum(map(nbytes, weights)),
+        numel(data) // inputs,
+        int(argument(call, "hx").shape[1]),
+        inputs,
+        int(argument(call, "hidden_size")),
+        int(argument(call, "num_layers")),
+        2 if argument(call, "bidirectional") else 1,
+        int(data.element_size()),
         train=train,
-        dropout=dropout and train,
-        type=type_name(data),
-        tf32=bool(torch.backends.cudnn.allow_tf32),
-        cc=call.gpu.cc,
-        sms=call.gpu.sms,
+        dropout=bool(argument(call, "dropout")),
+        packed=bool(argument(call, "batch_sizes")),
     )
-    found = None if _cudnn is None else _cudnn.spaces(asked)
-    if found is not None:
-        return found
-    steps, element = sum(lengths), int(data.element_size())
-    masked = max(lengths) * len(lengths) if dropout else 0
-    batch, whole = len(lengths), sum(map(nbytes, weights))
-    return Spaces(
-        workspace_bytes(
-            *(kind, whole, steps, batch, inputs, units, layers, directions, element),
-            train=train,
-            dropout=dropout,
-            packed=asked.packed,
-        ),
-        reserve_bytes(kind, steps, units, layers, directions, element, masked),
-    )
-
-
-def _lengths(call: Call) -> tuple[int, ...]:
-    """How many steps each sequence has."""
-    sizes = argument(call, "batch_sizes")
-    if sizes:
-        return tuple(sum(size > at for size in sizes) for at in range(sizes[0]))
-    first, second = map(int, call.args[0].shape[:2])
-    batch, steps = (first, second) if argument(call, "batch_first") else (second, first)
-    return (steps,) * batch
-
-
-def _algorithm(call: Call, lengths: Sequence[int], *, backward: bool) -> int:
-    """get_algo in ATen/native/cudnn/RNN.cpp."""
-    if argument(call, "proj_size") or argument(call, "batch_sizes"):
-        return STANDARD
-    kind, units, number = _kind(call), int(argument(call, "hidden_size")), type_name(call.args[0])
-    most = MOST_UNITS[kind in ("lstm", "gru")][backward]
-    if number != "float64" and call.gpu.cc >= (6, 0) and units <= most:
-        return STAYS_OF_FEW_UNITS
-    alone = argument(call, "num_layers") == 1 and not argument(call, "bidirectional")
-    even = units <= 1024 and units % 128 == 0 and int(call.args[0].shape[-1]) % 128 == 0
-    if number == "float16" and alone and even and _stays(call.gpu, kind, units, lengths):
-        return STAYS
-    return STANDARD
-
-
-def _stays(gpu: GPU, kind: str, units: int, lengths: Sequence[int]) -> bool:
-    """Whether weights stay on the multiprocessors (use_persist_device_heuristics)."""
-    batch, steps = len(lengths), lengths[0]
-    if gpu.cc >= (8, 0) and gpu.cc[1] != 6 and gpu.sms >= 98:
-        slow = kind == "gru" or (kind != "lstm" and batch >= 96 and units >= 896)
-        return batch % 8 == 0 and batch <= 128 and not slow
-    if gpu.cc[0] != 7 or gpu.cc[1] == 5:
-        return False
-    good = batch == 8 or (batch % 16 == 0 and batch not in (80, 112))
-    most = {10: 32, 20: 96, 40: 128}
-    return good and any(steps >= least and batch <= most[least] for least in most)
+    return Workspace(size, what="cuDNN's workspace")
 
 
 def _kind(call: Call) -> str:
@@ -481,7 +397,7 @@ def workspace(call: Call) -> Iterator[Workspace | Release | Result]:
     """cuDNN's workspace lies between the results and the reserve."""
     yield from _in_order(call, call.args[0], "input in order")
     yield from map(Result, range(3))
-    yield _workspace(_spaces(call, train=bool(argument(call, "train"))))
+    yield _workspace(call, train=bool(argument(call, "train")))
 
 
 @before("aten::_cudnn_rnn_backward")
@@ -504,18 +420,13 @@ def workspaces(call: Call) -> Iterator[Workspace | Release | Result]:
     ]
     yield from copies
     yield from map(Result, range(3))
-    work = _spaces(call, train=True, backward=True)
-    yield from _for_a_moment(copies, _workspace(work))
+    yield from _for_a_moment(copies, _workspace(call, train=True))
     if not argument(call, "output_mask")[3]:
         return
     copies = _in_order(call, data, "input in order")
     yield from copies
     yield Result(3)
-    yield from _for_a_moment(copies, _workspace(work))
-
-
-def _workspace(spaces: Spaces) -> Workspace:
-    return Workspace(spaces.workspace, what="cuDNN's workspace")
+    yield from _for_a_moment(copies, _workspace(call, train=True))
 
 
 def _for_a_moment(copies: list[Workspace], one: Workspace) -> Iterator[Workspace | Release]:
@@ -531,8 +442,21 @@ def forward(call: Call) -> Any:
     data = call.args[0]
     if _turned(call):
         output = output.new_empty(_StepsFirst(output).shape).transpose(0, 1)
-    train = bool(argument(call, "train"))  # without gradients, too
-    reserve = _spaces(call, train=True).reserve if train else 0
+    reserve = 0
+    if argument(call, "train"):  # without gradients, too
+        directions = 2 if argument(call, "bidirectional") else 1
+        steps = numel(data) // int(data.shape[-1])
+        sizes = argument(call, "batch_sizes")
+        longest = len(sizes) * int(sizes[0]) if sizes else steps
+        reserve = reserve_bytes(
+            _kind(call),
+            steps,
+            int(argument(call, "hidden_size")),
+            int(argument(call, "num_layers")),
+            directions,
+            int(data.element_size()),
+            longest if argument(call, "dropout") else 0,
+        )
     kept = torch.empty(reserve, dtype=torch.uint8, device=data.device)
     return output, hidden, cell, kept, data.new_empty(0)
 

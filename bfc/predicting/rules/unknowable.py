@@ -32,8 +32,7 @@ _FFT = (
 )
 _RNN = (
     "cuDNN's reserve, which is kept for the backward pass, is counted as an H100 with cuDNN 9.19 "
-    "has it, and its workspace is an estimate: within 10 % of it in nine of ten networks there. "
-    "Where cuDNN is installed it is asked itself: pip install nvidia-cudnn-cu13 nvidia-cublas"
+    "has it, and its workspace is an estimate: within 10 % of it in nine of ten networks there"
 )
 _ATTENTION = (
     "cuDNN's workspace is counted as an H200 with cuDNN 9.19 has it: in the backward pass the "
@@ -97,24 +96,12 @@ def not_asked_of(library: str) -> str:
 def asked_of(version: int) -> str:
     """What is said instead where cuDNN itself was asked: 91900 is 9.19."""
     return (
-        f"cuDNN's workspace depends on the algorithm that it picks. cuDNN {_release(version)} "
-        "was asked for its plan, without a GPU. Of 2,703 passes on an "
+        f"cuDNN's workspace depends on the algorithm that it picks. cuDNN {version // 10000}."
+        f"{version % 10000 // 100} was asked for its plan, without a GPU. Of 2,703 passes on an "
         "H100 with cuDNN 9.19 93 % took what is counted then, and 97 % within 1 MiB or 1 %; an FFT "
         "that is not expected, in 32 bits, can take hundreds of MiB more. With "
         "torch.backends.cudnn.benchmark it takes up to GiBs while it tries"
     )
-
-
-def network_asked_of(version: int) -> str:
-    """What is said of recurrent networks where cuDNN itself was asked."""
-    return (
-        f"what a recurrent network works in, and what it keeps, is what cuDNN {_release(version)} "
-        "says; other releases take other sizes for some networks"
-    )
-
-
-def _release(version: int) -> str:
-    return f"{version // 10000}.{version % 10000 // 100}"
 
 
 def unknowable(name: str) -> str | None:

@@ -7,17 +7,13 @@ import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rule_calls import Shape
 
 from bfc.predicting import cudnn
-from bfc.predicting.cudnn import Cudnn, Kernel, NetworkQuestion, Plan, Question, Spaces
+from bfc.predicting.cudnn import Cudnn, Kernel, Plan, Question
 from bfc.predicting.rules.convolution_workspaces import Convolution
-
-#: Where CI may skip for it.
-MISSING = "cuDNN 9.19 and cublasLt are not installed: nvidia-cudnn-cu13==9.19.0.56"
 
 
 def question(
@@ -73,90 +69,11 @@ MEASURED: list[tuple[Question, int]] = [
 ]
 
 
-LSTM, GRU, TANH = 2, 3, 1
-STANDARD, FEW_UNITS = 0, 3
-
-
-def network(
-    mode: int,
-    inputs: int,
-    units: int,
-    layers: int,
-    directions: int,
-    steps: int,
-    batch: int,
-    *,
-    algorithm: int = STANDARD,
-    train: bool = True,
-    dropout: bool = False,
-    type: str = "float32",
-) -> NetworkQuestion:
-    """On an H100."""
-    return NetworkQuestion(
-        *(mode, algorithm, inputs, units, 0, layers, directions, (steps,) * batch),
-        packed=False,
-        train=train,
-        dropout=dropout,
-        type=type,
-        tf32=True,
-        cc=(9, 0),
-        sms=132,
-    )
-
-
-#: What PyTorch allocated for networks on an H100 with cuDNN 9.19, to the byte.
-NETWORKS: list[tuple[NetworkQuestion, Spaces]] = [
-    (network(GRU, 512, 512, 2, 1, 64, 48, dropout=True), Spaces(68092544, 81985792)),
-    (
-        network(LSTM, 37, 128, 3, 1, 192, 256, algorithm=FEW_UNITS, dropout=True),
-        Spaces(590622976, 429392128),
-    ),
-    (network(LSTM, 256, 128, 1, 2, 64, 32, algorithm=FEW_UNITS), Spaces(52199936, 10486016)),
-    (network(LSTM, 128, 512, 3, 1, 1, 1, train=False), Spaces(47258400, 0)),
-]
-
-
-@pytest.mark.parametrize(("asking", "measured"), NETWORKS)
-def test_networks_take_what_was_measured_on_a_gpu(asked, asking, measured) -> None:
-    assert asked.spaces(asking) == measured
-
-
-def test_what_a_network_takes_depends_on_how_it_is_called(asked) -> None:
-    """As an H100 took them: packed sequences of unlike lengths, few numbers, and no tensor cores.
-    A GPU that is too old has none of the kernels for few units."""
-    packed = replace(
-        network(LSTM, 200, 256, 2, 2, 1, 1, dropout=True),
-        lengths=(*range(80, 16, -1),),
-        packed=True,
-    )
-    assert asked.spaces(packed) == Spaces(83820800, 70582528)
-    half = network(
-        LSTM, 512, 100, 3, 2, 256, 256, algorithm=FEW_UNITS, dropout=True, type="float16"
-    )
-    assert asked.spaces(half).workspace == 721063936
-    assert asked.spaces(replace(half, cc=(5, 0))) is None
-
-
-def test_a_handle_that_is_read_elsewhere_has_no_answer(tmp_path, monkeypatch) -> None:
-    """Releases may have what they read at other places: then the rules are left, and convolutions
-    are planned."""
-    script = tmp_path / "script.py"
-    text = Path(cudnn.PROGRAM).read_text()
-    for name in ("0x68", "0x1C"):
-        script.write_text(text.replace(name, "0x70"))
-        monkeypatch.setattr(cudnn, "PROGRAM", str(script))
-        with Cudnn() as found:
-            if found.plan(SOME) is None:
-                pytest.skip(MISSING)
-            assert found.spaces(NETWORKS[0][0]) is None
-            assert found.plan(replace(SOME, last=True)) is not None
-
-
 @pytest.fixture(scope="module")
 def asked():
     with Cudnn() as found:
         if found.plan(SOME) is None or found.version != 91900:
-            pytest.skip(MISSING)
+            pytest.skip("cuDNN 9.19 and cublasLt are not installed: nvidia-cudnn-cu13==9.19.0.56")
         yield found
 
 
@@ -252,8 +169,6 @@ def test_each_question_is_asked_once(counting) -> None:
         assert [found.plan(one) for one in (SOME, other, SOME)] == [
             *(Plan(0, 7), Plan(1, 7), Plan(0, 7))
         ]
-        network = NETWORKS[0][0]
-        assert [found.spaces(network) for _ in range(2)] == [Spaces(2, 7)] * 2
         assert found.version == 91900
     assert found.plan(replace(SOME, tf32=False)) is None  # the prediction is over
 
