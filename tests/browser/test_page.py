@@ -892,8 +892,7 @@ def test_the_report_of_five_million_events_is_small_and_answers_within_two_secon
     page: Page, folder: Path
 ) -> None:
     """The one bound on a time in the tests: measured by the browser, from the beginning of the
-    navigation until the page is painted and every control answers. The best of three: what else the
-    machine does only adds to it."""
+    navigation until the page is painted and every control answers."""
     trace = long_run(5_060_000)
     assert len(trace) >= 5_000_000
     path = written(folder / "long.html", data_of([("long", trace)]))
@@ -904,7 +903,7 @@ def test_the_report_of_five_million_events_is_small_and_answers_within_two_secon
         mark = "performance.getEntriesByName('bfc-interactive')[0].startTime"
         times.append(page.value(mark))
     print(f"interactive after {sorted(times)} ms, {path.stat().st_size / 1e6:.2f} MB")
-    assert min(times) < 2000
+    assert sorted(times)[1] < 2000
     page.press("p", "l", "b", "3", "4", "0")
     assert "of those that the report lists" in page.text("#selected")
     assert "10,001 blocks" in page.text("#left")
