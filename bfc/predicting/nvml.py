@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 NAME = "pynvml"
 #: What is answered with a text.
 TEXTS = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion", "nvmlDeviceGetUUID")
+#: What `from pynvml import *` brings beside the methods of the module.
+ALSO = (
+    *("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetTemperature"),
+    *("nvmlDeviceGetPowerUsage", "NVMLError", "NVML_TEMPERATURE_GPU", *TEXTS),
+)
 
 
 class NVMLError(Exception):
@@ -41,6 +46,7 @@ class Nvml(ModuleType):
     def __init__(self, gpu: GPU, memory: Memory) -> None:
         super().__init__(NAME, self.__doc__)
         self.__spec__ = ModuleSpec(NAME, None)
+        self.__all__ = [*(name for name in vars(Nvml) if name.startswith("nvml")), *ALSO]
         self._gpu, self._memory = gpu, memory
 
     def _used(self) -> int:

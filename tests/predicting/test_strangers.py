@@ -371,6 +371,17 @@ def test_nvml_answers_for_the_device() -> None:
     assert sys.modules.get("pynvml") is before
 
 
+def test_all_of_nvml_may_be_imported() -> None:
+    """It brought nothing, and the program ended at `nvmlInit`."""
+    names: dict[str, Any] = {}
+    with bfc.predict("a100"):
+        exec("from pynvml import *", names)
+        names["nvmlInit"]()
+        info = names["nvmlDeviceGetMemoryInfo"](names["nvmlDeviceGetHandleByIndex"](0))
+        assert info.free == torch.cuda.mem_get_info()[0]
+        assert issubclass(names["NVMLError"], Exception)
+
+
 def test_an_empty_range_may_be_compared() -> None:
     with bfc.predict("h100"):
         empty = torch.arange(0, device="cuda")
