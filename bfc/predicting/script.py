@@ -69,8 +69,8 @@ def run(
         assert ran is not None
         ran.steps = made
         if made >= (STEPS if steps is None else steps):
-            may_wait = steps is None and not ran.prediction.snapshots
-            if not may_wait or (made <= STEPS and not dumps_snapshot(folder)):
+            waits = steps is None and not ran.prediction.snapshots and dumps_snapshot(folder)
+            if not waits:
                 ran.stopped = True
                 raise Stopped
             if made == STEPS:
