@@ -257,6 +257,16 @@ def test_a_script_without_work_on_the_gpu_is_told(script, capsys) -> None:
     assert "allocated nothing on the GPU" in capsys.readouterr().err
 
 
+def test_a_program_that_catches_everything_is_stopped_at_each_step(script, capsys) -> None:
+    text = TRAIN.replace("range(1_000_000)", "range(5)").replace(
+        "    optimizer.step()\n",
+        "    try:\n        optimizer.step()\n    except BaseException:\n        print('caught')\n",
+    )
+    assert "caught" in text
+    assert main(["predict", script(text)]) == 0
+    assert capsys.readouterr().err.count("caught") == 4
+
+
 def test_it_waits_for_the_snapshot_that_the_script_writes(script, capsys) -> None:
     text = TRAIN.replace("range(1_000_000)", "range(4)") + (
         "    if _ == 2: torch.cuda.memory._record_memory_history()\n"
