@@ -129,8 +129,7 @@ def predict(
             recorder.files = found.files = stack.enter_context(files)
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
-        stack.enter_context(nvml.answered(recorder))
-        for around in rules.interface.AROUND:
+        for around in (nvml.answered, *rules.interface.AROUND):
             stack.enter_context(around(recorder))
         stack.callback(gc.collect)
         stack.callback(recorder.close)
