@@ -12,6 +12,8 @@ from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsul
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint16_t
 
+from bfc.interpreter._process cimport has_entered, start_entering
+
 from bfc import devices
 
 cdef extern from "dlpack.h" nogil:
@@ -46,10 +48,10 @@ cdef extern from "dlpack.h" nogil:
 
 cdef extern from "Python.h":
     ctypedef int PyGILState_STATE
-    int Py_IsInitialized() nogil
     void PyGILState_Release(PyGILState_STATE state) nogil
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
+    bint holds_gil()
     PyGILState_STATE ensure_gil()
 
 cdef struct Export:             # what a capsule points to; shape and strides follow it in memory
@@ -212,14 +214,16 @@ cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
 cdef void release(Export* export) noexcept nogil:
     """Releases an export. A C++ consumer may call this from a destructor, where the thread must not be unwound."""
     cdef PyGILState_STATE state
-    if Py_IsInitialized():
+    if holds_gil():
+        forget(export)
+    elif start_entering():
         state = ensure_gil()
-        with gil:
-            forget(export)
+        has_entered()
+        forget(export)
         PyGILState_Release(state)
 
 
-cdef void forget(Export* export) noexcept:
+cdef void forget(Export* export) noexcept with gil:
     """Drops an export. It preserves a pending exception, since consumers may clean up while one is set."""
     cdef PyObject* kind
     cdef PyObject* error

@@ -9,7 +9,7 @@ holds no mutex then.
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.interpreter._process cimport exiting
+from bfc.interpreter._process cimport exiting, has_entered, start_entering
 from bfc._core cimport Counters
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
@@ -309,13 +309,12 @@ cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
 
 cdef cbool use_pool(Allocator allocator, int what, uint64_t first, uint64_t second, char* text,
                     size_t room) noexcept nogil:
-    if exiting:
-        return True
-    return use_pool_with_gil(allocator, what, first, second, text, room)
+    return not start_entering() or use_pool_with_gil(allocator, what, first, second, text, room)
 
 
 cdef cbool use_pool_with_gil(Allocator allocator, int what, uint64_t first, uint64_t second, char* text,
                              size_t room) noexcept with gil:
+    has_entered()
     try:
         use_pool_of(allocator, what, (first, second))
     except BaseException as error:
@@ -364,12 +363,13 @@ cdef int end_pool(Allocator allocator, tuple pool) except -1:
 
 
 cdef cbool empty_all(char* text, size_t room) noexcept nogil:
-    return exiting or empty_all_with_gil(text, room)
+    return not start_entering() or empty_all_with_gil(text, room)
 
 
 cdef cbool empty_all_with_gil(char* text, size_t room) noexcept with gil:
     cdef int device
     cdef cbool emptied = True
+    has_entered()
     for device in range(DEVICES):
         try:
             if devices[device] != NULL:

@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 
-from bfc.interpreter._process cimport call_in_child, exiting
+from bfc.interpreter._process cimport call_in_child, exiting, has_entered, start_entering
 from bfc._core cimport NO_CHUNK, ChunkHandle
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
@@ -30,7 +30,7 @@ cdef extern from "debug.h":
     const int BFC_DEBUG
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
-    bint is_finalizing()
+    pass
 
 cdef extern from *:
     """
@@ -106,7 +106,7 @@ cdef enum:
     DEVICES = 64
     ORDERED = 64        # streams of a device that are known to run their work in order
 
-cdef const char* EXITS = "bfc: the interpreter exits, and nothing can be allocated any more"
+cdef const char* EXITS = "bfc: the interpreter exits, and memory cannot be used any more"
 cdef const char* FORKED = ("bfc: this process was forked from one that has used the device, which does not work in a "
                            "child: start processes with multiprocessing's \"spawn\" or \"forkserver\"")
 
@@ -186,7 +186,7 @@ cdef class Table:
         if not hit_without_gil(<Allocator>pool, nbytes, on(<Allocator>pool, stream), address):
             return False
         note_device(device)
-        if BFC_DEBUG >= 2:
+        if BFC_DEBUG >= 2 and start_entering():
             check_books_of(<Allocator>pool)
         return True
 
@@ -196,7 +196,7 @@ cdef class Table:
         cdef void* pool = self.pools[device].load()
         if pool == NULL or not free_at_once_without_gil(<Allocator>pool, <uint64_t>ptr):
             return False
-        if BFC_DEBUG >= 2:
+        if BFC_DEBUG >= 2 and start_entering():
             check_books_of(<Allocator>pool)
         return True
 
@@ -246,7 +246,7 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
     if self.hit(device, nbytes, stream, &address):
         ptr[0] = <void*>address
         return BFC_OK
-    if exiting or is_finalizing():
+    if not start_entering():
         return refuse(EXITS, why, room)
     return allocate_with_gil(self, device, nbytes, stream, ptr, why, room)
 
@@ -263,6 +263,7 @@ cdef uint64_t on(Allocator pool, int64_t stream) noexcept nogil:
 
 cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t stream, void** ptr,
                                   char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         ptr[0] = <void*><uintptr_t>self.usable_pool_of(device).allocate_raw(nbytes, <uint64_t>stream)
     except BaseException as error:
@@ -281,7 +282,7 @@ cdef bfc_result free(Table self, void* ptr) noexcept nogil:
         if device != guess and self.free_at_once(device, ptr):
             note_device(device)
             return BFC_OK
-    if is_finalizing():
+    if not start_entering():
         return BFC_OK
     return free_with_gil(self, <uint64_t>ptr)
 
@@ -291,6 +292,7 @@ cdef bfc_result free_with_gil(Table self, uint64_t address) noexcept with gil:
     cdef PyObject* kind
     cdef PyObject* error
     cdef PyObject* trace
+    has_entered()
     PyErr_Fetch(&kind, &error, &trace)
     cdef bfc_result result = free_anywhere(self, address)
     PyErr_Restore(kind, error, trace)
@@ -354,14 +356,20 @@ cdef void report(error) noexcept:
 
 cdef void check_books_of(Allocator pool) noexcept with gil:
     """What a debug build does after each change."""
+    has_entered()
     try:
-        if not is_finalizing() and pool.pool.check_is_due():
+        if pool.pool.check_is_due():
             pool.check_books()
     except BaseException as error:
         report(error)
 
 
-cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept with gil:
+cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept nogil:
+    return record_with_gil(self, ptr, stream, why, room) if start_entering() else BFC_OK    # nothing is reused any more
+
+
+cdef bfc_result record_with_gil(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         self.refuse_if_lost()
         pool_at(self, <uint64_t>ptr).record_stream(<uint64_t>ptr, <uint64_t>stream)
@@ -371,7 +379,15 @@ cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, 
 
 
 cdef bfc_result copy(Table self, void* to, const void* start, size_t nbytes, int64_t stream,
-                     char* why, size_t room) noexcept with gil:
+                     char* why, size_t room) noexcept nogil:
+    if not start_entering():
+        return refuse(EXITS, why, room)
+    return copy_with_gil(self, to, start, nbytes, stream, why, room)
+
+
+cdef bfc_result copy_with_gil(Table self, void* to, const void* start, size_t nbytes, int64_t stream,
+                              char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         self.refuse_if_lost()
         if nbytes:

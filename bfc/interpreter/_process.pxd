@@ -3,8 +3,12 @@ that no signal handler may interrupt."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
+from libcpp cimport bool as cbool
 
 cdef bint exiting       # from then on frees do nothing: the driver, or half of Python, may be gone
+
+cdef cbool start_entering() noexcept nogil
+cdef void has_entered() noexcept nogil
 
 ctypedef void (*InChild)() noexcept nogil
 

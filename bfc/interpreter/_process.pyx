@@ -18,13 +18,50 @@ from libcpp cimport bool as cbool
 from posix.signal cimport sigaction, sigaction_t
 from posix.unistd cimport usleep
 
+cdef extern from "<atomic>" namespace "std" nogil:
+    cdef cppclass atomic[T]:
+        T load()
+        T fetch_add(T value)
+        T fetch_sub(T value)
+        void store(T value)
+    ctypedef enum memory_order:
+        memory_order_seq_cst
+    void atomic_thread_fence(memory_order order)
+
+cdef enum:
+    MICROSECONDS_AT_THE_END = 2_000_000
+
 exiting = False
+cdef atomic[int] entering       # threads between `start_entering` and `has_entered`
 
 
 @atexit.register
 def _note_the_exit():
+    """Waits, for at most two seconds, until the threads that are about to take the GIL have it. One that asks for it
+    after Python is gone crashes."""
     global exiting
+    cdef int passed = 0
     exiting = True
+    atomic_thread_fence(memory_order_seq_cst)
+    with nogil:
+        while entering.load() and passed < MICROSECONDS_AT_THE_END:
+            usleep(POLL_MICROSECONDS_AT_MOST)
+            passed += POLL_MICROSECONDS_AT_MOST
+
+
+cdef cbool start_entering() noexcept nogil:
+    """Called by a thread before it asks for the GIL. False once the exit has begun, and then it must not ask for it.
+    Otherwise it calls `has_entered` as soon as it has the GIL."""
+    entering.fetch_add(1)
+    atomic_thread_fence(memory_order_seq_cst)       # either this sees `exiting`, or the exit sees this thread
+    if exiting or is_finalizing():
+        has_entered()
+        return False
+    return True
+
+
+cdef void has_entered() noexcept nogil:
+    entering.fetch_sub(1)
 
 
 def is_exiting():
@@ -77,6 +114,7 @@ cdef void note_fork() noexcept nogil:
     cdef int i
     forks += 1
     forker = PyThread_get_thread_ident()
+    entering.store(0)       # those threads are the parent's
     for i in range(registered):
         functions_of_c[i]()
 

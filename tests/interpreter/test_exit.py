@@ -6,6 +6,7 @@ stop it for good.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +14,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch_table
+from cpp import built_library
 
 ALLOCATORS = {
     "bfc": "bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 GiB'), allow_growth=True)",
@@ -21,8 +24,9 @@ ALLOCATORS = {
 }
 
 
-def run(script: str, says: str = "", times: int = 1) -> None:
+def run(script: str, says: str = "", times: int = 1, preload: Path | None = None) -> None:
     """As a process, which is to end as usual, and to say this."""
+    preloaded = {} if preload is None else {"LD_PRELOAD": str(preload)}
     for _ in range(times):
         ran = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script)],
@@ -30,6 +34,7 @@ def run(script: str, says: str = "", times: int = 1) -> None:
             text=True,
             timeout=60,
             check=False,
+            env=os.environ | preloaded,
         )
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, says, "")
 
@@ -139,22 +144,26 @@ def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+TAKEN_OVER = """
+import ctypes, sys, time, types
+import bfc
+allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
+capsule = allocator.allocate(100).__dlpack__()
+python = ctypes.pythonapi
+python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+managed = ctypes.c_void_p(python.PyCapsule_GetPointer(capsule, b"dltensor"))
+name = b"used_dltensor"
+python.PyCapsule_SetName(capsule, name)
+"""
+
+
 def test_a_consumer_in_c_may_let_go_of_memory_as_the_interpreter_ends(consumer: Path) -> None:
     """Its destructor may not be unwound."""
     run(
-        f"""
-        import ctypes, sys, time, types
-        import bfc
-        allocator = bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"))
-        capsule = allocator.allocate(100).__dlpack__()
-        python = ctypes.pythonapi
-        python.PyCapsule_GetPointer.restype = ctypes.c_void_p
-        python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
-        managed = python.PyCapsule_GetPointer(capsule, b"dltensor")
-        name = b"used_dltensor"
-        python.PyCapsule_SetName(capsule, name)
-
+        TAKEN_OVER
+        + textwrap.dedent(f"""
         class Last:
             def __del__(self):
                 assert sys.is_finalizing()
@@ -165,9 +174,36 @@ def test_a_consumer_in_c_may_let_go_of_memory_as_the_interpreter_ends(consumer: 
         bfc.youngest.last = Last()
         bfc.youngest.names = globals()
         sys.setswitchinterval(100)
-        library = ctypes.PyDLL({str(consumer)!r})
-        library.let_go_in_a_thread.argtypes = [ctypes.c_void_p]
-        library.let_go_in_a_thread(managed)
-        """,
+        ctypes.PyDLL({str(consumer)!r}).let_go_in_a_thread(managed)
+        """),
         says="slept\n",
     )
+
+
+CALLS = {
+    "a consumer lets go": (TAKEN_OVER, "let_go(managed)", "let go\n"),
+    "a back end allocates": (
+        f"""
+import ctypes, sys
+import bfc
+sys.path.insert(0, {str(Path(torch_table.__file__).parent)!r})
+import torch_table
+table = torch_table.Table(bfc.CachingAllocator(bfc.HostSubAllocator("64 MiB")))
+""",
+        "allocate(table.address)",
+        "",  # it lets others have the GIL while it asks the source, and may be stopped there
+    ),
+}
+
+
+@pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_ENABLE_SHARED"), reason="this Python is linked statically"
+)
+@pytest.mark.parametrize("what", CALLS)
+def test_the_exit_waits_for_a_thread_that_is_about_to_take_the_gil(
+    tmp_path: Path, what: str
+) -> None:
+    """It had seen that the interpreter runs, and asked for the GIL when that was gone: a crash."""
+    late = built_library(Path(__file__).with_name("late_threads.cpp"), tmp_path, ["-ldl"])
+    before, call, says = CALLS[what]
+    run(before + f"ctypes.CDLL({str(late)!r}).{call}", says=says, preload=late)
