@@ -84,7 +84,7 @@ DRAWN = 1 - 2**-11
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
     *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, *BETWEEN_ENDS),
-    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
+    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_", "index"),
 }
 #: Operators whose result has as many elements that are not zero as all arguments together.
 ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
@@ -108,6 +108,8 @@ class KnownValues:
         self._most: dict[int, int] = {}
         #: The lowest and the highest number of each storage, whose others lie between them.
         self._ends: dict[int, tuple[Number, Number, torch.dtype]] = {}
+        #: Storages with as many elements as a mask selects.
+        self._selected: set[int] = set()
         self._watches: dict[int, object] = {}
         self.choices = EvenChoices(self.get)
 
@@ -166,6 +168,11 @@ class KnownValues:
         values = [self.get(one) for one in tensor.unbind()] if tensor.dim() == 1 else [None]
         return None if None in values else values  # type: ignore[return-value]
 
+    def is_selected(self, tensor: Any) -> bool:
+        """Whether a mask decides how many elements a tensor has."""
+        strided = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
+        return strided and tensor.untyped_storage()._cdata in self._selected
+
     def forget(self, value: Any) -> None:
         """Notes that a tensor, or each tensor of a list, was written to."""
         if isinstance(value, FakeTensor):
@@ -183,6 +190,10 @@ class KnownValues:
         chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
         self.choices.note(result, chosen)
+        if self._is_made_of_selected(name, args):
+            storage = result.untyped_storage()
+            self._watch(storage)
+            self._selected.add(storage._cdata)
         if most is not None and most < result.numel():
             storage = result.untyped_storage()
             self._watch(storage)
@@ -191,6 +202,13 @@ class KnownValues:
             storage = result.untyped_storage()
             self._watch(storage)
             self._ends[storage._cdata] = (*ends, result.dtype)
+
+    def _is_made_of_selected(self, name: str, args: Any) -> bool:
+        """Whether a mask decides how many elements the result of an operator has."""
+        if name == "index":
+            masks = [one for one in args[1] if one is not None]
+            return any(one.dtype == torch.bool or self.is_selected(one) for one in masks)
+        return name == "nonzero" or (name in ("clone", "_to_copy") and self.is_selected(args[0]))
 
     def _ends_of(
         self, name: str, args: Any, kwargs: Any, result: Any
@@ -356,6 +374,7 @@ class KnownValues:
         self._values.pop(key, None)
         self._most.pop(key, None)
         self._ends.pop(key, None)
+        self._selected.discard(key)
         self._watches.pop(key, None)
 
 

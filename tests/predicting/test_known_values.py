@@ -184,6 +184,25 @@ def test_each_place_is_another() -> None:
     assert "a mask, or nonzero: all elements" in guesses(run)
 
 
+def test_one_number_is_read_of_what_a_mask_selects() -> None:
+    """As a diffusion model's schedule is asked which step a time is. It once was told that all
+    elements cannot be converted to one number."""
+    with bfc.predict("a100") as run:
+        for device in ("cpu", "cuda"):
+            schedule, now = (torch.rand(size, device=device) for size in (1000, 1))
+            assert [(schedule == one).nonzero().item() for one in now] == [0]
+            assert int(torch.where(schedule == now)[0]) == 0
+            assert int(torch.where(schedule == now)[0].to("cpu")) in (
+                0,
+                1,
+            )  # a copy is not followed
+            assert float(schedule[schedule == now]) == schedule[:1].item() == 1
+            assert schedule[torch.where(schedule == now)].item() == 1
+            with pytest.raises(RuntimeError, match="1000 elements"):
+                schedule.item()
+    assert "a number that a mask selects: the first" in guesses(run)
+
+
 def test_a_mask_has_as_many_places_as_were_set() -> None:
     """As torchvision's detectors choose a sample of all boxes."""
     with bfc.predict("a100") as run:

@@ -592,3 +592,28 @@ def values(recorder: Any) -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "share_memory_", lambda self: self))
         stack.enter_context(patch.object(FakeTensor, "__format__", formatted))
         yield
+
+
+@around
+@contextmanager
+def one_of_what_is_selected(recorder: Any) -> Iterator[None]:
+    """Where a program reads one number of what a mask selects, as schedulers of diffusion models do
+    (`(steps == now).nonzero().item()`), it is one there, though here it may be all."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def one_of(build: Callable[..., Any]) -> Callable[..., Any]:
+        def read(self: Any) -> Any:
+            if self.numel() > 1 and recorder.known.is_selected(self):
+                recorder.assume(
+                    "a number that a mask selects: the first of them", int(self.numel())
+                )
+                self = self.flatten()[0]
+            return build(self)
+
+        return read
+
+    with contextlib.ExitStack() as stack:
+        for name in ("item", "__int__", "__float__", "__index__"):
+            wrapped = one_of(getattr(torch.Tensor, name))
+            stack.enter_context(patch.object(FakeTensor, name, wrapped))
+        yield
