@@ -323,7 +323,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             result = known.answer(
                 call, lambda changed=args: self._run(known, func, changed, kwargs)
             )
-            self._track(result, known.name)  # what the answer has made itself
+            self._track_results(known, result)  # what the answer has made itself
             return result
         if known.composed is not None:
             with self:
@@ -480,13 +480,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         if overwritten is not None:
             self._take_over(overwritten, result)
-        for place in known.order:
-            self._track(result[place], known.name)
-        self._track(result, known.name)
+        self._track_results(known, result)
         if known.mutates:
             self._track(args, known.name)
             if kwargs:
                 self._track(tuple(kwargs.values()), known.name)
+
+    def _track_results(self, known: Operator, result: Any) -> None:
+        for place in known.order:
+            self._track(result[place], known.name)
+        self._track(result, known.name)
 
     def _track(self, value: Any, name: str) -> None:
         if isinstance(value, FakeTensor):

@@ -415,6 +415,15 @@ def test_one_step_of_a_recurrent_network(kind: Any) -> None:
         assert all(one.grad.shape == one.shape for one in cell.parameters())
 
 
+@pytest.mark.parametrize(("kind", "allocated"), [(nn.LSTMCell, [4, 1, 1]), (nn.GRUCell, [5, 1])])
+def test_a_cell_allocates_what_it_keeps_before_its_state(kind: Any, allocated: list[int]) -> None:
+    """As RNN.cu does, which returns it last."""
+    with bfc.predict("a100") as run:
+        kind(32, 64).cuda()(torch.randn(4, 32, device="cuda"))
+    state = 4 * 64 * 4
+    assert sizes(run)[-len(allocated) :] == [state * times for times in allocated]
+
+
 def test_the_state_of_an_optimizer_is_copied_and_loaded() -> None:
     """Copies of its host tensors were once made of memory that fake tensors do not have."""
     with bfc.predict("a100"):

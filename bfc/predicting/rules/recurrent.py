@@ -33,6 +33,7 @@ from bfc.predicting.rules.interface import (
     between,
     kernel,
     on_cuda,
+    order,
 )
 from bfc.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel
 
@@ -486,6 +487,8 @@ def backward(call: Call) -> Any:
 
 #: What the kernels of cells keep for the backward pass, in sizes of the state (RNN.cu).
 LSTM_KEEPS, GRU_KEEPS = 4, 5
+# which they allocate first
+order({"aten::_thnn_fused_lstm_cell": (2,), "aten::_thnn_fused_gru_cell": (1,)})
 
 
 @answer("aten::_thnn_fused_lstm_cell")
