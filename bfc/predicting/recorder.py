@@ -415,9 +415,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         thread = threading.get_ident()
         known = self.known
         knows = (self.assume, known.get, known.most, known.choices)
-        fixed = torch.are_deterministic_algorithms_enabled()
+        chosen = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.enabled
         place = (self.gpu, self.version, thread, stream)
-        return Call(func, args, kwargs, None, *place, *knows, self, fixed)
+        return Call(func, args, kwargs, None, *place, *knows, self, *chosen)
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

@@ -125,6 +125,23 @@ def test_gradients_of_a_convolution_come_with_a_workspace_each() -> None:
     assert len(run.trace) - before == 5 + 3  # what was freed: both workspaces, and the gradient
 
 
+def test_without_cudnn_an_image_becomes_columns() -> None:
+    """For which the copy of images whose channels lie side by side is put in order first."""
+    with bfc.predict("a100") as run, torch.backends.cudnn.flags(enabled=False):
+        images = torch.empty(4, 16, 34, 34, device="cuda", requires_grad=True)
+        conv = nn.Conv2d(16, 32, 3, bias=False, device="cuda")
+        before = len(sizes(run))
+        made = conv(images.to(memory_format=torch.channels_last))
+        middle = len(sizes(run))
+        assert made.is_contiguous()
+        made.backward(torch.empty_like(made))
+    image, weight, columns = 4 * 4 * 16 * 34 * 34, 4 * 32 * 16 * 9, 4 * 16 * 9 * 32 * 32
+    result = 4 * 4 * 32 * 32 * 32
+    workspace = 8519680
+    assert sizes(run)[before:middle] == [image, image, result, columns, workspace]
+    assert sizes(run)[middle:][:5] == [result, image, image, weight, columns]
+
+
 def test_a_library_that_cannot_be_asked_is_named(monkeypatch) -> None:
     monkeypatch.setenv("BFC_CUDNN_LIBRARY", "/nowhere/libcudnn.so.9")
     with bfc.predict("h100") as run:

@@ -21,6 +21,7 @@ unknowable.py         operators whose kernels take memory that only a GPU knows
 shared_sums.py        what cuDNN's kernels keep of the sums that they share
 orders.py             what a GPU takes instead of what cuDNN plans without one
 convolution_workspaces.py  how much memory cuDNN works in
+columns.py            convolutions without cuDNN
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is

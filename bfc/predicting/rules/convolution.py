@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc.predicting.cudnn import VARIABLE, Cudnn, Question
-from bfc.predicting.rules import cub
+from bfc.predicting.rules import columns, cub
 from bfc.predicting.rules.convolution_workspaces import HOPPER, Convolution
 from bfc.predicting.rules.interface import (
     Call,
@@ -55,7 +55,7 @@ def layouts(recorder: Any) -> Iterator[None]:
     def determine(tensor: Any, weight: Any, backend: Any) -> Any:
         if not on_cuda(tensor):
             return build(tensor, weight, backend)
-        if not by_channels(tensor, weight):
+        if not (torch.backends.cudnn.enabled and by_channels(tensor, weight)):
             return torch.contiguous_format
         return torch.channels_last_3d if len(tensor.shape) == 5 else torch.channels_last
 
@@ -85,7 +85,7 @@ def _both(tensor: Any) -> bool:
 def images_in_order(call: Call) -> Iterator[Workspace | Release]:
     """A copy of the images (_convolution in ATen/native/Convolution.cpp)."""
     tensor, weight = call.args[:2]
-    yield from _copy("input", tensor, by_channels(tensor, weight))
+    yield from _copy("input", tensor, call.cudnn and by_channels(tensor, weight))
 
 
 def _mask(call: Call) -> Sequence[bool]:
@@ -165,7 +165,7 @@ def _workspace(call: Call, images: Any, weight: Any, result: Any, gradient: str)
 
 def _of_call(call: Call, images: Any, weight: Any, result: Any) -> Convolution:
     strides, dilation = (_of_each(call, name, weight) for name in ("stride", "dilation"))
-    groups, last = int(argument(call, "groups", 1)), by_channels(images, weight)
+    groups, last = int(argument(call, "groups", 1)), call.cudnn and by_channels(images, weight)
     return Convolution(images, weight, result, groups, strides, last, call.gpu.sms, dilation)
 
 
@@ -177,7 +177,7 @@ def by_kernels_of_pytorch(call: Call, found: Convolution) -> bool:
     shape = tuple(map(int, call.args[0].shape))
     one, stride = found.kernel[-1], found.strides[-1]
     half = type_name(found.images) == "float16" and shape[1] >= LEAST_CHANNELS
-    if not half or len(shape) == 5 or max(found.dilation) > 1:
+    if not (half and call.cudnn) or len(shape) == 5 or max(found.dilation) > 1:
         return True
     if (len(shape) == 3 or shape[2] == 1) and stride == 1:
         return False
@@ -196,6 +196,12 @@ def _with_stride_of_two(kernel: int, batch: int, channels: int, width: int) -> b
     if kernel == 1:
         return batch <= 16 and channels >= 128 and width <= LEAST_WIDTH
     return channels >= 512 or (channels >= 256 and width >= 28)
+
+
+def _in_columns(call: Call, images: Any, weight: Any, result: Any) -> bool:
+    """Whether neither cuDNN nor a kernel for single channels does it."""
+    found = _of_call(call, images, weight, result)
+    return columns.without_cudnn(call, images, weight) and not by_kernels_of_pytorch(call, found)
 
 
 def _deterministic() -> bool:
@@ -222,6 +228,9 @@ def workspace(call: Call) -> Iterator[Workspace | Release]:
     """cuDNN's workspace, after a copy of the weight (cudnn_convolution_forward in
     ATen/native/cudnn/ConvShared.cpp)."""
     images, weight = call.args[:2]
+    if _in_columns(call, images, weight, call.result):
+        yield from columns.result(call)
+        return
     yield from _copy("weight", weight, by_channels(images, weight))
     size = _workspace(call, images, weight, call.result, "result")
     yield Workspace(size, what="cuDNN's workspace")
@@ -237,6 +246,9 @@ def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     gradient, images, weight = call.args[:3]
     if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
         yield from _of_single_channels(call)
+        return
+    if _in_columns(call, images, weight, gradient):
+        yield from columns.gradients(call, tuple(_mask(call)))
         return
     last, mask = by_channels(images, weight), _mask(call)
     shared, own = _copy("input", images, last) if mask[1] else [], []

@@ -62,7 +62,8 @@ def _workspace(call: Call, size: int, library: str) -> Workspace:
     return Workspace(size, key, f"{library} workspace")
 
 
-def _cublas(call: Call) -> Workspace:
+def cublas(call: Call) -> Workspace:
+    """The workspace of the handle of this thread and stream."""
     config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     return _workspace(call, workspace_bytes(call.gpu.cc, call.torch_version, config), "cuBLAS")
 
@@ -70,7 +71,7 @@ def _cublas(call: Call) -> Workspace:
 def _lt(call: Call) -> Iterator[Workspace | Release]:
     """The workspace of cuBLASLt, whose handle is one of cuBLAS: with that comes its workspace."""
     if cached(call.torch_version):
-        yield _cublas(call)
+        yield cublas(call)
     if not unified(call.torch_version):
         size = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_KIB)) * KIB
         yield _workspace(call, size, "cuBLASLt")
@@ -83,7 +84,7 @@ def _lt(call: Call) -> Iterator[Workspace | Release]:
 def product(call: Call) -> Iterator[Workspace | Release]:
     """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
     yield from _matrices(call)
-    yield _cublas(call)
+    yield cublas(call)
 
 
 @kernel("aten::_grouped_mm")
@@ -169,4 +170,4 @@ def addmm(call: Call) -> Iterator[Workspace | Release]:
     if row and large and plain:
         yield from _lt(call)
     else:
-        yield _cublas(call)
+        yield cublas(call)

@@ -85,6 +85,7 @@ class Call:
     #: Operators that an answer calls inside of it count, as those of the program.
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
     deterministic: bool = False  # whether `torch.use_deterministic_algorithms` was called
+    cudnn: bool = True  # `torch.backends.cudnn.enabled`
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""

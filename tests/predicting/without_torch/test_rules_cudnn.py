@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rule_calls import Shape, call
+from rule_calls import Shape, call, of, sizes
 
 from bfc.predicting.cudnn import Plan
-from bfc.predicting.rules import recurrent
+from bfc.predicting.rules import interface, recurrent
+from bfc.predicting.rules.columns import gradients, without_cudnn
 from bfc.predicting.rules.convolution import by_kernels_of_pytorch
 from bfc.predicting.rules.convolution_workspaces import Convolution
 
@@ -246,6 +247,48 @@ def test_cudnn_convolves_some_single_channels(
         "convolution(input, weight, transposed=True)", *made.args, result=None, transposed=True
     )
     assert not by_kernels_of_pytorch(transposed, Convolution(*shapes, images[1], *steps))
+
+
+VOLUMES = "convolution(input, weight, bias, stride, padding, dilation, transposed, padded, groups)"
+BACKWARD = VOLUMES.replace("convolution(", "convolution_backward(gradient, ")
+
+
+def volumes(dtype: str, kernel: int, torch: tuple[int, int], **others: Any) -> interface.Call:
+    """Of the size in PyTorch's issue 166643."""
+    images, weight = Shape((1, 96, 6, 626, 626), dtype), Shape((192, 96, *(kernel,) * 3), dtype)
+    side = 626 - kernel + 1
+    made = Shape((1, 192, 7 - kernel, side, side), dtype)
+    steps = ([1] * 3, [0] * 3, [1] * 3, False, [0] * 3, 1)
+    return call(VOLUMES, images, weight, None, *steps, result=made, torch=torch, **others)
+
+
+def test_pytorch_2_9_makes_columns_of_volumes_in_16_bits() -> None:
+    """It printed 8.5288 GiB there, of which these columns are 7.52; 1.96 were predicted."""
+    columns = 2 * 96 * 27 * 4 * 624 * 624
+    for dtype in ("bfloat16", "float16"):
+        assert of(volumes(dtype, 3, (2, 9), gpu="h100")) == [0, columns, 32 << 20]
+    for other in (("bfloat16", 3, (2, 10)), ("bfloat16", 1, (2, 9)), ("float32", 3, (2, 9))):
+        assert not without_cudnn(volumes(*other), *volumes(*other).args[:2])
+    last = Shape((1, 96, 6, 626, 626), "bfloat16", (6 * 626**2 * 96, 1, 626**2 * 96, 626 * 96, 96))
+    made = volumes("bfloat16", 3, (2, 9))
+    assert not without_cudnn(made, last, made.args[1])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_columns_are_those_of_one_image(transposed: bool) -> None:
+    """As where a program switches cuDNN off: gradients share them."""
+    large, small = Shape((4, 8, 16, 16)), Shape((4, 6, 8, 8))
+    weight = Shape((6, 8, 2, 2))
+    images, made = (small, large) if transposed else (large, small)
+    steps = ([2] * 2, [0] * 2, [1] * 2, transposed, [0] * 2, 1)
+    forward = call(VOLUMES, images, weight, None, *steps, result=made)
+    backward = call(BACKWARD, made, images, weight, None, *steps)
+    forward.cudnn = backward.cudnn = False
+    columns, workspace = 4 * 8 * 2 * 2 * 8 * 8, 8519680
+    assert of(forward) == [0, columns, workspace]
+    both, *rest = gradients(backward, (True, False, False))
+    assert isinstance(both, interface.Result)
+    assert sizes(rest) == [columns, workspace, -columns]
 
 
 #: Channels last, each for itself: images, kernel, stride, dilation, type, pass; what is planned

@@ -1,0 +1,70 @@
+"""Convolutions without cuDNN: what a kernel sees becomes a column, and the weight is multiplied by
+the columns of each image.
+
+From PyTorch's ATen/native/Convolution.cpp (use_cudnn) and, in ATen/native/cuda,
+NaiveDilatedConvolution.cu, ConvolutionMM2d.cu and NaiveConvolutionTranspose2d.cu and -3d.cu. What
+PyTorch's issues 166643 (2.9.1) and 132300 print of such volumes is what is counted here, to the
+digits that are printed there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from bfc.predicting.rules.gemm import cublas
+from bfc.predicting.rules.interface import Call, Release, Result, Workspace
+from bfc.predicting.rules.tensors import (
+    argument,
+    is_contiguous,
+    nbytes,
+    suggests_channels_last,
+    type_name,
+)
+
+
+def without_cudnn(call: Call, images: Any, weight: Any) -> bool:
+    """Whether cuDNN is switched off, or PyTorch 2.9 does not trust it: its cuDNN 9.10 is wrong for
+    volumes in 16 bits, unless a kernel sees one pixel (PyTorch's pull requests 163581, 166480)."""
+    if not call.cudnn:
+        return True
+    if call.torch_version >= (2, 10) or type_name(images) not in ("float16", "bfloat16"):
+        return False
+    if suggests_channels_last(images) or suggests_channels_last(weight):
+        return False
+    return len(weight.shape) == 5 and {*map(int, weight.shape[2:])} != {1}
+
+
+def _columns(images: Any, weight: Any, result: Any, transposed: bool) -> Workspace:
+    """Of one image, and of one group."""
+    pixels = (images if transposed else result).shape[2:]
+    numbers = math.prod(map(int, weight.shape[1:])) * math.prod(map(int, pixels))
+    return Workspace(numbers * int(images.element_size()), what="columns")
+
+
+def _in_order(what: str, tensor: Any) -> list[Workspace]:
+    return [] if is_contiguous(tensor) else [Workspace(nbytes(tensor), what=f"{what} in order")]
+
+
+def result(call: Call) -> Iterator[Workspace | Release]:
+    """The columns of one image after another. Groups have results of their own, to be joined."""
+    images, weight = call.args[:2]
+    yield from _in_order("weight", weight)
+    if int(argument(call, "groups", 1)) > 1:
+        yield Workspace(nbytes(call.result), what="results of groups")
+    yield _columns(images, weight, call.result, bool(argument(call, "transposed")))
+    yield cublas(call)
+
+
+def gradients(call: Call, mask: tuple[bool, ...]) -> Iterator[Workspace | Release | Result]:
+    """Those of the images and of the weight are made with the same columns."""
+    gradient, images, weight = call.args[:3]
+    named = zip(("gradient", "input", "weight"), call.args[:3], strict=True)
+    held = [made for name, one in named for made in _in_order(name, one)]
+    held.append(_columns(images, weight, gradient, bool(argument(call, "transposed"))))
+    yield from held[:-1]
+    yield from (Result(place) for place in (0, 1) if mask[place])
+    yield held[-1]
+    yield cublas(call)
+    yield from map(Release, reversed(held))
