@@ -83,6 +83,8 @@ def test_a_bias_has_one_beside_that_of_the_handle_until_2_11(monkeypatch) -> Non
     assert all(one.kept for one in RULES["aten::addmm"][0](made))
     small = call(ADDMM, Shape((1,)), A, Shape((32, 1)), beta=1, alpha=1, torch=(2, 11))
     assert of(small) == [0, 8519680]
+    of_one_row = call(ADDMM, BIAS, Shape((1, 32)), B, beta=1, alpha=1, torch=(2, 11))
+    assert of(of_one_row) == [0, 8519680, MIB]  # as an H100 has it
     monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
     assert of(made) == [0, 8519680]
 
