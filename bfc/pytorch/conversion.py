@@ -143,7 +143,7 @@ def _before(
                     event.pool,
                 )
             )
-    found = spans.all()
+    found = list(spans.all())
     total = sum(span.size for span in recording.spans) - change
     if wrong and recording.moves_pages and total >= 0:
         return _cut_to(found, total, live), 0

@@ -6,7 +6,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -140,8 +140,8 @@ class Spans:
         self._spans = {span.start: replace(span) for span in spans}
         self._starts = sorted(self._spans)
 
-    def all(self) -> list[Span]:
-        return [self._spans[start] for start in self._starts]
+    def all(self) -> Iterator[Span]:
+        return (self._spans[start] for start in self._starts)
 
     def holding(self, address: int) -> Span | None:
         """The segment that an address lies in."""
