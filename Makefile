@@ -58,15 +58,18 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB, and Triton, 290 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
+# Of what does without torch, and so is among the other tests, that which asks cuDNN: here it is.
+PREDICTING := $(wildcard tests/predicting/test_*.py) tests/predicting/without_torch/test_cudnn.py
+
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) tests/predicting
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(PREDICTING)
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.
 TORCHES := 2.9.1 2.10.0 2.11.0 2.12.0 2.13.0 2.14.1 2.15.0
 test-predict-versions: $(VENV)/built ## run the tests of predictions with every PyTorch that they know (downloads gigabytes for each)
 	for version in $(TORCHES); do \
-		$(MAKE) .venv-torch-$$version/built && BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest $(PARALLEL) tests/predicting || exit 1; \
+		$(MAKE) .venv-torch-$$version/built && BFC_TEST_TORCH=1 .venv-torch-$$version/bin/python -m pytest $(PARALLEL) $(PREDICTING) || exit 1; \
 		rm -rf .venv-torch-$$version; \
 	done
 
