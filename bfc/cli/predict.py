@@ -186,7 +186,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 
     An option that the script's own text has is left to it.
     """
-    command = list(arguments.module or arguments.command)
+    command = [*(arguments.module or ()), *arguments.command]  # a module's end before "--"
     if command[:1] == ["--"]:
         command = command[1:]
     if not command:

@@ -130,6 +130,16 @@ def test_the_arguments_of_a_module_may_begin_with_an_option(script, capsys, tmp_
     assert "--cc taken as bfc's own" in err
 
 
+@pytest.mark.parametrize("before", [[], ["--lr", "1"]])
+def test_what_stands_behind_two_dashes_is_the_modules(script, capsys, tmp_path, before) -> None:
+    (tmp_path / "box").mkdir()
+    (tmp_path / "box" / "train.py").write_text(
+        "import sys, torch\ntorch.ones(3, device='cuda')\nprint(sys.argv[1:])\n"
+    )
+    assert main(["predict", "--json", "-m", "box.train", *before, "--", "--steps", "3"]) == 0
+    assert str([*before, "--steps", "3"]) in capsys.readouterr().err
+
+
 def test_a_snapshot_that_a_library_could_write_is_not_waited_for(script, capsys, tmp_path) -> None:
     library = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
     library.mkdir(parents=True)
