@@ -604,9 +604,7 @@ def one_of_what_is_selected(recorder: Any) -> Iterator[None]:
     def one_of(build: Callable[..., Any]) -> Callable[..., Any]:
         def read(self: Any) -> Any:
             if self.numel() > 1 and recorder.known.is_selected(self):
-                recorder.assume(
-                    "a number that a mask selects: the first of them", int(self.numel())
-                )
+                recorder.assume("a number that a mask selects: the first", int(self.numel()))
                 self = self.flatten()[0]
             return build(self)
 
