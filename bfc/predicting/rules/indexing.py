@@ -24,12 +24,13 @@ from bfc.predicting.rules.interface import (
     order,
     rule,
 )
-from bfc.predicting.rules.reductions import kernel_of, reduce
+from bfc.predicting.rules.reductions import WARP, kernel_of, reduce
 from bfc.predicting.rules.tensors import (
     Made,
     argument,
     broadcast,
     contiguous_copy,
+    div_up,
     is_contiguous,
     nbytes,
     numel,
@@ -288,9 +289,9 @@ def _sorts(call: Call) -> bool:
 
 @before("aten::embedding_dense_backward")
 def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
-    """Gradient and indices in a row; many are sorted before their rows are summed."""
-    yield from contiguous_copy(call.args[0], "gradient in a row")
+    """Indices and gradient in a row; many are sorted before their rows are summed."""
     yield from contiguous_copy(call.args[1], "indices in a row")
+    yield from contiguous_copy(call.args[0], "gradient in a row")
     if not _sorts(call):
         return
     indices = call.args[1]
@@ -371,6 +372,24 @@ def summed_rows(call: Call) -> Iterator[Workspace | Release]:
 
 #: A thread sums up so many rows of a segment.
 ROWS_OF_A_THREAD = 10
+#: What decides whether the sums are added to the result at once (EmbeddingBackwardKernel.cu and
+#: SortingCommon.cuh): the threads of a block at most, blocks for each multiprocessor that are
+#: enough to keep it busy, and how many more parts than blocks are worth it.
+MOST_THREADS, ENOUGH_BLOCKS, TIMES_AS_MANY_PARTS = 1024, 4, 4
+
+
+def _adds_at_once(call: Call, segments: int, parts: int) -> bool:
+    """Whether the parts of segments are added to the result without a buffer for them, as few
+    segments of many rows are since PyTorch 2.11 (pull request 172454). Those of bags are not."""
+    if (
+        call.torch_version < (2, 11)
+        or call.deterministic
+        or operator(call) != "embedding_dense_backward"
+    ):
+        return False
+    columns = div_up(int(call.args[0].shape[-1]), WARP) * WARP
+    blocks = div_up(segments * columns, min(columns, MOST_THREADS))
+    return blocks < ENOUGH_BLOCKS * call.gpu.sms and parts > TIMES_AS_MANY_PARTS * blocks
 
 
 def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Workspace | Release]:
@@ -391,7 +410,12 @@ def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Works
     yield from cub.for_a_moment(cub.scan(segments, size, version), "scan")
     yield Workspace(8, what="number of parts")
     yield Workspace(parts * size, what="parts of segments")
-    yield Workspace(parts * gradient.shape[-1] * rows, what="sums of parts")
+    if not _adds_at_once(call, segments, parts):
+        yield Workspace(parts * gradient.shape[-1] * rows, what="sums of parts")
+        return
+    yield Workspace(parts * size, what="segment of each part")
+    if type_name(gradient) in ("float16", "bfloat16"):
+        yield Workspace(weights * gradient.shape[-1] * rows, what="sums in 32 bits")
 
 
 @before("aten::where")

@@ -252,9 +252,26 @@ def test_the_gradient_of_an_embedding_sums_segments_of_many() -> None:
 
 
 def test_the_gradient_of_an_embedding_is_as_a_gpu_has_it() -> None:
-    """4096 indices of 20,000 rows of 512, on an H200 with PyTorch 2.11."""
+    """4096 indices of 20,000 rows of 512, on an H200 with PyTorch 2.11: many rows."""
     made = call(BACKWARD, Shape((128, 32, 512)), Shape((128, 32), "int64"), 20_000, -1, False)
     assert [size for size in of(made) if size > 0][-2:] == [36040, 9226240]
+
+
+def test_few_rows_of_many_indices_are_summed_at_once() -> None:
+    """As an H100 did it with PyTorch 2.11, of letters whose places and gradients lay apart."""
+    letters = Shape((128, 100), "int64", strides=(101, 1))
+
+    def parts_of(kind: str = "float32", **more: Any) -> list[int]:
+        gradient = Shape((128, 100, 128), kind, strides=(128, 128 * 128, 1))
+        made = call(BACKWARD, gradient, letters, 96, -1, False, gpu="h100", **more)
+        return [size for size in of(made) if size >= 0]
+
+    n = 12_800
+    copied, sort = [8 * n, 4 * n * 128], [8 * n, 8 * n, 8 * n, 224_767]
+    segments = [8 * n, 8, 8 * n, 1279, 768, 768, 1279, 8, 11_008]
+    assert parts_of(torch=(2, 11)) == [*copied, *sort, 0, *segments, 11_008]
+    assert parts_of("bfloat16", torch=(2, 11))[-2:] == [11_008, 96 * 128 * 4]
+    assert parts_of(torch=(2, 10))[-1] == 11_008 // 8 * 128 * 4
 
 
 def test_indices_that_lie_apart_are_copied() -> None:
