@@ -133,8 +133,25 @@ def test_an_order_at_random_is_a_sort_by_random_keys() -> None:
         torch.randperm(1000, device="cuda")
         torch.randperm(100_000, device="cuda")
     found = sizes(run)
-    assert found[:5] == [8000, 8000, 4000, 4000, 1]
-    assert found[5:9] == [800_000] * 4
+    assert found[:6] == [8000, 8, 8000, 4000, 4000, 1]  # as an H100 has it
+    assert found[6:11] == [800_000, 8, 800_000, 800_000, 800_000]
+
+
+def test_a_power_of_a_number_has_the_number_on_the_device() -> None:
+    """As an H100 has it: the table of frequencies of a rotary embedding, say."""
+    with bfc.predict("h100") as run:
+        places = tensor(64)
+        10000.0**places
+        1.0**places
+    assert sizes(run) == [256, 256, 8, 256]
+
+
+def test_a_distribution_reduces_all_that_it_asks() -> None:
+    """It asks `torch._is_all_true`, which was counted as if it needed nothing but its result."""
+    with bfc.predict("h100") as run:
+        torch.distributions.Normal(tensor(8192, 20), torch.ones(8192, 20, device="cuda"))
+    asked = [163_840, 1, 20, 4]  # as an H100 has it
+    assert sizes(run)[2:] == asked * 2
 
 
 def test_elements_that_differ_take_what_is_asked_for() -> None:

@@ -50,11 +50,25 @@ INDEX = 8
 composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter_backward", "aten::ldexp", "aten::_euclidean_dist"),
-    *("aten::affine_grid_generator", "aten::_trilinear"),
+    *(
+        "aten::affine_grid_generator",
+        "aten::_trilinear",
+        "aten::_is_all_true",
+        "aten::_is_any_true",
+    ),
 )
 whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
 # the mask first; from ATen/native/cuda/Dropout.cu
 order({"aten::native_dropout": (1, 0)})
+
+
+@rule("aten::pow.Scalar")
+def power_of_a_number(call: Call) -> Iterator[Workspace | Release]:
+    """The number is a tensor on the device, unless it is 1 (ATen/native/Pow.cpp)."""
+    base = call.args[0]
+    if base != 1:
+        size = {complex: 16, bool: 1}.get(type(base), 8)
+        yield from cub.for_a_moment(size, "number on the device")
 
 
 @rule("aten::_softmax", "aten::_log_softmax")

@@ -266,7 +266,8 @@ def bits_of_an_order(count: int) -> int:
 
 @answer("aten::randperm")
 def order(call: Call, run: Callable[[], Any]) -> Any:
-    """A range is sorted by random keys."""
+    """A range is sorted by random keys. The greatest number is made a tensor first, to see that its
+    type holds it (ATen/native/TensorFactories.h, check_supported_max_int_with_precision)."""
     made = run()
     count = int(numel(made))
     if not on_cuda(made) or not count:
@@ -275,6 +276,8 @@ def order(call: Call, run: Callable[[], Any]) -> Any:
     key = 4 if bits <= 32 else INDEX
     size = cub.radix_sort(count, key, int(made.element_size()), bits, call.gpu.cc)
     with call.recording:
+        greatest = made.new_empty(())
+        del greatest
         numbers = torch.empty_like(made)
         keys = torch.empty(count * key, dtype=torch.uint8, device=made.device)
         ordered = torch.empty_like(keys)
