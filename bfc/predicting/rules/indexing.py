@@ -248,8 +248,9 @@ def _from_host(indices: Sequence[Any]) -> Iterator[Workspace | Release]:
 
 @before("aten::index", "aten::_unsafe_index")
 def index_alike(call: Call) -> Iterator[Workspace | Release]:
-    """Indices in 64 bits, and with the same strides (AdvancedIndex in TensorAdvancedIndexing.cpp),
-    where they lie on the device."""
+    """Indices on the device, in 64 bits, and with the same strides (make_info and AdvancedIndex in
+    TensorAdvancedIndexing.cpp)."""
+    yield from _from_host(call.args[1])
     given = [one for one in call.args[1] if one is not None and not on_host(one)]
     yield from (_long(one) for one in given if _is_short(one))
     shape = broadcast([one.shape for one in given]) if given else ()
@@ -264,12 +265,6 @@ def _strides(index: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     missing = len(shape) - len(index.shape)
     sizes = zip(index.shape, index.stride(), strict=True)
     return (0,) * missing + tuple(0 if size == 1 else int(step) for size, step in sizes)
-
-
-@rule("aten::index", "aten::_unsafe_index")
-def index(call: Call) -> Iterator[Workspace | Release]:
-    """Indices from the host are copied to the device."""
-    yield from _from_host(call.args[1])
 
 
 @before("aten::embedding")
