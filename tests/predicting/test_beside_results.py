@@ -438,3 +438,16 @@ def test_a_number_alone_is_unfolded() -> None:
 def test_a_replaced_function_keeps_its_name() -> None:
     with bfc.predict("h100"):
         assert torch.prod.__name__ == "prod"
+
+
+def test_a_copy_of_the_images_is_held_until_the_bias_is_summed() -> None:
+    """As an H100 has it, of a text whose words lie one after the other."""
+    with bfc.predict("h100") as run:
+        words, weight = tensor(64, 200, 300), tensor(256, 300, 5)
+        gradient = tensor(64, 256, 196)
+        options = [1], [0], [1], False, [0], 1, [False, True, True]
+        torch.ops.aten.convolution_backward(gradient, words.mT, weight, [256], *options)
+    trace = run.trace
+    size_of = dict(zip(trace.id[trace.op == 0], trace.size[trace.op == 0], strict=True))
+    events = [(op, size_of[name]) for op, name in zip(trace.op, trace.id, strict=True)]
+    assert events.index((0, 256 * 4)) < events.index((1, 64 * 200 * 300 * 4))

@@ -242,7 +242,7 @@ def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     its own (cudnn_convolution_backward in ATen/native/cudnn/ConvShared.cpp). They share copies of
     the images, if a weight is trained (convolution_backward in ATen/native/Convolution.cpp), and of
     the gradient, if its channels do not lie as those of the images do, or in a transposed
-    convolution."""
+    convolution. An H100 has the copy of the images until the gradient of the bias is summed."""
     gradient, images, weight = call.args[:3]
     if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
         yield from _of_single_channels(call)
@@ -251,9 +251,11 @@ def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
         yield from columns.gradients(call, tuple(_mask(call)))
         return
     last, mask = by_channels(images, weight), _mask(call)
-    shared, own = _copy("input", images, last) if mask[1] else [], []
+    yield from _copy("input", images, last) if mask[1] else []
+    shared: list[Workspace] = []
+    own: list[Workspace] = []
     if argument(call, "transposed"):
-        shared += _copy("gradient", gradient, last)
+        shared = _copy("gradient", gradient, last)
     elif suggests_channels_last(gradient) != last:
         shared.append(Workspace(nbytes(gradient), what="gradient in another layout"))
     else:
