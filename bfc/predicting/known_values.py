@@ -7,6 +7,7 @@ belongs to a storage; whatever else writes to that, or to a view of it, ends it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import struct
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bfc.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
 from bfc.predicting.even_choices import NAMES as CHOICES
@@ -80,6 +82,8 @@ DECIDES: dict[str, Number] = {
 #: Where in its range a single number lies that is drawn evenly: near the end, so that what is
 #: unlikely does not happen, and below it, so that it can choose among several.
 DRAWN = 1 - 2**-11
+#: Tensors of so many whole numbers are computed where all are known that they are made of.
+FEW = 1024
 #: Operators whose result has numbers that follow from where they lie.
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
@@ -125,6 +129,11 @@ class KnownValues:
         if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
             return None
         count, storage = int(tensor.numel()), tensor.untyped_storage()
+        real = self.real(tensor) if count else None
+        if real is not None:
+            with _disable_current_modes():
+                numbers = real.flatten().tolist()
+            return min(numbers), max(numbers)
         if storage._cdata in self._ends:
             low, high, dtype = self._ends[storage._cdata]
             apart = zip(tensor.shape, tensor.stride(), strict=True)
@@ -144,6 +153,10 @@ class KnownValues:
             return count
         if self.get(tensor) == 0:
             return 0
+        real = self.real(tensor)
+        if real is not None:
+            with _disable_current_modes():
+                return int(real.count_nonzero())
         return min(count, self._most.get(tensor.untyped_storage()._cdata, count))
 
     def get(self, tensor: Any) -> Number | None:
@@ -163,10 +176,59 @@ class KnownValues:
             return value(tensor.storage_offset()) if tensor.numel() == 1 else None
         return value
 
-    def numbers(self, tensor: Any) -> list[Number] | None:
-        """The numbers of a tensor of one dimension, or None."""
+    def real(self, tensor: Any) -> Any:
+        """A tensor on the host with the numbers of one that has few whole ones, all known; or
+        None."""
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+            return None
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > FEW:
+            return None
+        if tensor.constant is not None:
+            return tensor.constant
+        value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
+        if value is None or dtype != tensor.dtype:
+            return None
+        shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+        with _disable_current_modes():
+            if not callable(value):
+                return torch.full(shape, value, dtype=dtype, device="cpu")
+            places = torch.zeros(shape, dtype=torch.int64, device="cpu")
+            for dim, stride in enumerate(strides):
+                steps = torch.arange(shape[dim], device="cpu") * stride
+                places += steps.reshape(-1, *[1] * (len(shape) - dim - 1))
+            places += int(tensor.storage_offset())
+            found = [value(at) for at in places.flatten().tolist()]
+            return torch.tensor(found, dtype=dtype, device="cpu").reshape(shape)
+
+    def compute(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Notes the few whole numbers of what an operator makes of known ones: on the GPU, too,
+        programs have lengths and sizes of images there, and read them."""
+        if type(result) is not FakeTensor or result.is_floating_point() or result.is_complex():
+            return
+        if not result.is_contiguous() or not 0 < result.numel() <= FEW:
+            return
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = {id(one): self.real(one) for one in tensors}
+        if not given or any(one is None for one in given.values()):
+            return
+        on_host = {"device": "cpu"} if kwargs.get("device") is not None else {}
+        with _disable_current_modes(), contextlib.suppress(Exception):
+            args, kwargs = tree_map(lambda one: given.get(id(one), one), (args, kwargs))
+            made = func(*args, **{**kwargs, **on_host})
+            if made.shape == result.shape and made.dtype == result.dtype:
+                numbers = made.flatten().tolist()
+                value = numbers[0] if len({*numbers}) == 1 else numbers.__getitem__
+                self._keep(result.untyped_storage(), value, result.dtype)
+
+    def numbers(self, tensor: Any) -> list[Any] | None:
+        """The numbers of a tensor, as `tolist` has them; or None."""
+        real = self.real(tensor)
+        if real is not None:
+            with _disable_current_modes():
+                found: list[Any] = real.tolist()
+            return found
         values = [self.get(one) for one in tensor.unbind()] if tensor.dim() == 1 else [None]
-        return None if None in values else values  # type: ignore[return-value]
+        return None if None in values else values
 
     def is_selected(self, tensor: Any) -> bool:
         """Whether a mask decides how many elements a tensor has."""

@@ -163,6 +163,7 @@ class Operator:
         "between",
         "changes_in",
         "composed",
+        "computes",
         "fills_zeros",
         "follows",
         "is_add",
@@ -197,8 +198,18 @@ class Operator:
         self.follows = follows(schema.name)
         self.is_add = func is _aten.add.Tensor
         self.is_view = self.name in _VIEWS
+        self.computes = _computes(func)
         self.fills_zeros = self.name in _FILLS_ZEROS
         self.changes_in = _CHANGES.get(self.name)
+
+
+def _computes(func: Any) -> bool:
+    """Whether an operator's result is new, and follows from its arguments."""
+    schema = func._schema
+    if schema.is_mutable or any(one.alias_info for one in schema.returns) or "empty" in schema.name:
+        return False
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return schema.name.startswith(("aten::", "prims::")) and not drawn
 
 
 def _targets(schema: Any) -> list[tuple[int, str]]:
@@ -324,6 +335,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 call, lambda changed=args: self._run(known, func, changed, kwargs)
             )
             self._track_results(known, result)  # what the answer has made itself
+            if known.computes:
+                self.known.compute(func, args, kwargs, result)
             return result
         if known.composed is not None:
             with self:
@@ -357,6 +370,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.known.learn(known.follows, args, kwargs, result)
         elif known.writes and self.known:
             self.known.forget(_written(known.targets, args, kwargs))
+        if known.computes:
+            self.known.compute(func, args, kwargs, result)
         return result
 
     def _with_sparse(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
@@ -417,7 +432,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         knows = (self.assume, known.get, known.most, known.choices)
         chosen = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.enabled
         place = (self.gpu, self.version, thread, stream)
-        return Call(func, args, kwargs, None, *place, *knows, self, *chosen)
+        return Call(func, args, kwargs, None, *place, *knows, self, *chosen, known.numbers)
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

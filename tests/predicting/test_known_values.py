@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from torch import nn
 
 import bfc
 
@@ -102,6 +103,8 @@ def filled(value: Any, dtype: Any, count: int = 4) -> Any:
         (lambda: filled(10**18, torch.int64).sum(), 4 * 10**18),
         (lambda: filled(float("-inf"), torch.float32).max(), float("-inf")),
         (lambda: filled(2.7, torch.float32).long().max(), 2),
+        (lambda: (filled(200, torch.uint8) + 100).max(), 44),
+        (lambda: (filled(2**62, torch.int64) * 2**62).max(), 0),
     ],
 )
 def test_what_is_known_is_what_the_device_computes(make: Any, value: Any) -> None:
@@ -118,10 +121,8 @@ def test_what_is_known_is_what_the_device_computes(make: Any, value: Any) -> Non
         lambda: filled(float("inf"), torch.float32).to(torch.int8).max(),
         lambda: filled(float("nan"), torch.float32).int().max(),
         lambda: (filled(0, torch.float32) * float("inf")).max(),
-        lambda: (filled(200, torch.uint8) + 100).max(),
         lambda: (filled(60000, torch.float16) * 60000).max(),
         lambda: filled(1.0, torch.float32).view(torch.int32).max(),
-        lambda: (filled(2**62, torch.int64) * 2**62).max(),
         lambda: (torch.randint(4, 8, (4,), device="cuda") | True).max(),
         lambda: filled(0.1, torch.float32, 7).sum(),
         lambda: (filled(0.1, torch.float32) == 0.1).max(),
@@ -182,6 +183,40 @@ def test_each_place_is_another() -> None:
         places += 1
         assert places[:, 1].tolist() == [1] * 6  # not known any more
     assert "a mask, or nonzero: all elements" in guesses(run)
+
+
+def test_sizes_are_known_on_the_gpu_too() -> None:
+    """As models of images and text keep the sizes of their pictures there: each was 1 by 1."""
+
+    def read(device: str) -> list[Any]:
+        grid = torch.tensor([[1, 8, 12], [2, 4, 4]], device="cpu").to(device)
+        areas = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
+        ends = functional.pad(areas.cumsum(dim=0, dtype=torch.int32), (1, 0))
+        lengths = (ends[1:] - ends[:-1]).tolist()
+        made = [tuple(one.shape) for one in torch.ones(128, device=device).split(lengths)]
+        sizes = [(int(high), wide.item()) for _, high, wide in grid]
+        return [lengths, made, sizes, ends.cpu().tolist(), (grid.sum(1) > 12).tolist()]
+
+    real = read("cpu")
+    with bfc.predict("a100") as run:
+        assert read("cuda") == read("cpu") == real
+        model = nn.Module()
+        model.register_buffer("size", torch.tensor([3072, 9216]))
+        assert model.to("cuda", torch.bfloat16).size.tolist() == [3072, 9216]
+    assert guesses(run) == []
+
+
+def test_numbers_that_were_written_over_are_not_known() -> None:
+    with bfc.predict("a100") as run:
+        sizes = torch.tensor([8, 12]).cuda()
+        sizes[:1].random_(4)
+        assert sizes.tolist() == [1, 1]
+        assert torch.empty_like(torch.tensor([8, 12]).cuda()).tolist() == [1, 1]
+        drawn = torch.randint_like(torch.tensor([8, 12]).cuda(), 100)
+        assert drawn.tolist() == [1, 1]
+        many = torch.arange(2000).cuda()
+        assert (many + many).tolist()[:2] == [1, 1]
+    assert ".tolist()" in guesses(run)
 
 
 def test_one_number_is_read_of_what_a_mask_selects() -> None:
@@ -254,20 +289,23 @@ def test_the_greatest_number_of_a_row_is_known() -> None:
     assert guesses(run) == [".item()"]
 
 
-def test_the_greatest_number_of_a_part_is_not_known() -> None:
+def test_the_greatest_number_of_a_part_is_not_that_of_the_whole() -> None:
+    """Of more numbers than are computed."""
     with bfc.predict("h100") as run:
-        numbers = torch.arange(12, device="cuda")
-        assert int(numbers[:5].max()) == 1
-        assert int(numbers[:1].expand(12).max()) == 1  # 12 times one of them
-        numbers += torch.randint(3, (12,), device="cuda").cumsum(0)
+        numbers = torch.arange(2000, device="cuda")
+        assert int(numbers[:1500].max()) == 1
+        assert int(numbers[:1].expand(2000).max()) == 1  # 2000 times one of them
+        assert int(numbers[:5].max()) == 4
+        numbers += torch.randint(3, (2000,), device="cuda").cumsum(0)
         assert int(numbers.max()) == 1
     assert len(guesses(run)) == 3
 
 
 def test_the_greatest_number_of_a_scaled_sum_is_not_taken_for_that_of_a_sum() -> None:
     with bfc.predict("h100") as run:
-        numbers = torch.arange(10, device="cuda")
+        numbers = torch.arange(2000, device="cuda")
         assert int(torch.add(numbers, numbers, alpha=3).max()) == 1
+        assert int(torch.add(numbers[:10], numbers[:10], alpha=3).max()) == 36
     assert guesses(run) == [".item()"]
 
 

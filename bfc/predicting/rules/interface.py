@@ -86,6 +86,8 @@ class Call:
     recording: AbstractContextManager[object] = field(default_factory=nullcontext)
     deterministic: bool = False  # whether `torch.use_deterministic_algorithms` was called
     cudnn: bool = True  # `torch.backends.cudnn.enabled`
+    #: Called with a tensor, it returns its numbers as a list, or None.
+    numbers_of: Callable[[Any], list[Any] | None] = lambda tensor: None
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""

@@ -195,9 +195,12 @@ def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
         return run()
     size = call.named().get("output_size")
     if size is None:
-        times = call.value_of(repeats)
-        size = repeats.numel() * (1 if times is None else int(times))  # type: ignore[call-overload]
-        if times is None:
+        each, times = call.value_of(repeats), call.numbers_of(repeats)
+        if each is not None:
+            size = repeats.numel() * int(each)  # type: ignore[call-overload]
+        else:
+            size = repeats.numel() if times is None else sum(times)
+        if each is None and times is None:
             call.assume("repeat_interleave: each once", size)
     with call.recording:  # where each begins (ATen/native/Repeat.h, repeat_interleave_common)
         ends = repeats.contiguous().cumsum(0)
