@@ -32,6 +32,13 @@ from bfc.predicting.rules.tensors import argument, nbytes
 MEAN = 1
 
 
+@kernel("aten::_unsafe_view")
+def unsafe_view(call: Call) -> Any:
+    """As `view` (ATen/native/TensorShape.cpp, _unsafe_view), which PyTorch's fake tensors know
+    without asking for the shape again."""
+    return torch.ops.aten.view.default(*call.args)
+
+
 @kernel("aten::_ctc_loss")
 def ctc_loss(call: Call) -> Any:
     """The losses, and the probabilities of all prefixes of the longest target. Lengths, and where
