@@ -23,6 +23,8 @@ PHASES = ("", "forward", "backward", "optimizer")
 NONE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 #: The most owners that a trace can have.
 MOST_OWNERS = (1 << 16) - 1
+#: As `id`, which audit hooks are called for: that of a prediction would be for each frame.
+_identity = object.__hash__
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Files whose frames are machinery of the fake tensors, and would not be there on a GPU.
 _RUNS = ("/runpy.py", "/bfc/cli/__init__.py", "/bfc/cli/predict.py", "/bin/bfc")
@@ -101,7 +103,7 @@ class Places:
         shown = self._shown
         while frame is not None:
             code = frame.f_code
-            key = id(code)
+            key = _identity(code)
             show = shown.get(key)
             if show is None:
                 show = self._look_at(code)
@@ -120,7 +122,7 @@ class Places:
     def _look_at(self, code: CodeType) -> bool:
         """Whether the frames of a code are shown; it is kept, so that its id stays its own."""
         self._codes.append(code)
-        show = self._shown[id(code)] = not is_machinery(code.co_filename)
+        show = self._shown[_identity(code)] = not is_machinery(code.co_filename)
         return show
 
     def _frame(self, parent: int, frame: FrameType) -> int:
