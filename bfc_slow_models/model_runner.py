@@ -152,8 +152,11 @@ class BesideTorch:
 
 
 def segments_of(snapshot: Snapshot) -> list[Segment]:
-    """The regions in the words of PyTorch's snapshot, without their device and frames."""
-    segments: list[Any] = snapshot.to_torch()["segments"]
+    """The regions in the words of PyTorch's snapshot, without their device and frames. The history,
+    which takes longest to write, is left out."""
+    columns = snapshot._region_columns()
+    of = snapshot.device, snapshot.stats, columns, None, snapshot.settings, snapshot.torch
+    segments: list[Any] = Snapshot._of_columns(*of).to_torch()["segments"]
     for segment in segments:
         del segment["device"], segment["frames"]
         for block in segment["blocks"]:
