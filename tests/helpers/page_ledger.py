@@ -262,9 +262,9 @@ class PageLedger:
 
     def _unmap(self, address: int, nbytes: int, waits: bool = False) -> None:
         for mapping in self._inside(address, nbytes):
-            for block in self.live.values():
-                outside = block.ptr >= mapping.end or block.ptr + block.nbytes <= mapping.start
-                require(outside, f"{mapping.start:#x} is unmapped under {block}")
+            low, high = mapping.start, mapping.end
+            under = [it for it in self.live.values() if it.ptr < high and it.ptr + it.nbytes > low]
+            require(not under, f"{low:#x} is unmapped under {under and under[0]}")
             for stream, stamp in mapping.stamps.items():
                 require(
                     waits or self.is_finished(stream, stamp),
@@ -334,13 +334,14 @@ class PageLedger:
             if old.high <= new.low or old.low >= new.high:
                 kept.append(old)
                 continue
-            where = f"bytes {new.low} to {new.high} of page {page}"
-            require(not old.block.is_live, f"{where} are handed out: {old.block} has them")
+            fault = ""  # few texts are read, and each would be made a hundred thousand times
+            if old.block.is_live:
+                fault = f"are handed out: {old.block} has them"
             for user, stamp in old.block.stamps.items():
-                require(
-                    user == stream or self._knows(stream, user, stamp),
-                    f"{where} go to stream {stream}, which does not wait for stream {user}",
-                )
+                if user != stream and not self._knows(stream, user, stamp):
+                    fault = f"go to stream {stream}, which does not wait for stream {user}"
+            if fault:
+                raise RuleError(f"bytes {new.low} to {new.high} of page {page} {fault}")
             if old.low < new.low:
                 kept.append(Piece(old.low, new.low, old.block))
             if old.high > new.high:
