@@ -139,15 +139,19 @@ class Twice(Bump):
         self.freed.append(ptr)
 
 
-class FindsTwice(AllocatorMachine):
-    def make(self) -> Bump:
-        return Twice()
-
-
 @pytest.mark.long
-def test_a_policy_that_hands_out_twice_is_found_in_few_steps() -> None:
+def test_a_policy_that_hands_out_twice_is_found_in_few_steps(tmp_path) -> None:
+    """And the failing history is saved."""
+
+    class FindsTwice(AllocatorMachine):
+        save_failure = tmp_path / "failing.npz"
+
+        def make(self) -> Bump:
+            return Twice()
+
     steps = shrunk(FindsTwice, AssertionError, "overlap")
     assert len(steps) <= 7, steps  # start, three requests, a free, teardown, and one more
+    assert bfc.Trace.load(tmp_path / "failing.npz").op.tolist() == [0, 1, 0, 0]
 
 
 class Crooked(AllocatorMachine):
@@ -241,16 +245,6 @@ def test_the_history_is_a_trace() -> None:
     replayed = trace.replay(bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB")))
     assert replayed.failed == 1
     twins.close()
-
-
-@pytest.mark.long
-def test_a_failing_history_is_saved(tmp_path) -> None:
-    class Saved(FindsTwice):
-        save_failure = tmp_path / "failing.npz"
-
-    shrunk(Saved, AssertionError, "overlap")
-    trace = bfc.Trace.load(tmp_path / "failing.npz")
-    assert trace.op.tolist() == [0, 1, 0, 0]
 
 
 def test_make_must_be_defined() -> None:
