@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -90,8 +90,10 @@ test-browser: $(VENV)/tests $(VENV)/built build/$(AXE)/axe.min.js ## run the tes
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool; WHICH=long runs what takes long
 	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
 
-peers: $(VENV)/tests $(VENV)/built ## compare with the compiled originals (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
+originals: $(VENV)/tests $(VENV)/built ## compile TensorFlow's and PyTorch's allocators (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m bench.peers
+
+peers: originals ## compare with these originals
 	$(BIN)/python -m pytest $(PARALLEL) -m peers
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
