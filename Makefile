@@ -100,9 +100,11 @@ peers: originals ## compare with these originals
 ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies))
 PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL)
 
-# A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; and the
-# tests of headers compile these themselves.
-READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native repo study)
+# A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; nor about
+# what makes no allocator. And the tests of headers compile these themselves.
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native predicting repo study \
+	$(patsubst %,plans/test_%.py,layout matching) pytorch/test_packed_entries.py copying/test_kernels.py \
+	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)
