@@ -51,7 +51,6 @@ cdef extern from "Python.h":
     void PyGILState_Release(PyGILState_STATE state) nogil
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
-    bint holds_gil()
     PyGILState_STATE ensure_gil()
 
 cdef struct Export:             # what a capsule points to; shape and strides follow it in memory
@@ -214,9 +213,7 @@ cdef void delete_old(DLManagedTensor* managed) noexcept nogil:
 cdef void release(Export* export) noexcept nogil:
     """Releases an export. A C++ consumer may call this from a destructor, where the thread must not be unwound."""
     cdef PyGILState_STATE state
-    if holds_gil():
-        forget(export)
-    elif start_entering():
+    if start_entering():
         state = ensure_gil()
         has_entered()
         forget(export)

@@ -246,7 +246,7 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
     if self.hit(device, nbytes, stream, &address):
         ptr[0] = <void*>address
         return BFC_OK
-    if not start_entering():
+    if exiting or not start_entering():
         return refuse(EXITS, why, room)
     return allocate_with_gil(self, device, nbytes, stream, ptr, why, room)
 
@@ -380,9 +380,7 @@ cdef bfc_result record_with_gil(Table self, void* ptr, int64_t stream, char* why
 
 cdef bfc_result copy(Table self, void* to, const void* start, size_t nbytes, int64_t stream,
                      char* why, size_t room) noexcept nogil:
-    if not start_entering():
-        return refuse(EXITS, why, room)
-    return copy_with_gil(self, to, start, nbytes, stream, why, room)
+    return copy_with_gil(self, to, start, nbytes, stream, why, room) if start_entering() else refuse(EXITS, why, room)
 
 
 cdef bfc_result copy_with_gil(Table self, void* to, const void* start, size_t nbytes, int64_t stream,
@@ -399,8 +397,13 @@ cdef bfc_result copy_with_gil(Table self, void* to, const void* start, size_t nb
     return BFC_OK
 
 
-cdef bfc_result empty(Table self, char* why, size_t room) noexcept with gil:
+cdef bfc_result empty(Table self, char* why, size_t room) noexcept nogil:
+    return empty_with_gil(self, why, room) if start_entering() else refuse(EXITS, why, room)
+
+
+cdef bfc_result empty_with_gil(Table self, char* why, size_t room) noexcept with gil:
     cdef bfc_result result = BFC_OK
+    has_entered()
     try:
         self.refuse_if_lost()
         for pool in list(self.kept.values()):
@@ -413,7 +416,12 @@ cdef bfc_result empty(Table self, char* why, size_t room) noexcept with gil:
     return result
 
 
-cdef bfc_result stats(Table self, int device, bfc_device_stats* out, char* why, size_t room) noexcept with gil:
+cdef bfc_result stats(Table self, int device, bfc_device_stats* out, char* why, size_t room) noexcept nogil:
+    return stats_with_gil(self, device, out, why, room) if start_entering() else refuse(EXITS, why, room)
+
+
+cdef bfc_result stats_with_gil(Table self, int device, bfc_device_stats* out, char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         memset(out, 0, sizeof(bfc_device_stats))
         fill_stats(memory_stats(self.pool_of(device)), out)
@@ -438,7 +446,12 @@ cdef int fill_stats(dict found, bfc_device_stats* out) except -1:
     return 0
 
 
-cdef bfc_result reset_accumulated(Table self, int device, char* why, size_t room) noexcept with gil:
+cdef bfc_result reset_accumulated(Table self, int device, char* why, size_t room) noexcept nogil:
+    return reset_accumulated_with_gil(self, device, why, room) if start_entering() else refuse(EXITS, why, room)
+
+
+cdef bfc_result reset_accumulated_with_gil(Table self, int device, char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         self.pool_of(device).reset_accumulated_stats()
     except BaseException as error:
@@ -446,7 +459,12 @@ cdef bfc_result reset_accumulated(Table self, int device, char* why, size_t room
     return BFC_OK
 
 
-cdef bfc_result reset_peaks(Table self, int device, char* why, size_t room) noexcept with gil:
+cdef bfc_result reset_peaks(Table self, int device, char* why, size_t room) noexcept nogil:
+    return reset_peaks_with_gil(self, device, why, room) if start_entering() else refuse(EXITS, why, room)
+
+
+cdef bfc_result reset_peaks_with_gil(Table self, int device, char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         self.pool_of(device).reset_peak_stats()
     except BaseException as error:
@@ -455,7 +473,15 @@ cdef bfc_result reset_peaks(Table self, int device, char* why, size_t room) noex
 
 
 cdef bfc_result memory_info(Table self, int device, size_t* free_bytes, size_t* total,
-                            char* why, size_t room) noexcept with gil:
+                            char* why, size_t room) noexcept nogil:
+    if not start_entering():
+        return refuse(EXITS, why, room)
+    return memory_info_with_gil(self, device, free_bytes, total, why, room)
+
+
+cdef bfc_result memory_info_with_gil(Table self, int device, size_t* free_bytes, size_t* total,
+                                     char* why, size_t room) noexcept with gil:
+    has_entered()
     try:
         source = self.usable_pool_of(device).sub_allocator
         free_bytes[0], total[0] = checked_memory_info(source.memory_info(), source)
@@ -488,12 +514,22 @@ cdef Allocator pool_at(Table self, uint64_t address):
     return self.pool_of(device)
 
 
-cdef void retain(Table self) noexcept with gil:
-    Py_INCREF(self)
+cdef void retain(Table self) noexcept nogil:
+    if start_entering():
+        change_references(self, 1)
 
 
-cdef void release(Table self) noexcept with gil:
-    Py_DECREF(self)
+cdef void release(Table self) noexcept nogil:
+    if start_entering():
+        change_references(self, -1)
+
+
+cdef void change_references(Table self, int by) noexcept with gil:
+    has_entered()
+    if by > 0:
+        Py_INCREF(self)
+    else:
+        Py_DECREF(self)
 
 
 cdef void drop(object capsule) noexcept:

@@ -37,8 +37,8 @@ cdef atomic[int] entering       # threads between `start_entering` and `has_ente
 
 @atexit.register
 def _note_the_exit():
-    """Waits, for at most two seconds, until the threads that are about to take the GIL have it. One that asks for it
-    after Python is gone crashes."""
+    """Waits, for about two seconds at most, until the threads that are about to take the GIL have it. One that asks for
+    it after Python is gone crashes."""
     global exiting
     cdef int passed = 0
     exiting = True
@@ -50,11 +50,11 @@ def _note_the_exit():
 
 
 cdef cbool start_entering() noexcept nogil:
-    """Called by a thread before it asks for the GIL. False once the exit has begun, and then it must not ask for it.
-    Otherwise it calls `has_entered` as soon as it has the GIL."""
+    """Called by a thread before it asks for the GIL. False once the exit has begun, and then it must not ask for it,
+    unless it has the GIL. Otherwise it calls `has_entered` as soon as it has the GIL."""
     entering.fetch_add(1)
     atomic_thread_fence(memory_order_seq_cst)       # either this sees `exiting`, or the exit sees this thread
-    if exiting or is_finalizing():
+    if (exiting or is_finalizing()) and not holds_gil():
         has_entered()
         return False
     return True
@@ -91,6 +91,7 @@ cdef extern from "Python.h":
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     bint is_finalizing()
+    bint holds_gil()
 
 cdef extern from "<pthread.h>" nogil:
     int pthread_atfork(void (*prepare)() noexcept, void (*parent)() noexcept, void (*child)() noexcept)

@@ -50,11 +50,24 @@ void let_go(Managed* managed) {
     });
 }
 
-void allocate(const bfc_allocator* table) {
+// One of the functions that take the GIL, by its place in the test's list.
+void call(const bfc_allocator* table, int which) {
     start([=] {
+        void* self = table->self;
         void* ptr = nullptr;
+        size_t free = 0, total = 0;
+        bfc_device_stats stats;
         char why[256];
-        table->allocate(table->self, 0, 1000, 0, &ptr, why, sizeof why);
+        if (which == 0) table->allocate(self, 0, 1000, 0, &ptr, why, sizeof why);
+        if (which == 1) table->record_stream(self, ptr, 7, why, sizeof why);
+        if (which == 2) table->copy(self, ptr, ptr, 0, 0, why, sizeof why);
+        if (which == 3) table->empty(self, why, sizeof why);
+        if (which == 4) table->stats(self, 0, &stats, why, sizeof why);
+        if (which == 5) table->reset_accumulated_stats(self, 0, why, sizeof why);
+        if (which == 6) table->reset_peak_stats(self, 0, why, sizeof why);
+        if (which == 7) table->memory_info(self, 0, &free, &total, why, sizeof why);
+        if (which == 8) table->retain(self);
+        if (which == 9) table->release(self);
     });
 }
 

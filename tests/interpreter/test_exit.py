@@ -180,30 +180,72 @@ def test_a_consumer_in_c_may_let_go_of_memory_as_the_interpreter_ends(consumer: 
     )
 
 
-CALLS = {
-    "a consumer lets go": (TAKEN_OVER, "let_go(managed)", "let go\n"),
-    "a back end allocates": (
-        f"""
-import ctypes, sys
-import bfc
-sys.path.insert(0, {str(Path(torch_table.__file__).parent)!r})
-import torch_table
-table = torch_table.Table(bfc.CachingAllocator(bfc.HostSubAllocator("64 MiB")))
-""",
-        "allocate(table.address)",
-        "",  # it lets others have the GIL while it asks the source, and may be stopped there
-    ),
-}
-
-
-@pytest.mark.skipif(
+LATE = pytest.mark.skipif(
     not sysconfig.get_config_var("Py_ENABLE_SHARED"), reason="this Python is linked statically"
 )
-@pytest.mark.parametrize("what", CALLS)
-def test_the_exit_waits_for_a_thread_that_is_about_to_take_the_gil(
-    tmp_path: Path, what: str
-) -> None:
+#: Functions of the table that take the GIL, in the order of late_threads.cpp.
+OF_THE_TABLE = ("allocate", "record_stream", "copy", "empty", "stats", "reset_accumulated_stats")
+OF_THE_TABLE += ("reset_peak_stats", "memory_info", "retain", "release")
+SHOWN = ("allocate", "stats")
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = Path(__file__).with_name("late_threads.cpp")
+    return built_library(source, tmp_path_factory.mktemp("late"), ["-ldl"])
+
+
+@LATE
+def test_the_exit_waits_for_a_consumer_that_is_about_to_take_the_gil(late: Path) -> None:
     """It had seen that the interpreter runs, and asked for the GIL when that was gone: a crash."""
-    late = built_library(Path(__file__).with_name("late_threads.cpp"), tmp_path, ["-ldl"])
-    before, call, says = CALLS[what]
-    run(before + f"ctypes.CDLL({str(late)!r}).{call}", says=says, preload=late)
+    run(TAKEN_OVER + f"ctypes.CDLL({str(late)!r}).let_go(managed)", says="let go\n", preload=late)
+
+
+@LATE
+@pytest.mark.parametrize(
+    "function",
+    [
+        name if name in SHOWN else pytest.param(name, marks=pytest.mark.long)
+        for name in OF_THE_TABLE
+    ],
+)
+def test_the_exit_waits_for_a_back_end_that_is_about_to_take_the_gil(
+    late: Path, function: str
+) -> None:
+    """The same. It may be stopped later: a source lets others have the GIL while it is asked."""
+    run(
+        f"""
+        import ctypes, sys
+        import bfc
+        sys.path.insert(0, {str(Path(torch_table.__file__).parent)!r})
+        import torch_table
+        table = torch_table.Table(bfc.CachingAllocator(bfc.HostSubAllocator("64 MiB")))
+        table.call("retain")
+        ctypes.CDLL({str(late)!r}).call(table.address, {OF_THE_TABLE.index(function)})
+        """,
+        preload=late,
+    )
+
+
+def test_an_exit_hook_may_use_the_table() -> None:
+    """Also one that runs after ours: it holds the GIL."""
+    run(
+        f"""
+        import atexit
+
+        def last():
+            call = table.functions["copy"]
+            held = ctypes.PYFUNCTYPE(ctypes.c_int, *call.argtypes)(table.structure.copy)
+            why = ctypes.create_string_buffer(100)
+            print(held(table.structure.self, ptr, ptr, 8, 0, why, 100), flush=True)
+
+        atexit.register(last)
+        import ctypes, sys
+        import bfc
+        sys.path.insert(0, {str(Path(torch_table.__file__).parent)!r})
+        import torch_table
+        table = torch_table.Table(bfc.CachingAllocator(bfc.HostSubAllocator("64 MiB")))
+        ptr = table.allocate(1000)
+        """,
+        says="0\n",
+    )
