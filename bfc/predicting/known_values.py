@@ -88,7 +88,7 @@ FEW = 1024
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
     *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, *BETWEEN_ENDS),
-    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_", "index"),
+    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
 }
 #: Operators whose result has as many elements that are not zero as all arguments together.
 ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
@@ -207,9 +207,16 @@ class KnownValues:
             return
         if not result.is_contiguous() or not 0 < result.numel() <= FEW:
             return
-        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        given = {id(one): self.real(one) for one in tensors}
-        if not given or any(one is None for one in given.values()):
+        storage = result.untyped_storage()
+        if storage.nbytes() != result.numel() * result.element_size():
+            return  # a part of another tensor, as `_unsafe_view` makes one
+        given = {}
+        for one in tree_leaves((args, kwargs)):
+            if isinstance(one, torch.Tensor):
+                given[id(one)] = self.real(one)
+                if given[id(one)] is None:
+                    return
+        if not given:
             return
         on_host = {"device": "cpu"} if kwargs.get("device") is not None else {}
         with _disable_current_modes(), contextlib.suppress(Exception):
@@ -218,7 +225,7 @@ class KnownValues:
             if made.shape == result.shape and made.dtype == result.dtype:
                 numbers = made.flatten().tolist()
                 value = numbers[0] if len({*numbers}) == 1 else numbers.__getitem__
-                self._keep(result.untyped_storage(), value, result.dtype)
+                self._keep(storage, value, result.dtype)
 
     def numbers(self, tensor: Any) -> list[Any] | None:
         """The numbers of a tensor, as `tolist` has them; or None."""
@@ -227,7 +234,11 @@ class KnownValues:
             with _disable_current_modes():
                 found: list[Any] = real.tolist()
             return found
-        values = [self.get(one) for one in tensor.unbind()] if tensor.dim() == 1 else [None]
+        value, _ = self._values.get(tensor.untyped_storage()._cdata, (None, None))
+        if tensor.dim() != 1 or not callable(value):
+            value = self.get(tensor) if tensor.dim() == 1 else None
+            return None if value is None else [value] * int(tensor.numel())
+        values = [self.get(one) for one in tensor.unbind()]
         return None if None in values else values
 
     def is_selected(self, tensor: Any) -> bool:
@@ -269,8 +280,20 @@ class KnownValues:
         """Whether a mask decides how many elements the result of an operator has."""
         if name == "index":
             masks = [one for one in args[1] if one is not None]
-            return any(one.dtype == torch.bool or self.is_selected(one) for one in masks)
-        return name == "nonzero" or (name in ("clone", "_to_copy") and self.is_selected(args[0]))
+            return any(
+                self._may_select_one(one) if one.dtype == torch.bool else self.is_selected(one)
+                for one in masks
+            )
+        if name == "nonzero":
+            return self._may_select_one(args[0])
+        return name in ("clone", "_to_copy") and self.is_selected(args[0])
+
+    def _may_select_one(self, mask: Any) -> bool:
+        real = self.real(mask)
+        if real is None:
+            return True
+        with _disable_current_modes():
+            return int(real.count_nonzero()) == 1
 
     def _ends_of(
         self, name: str, args: Any, kwargs: Any, result: Any

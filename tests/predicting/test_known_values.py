@@ -206,6 +206,22 @@ def test_sizes_are_known_on_the_gpu_too() -> None:
     assert guesses(run) == []
 
 
+def test_an_array_has_what_is_known() -> None:
+    with bfc.predict("a100") as run:
+        sizes = torch.tensor([3, 4]).cuda() + 1
+        assert sizes.cpu().numpy().tolist() == sizes.tolist() == [4, 5]
+        assert torch.full((3,), 7, device="cuda").cpu().numpy().tolist() == [7, 7, 7]
+    assert guesses(run) == []
+
+
+def test_numbers_of_a_part_lie_where_they_lay_in_the_whole() -> None:
+    """`_unsafe_view` does not say that it returns a part."""
+    with bfc.predict("a100"):
+        whole = torch.tensor([[1, 2], [3, 4]]).cuda()
+        assert torch.ops.aten._unsafe_view(whole[1], [2, 1]).tolist() == [[3], [4]]
+        assert whole.tolist() == [[1, 2], [3, 4]]
+
+
 def test_numbers_that_were_written_over_are_not_known() -> None:
     with bfc.predict("a100") as run:
         sizes = torch.tensor([8, 12]).cuda()
@@ -227,14 +243,15 @@ def test_one_number_is_read_of_what_a_mask_selects() -> None:
             schedule, now = (torch.rand(size, device=device) for size in (1000, 1))
             assert [(schedule == one).nonzero().item() for one in now] == [0]
             assert int(torch.where(schedule == now)[0]) == 0
-            assert int(torch.where(schedule == now)[0].to("cpu")) in (
-                0,
-                1,
-            )  # a copy is not followed
+            assert int(torch.where(schedule == now)[0].to("cpu")) == 0
             assert float(schedule[schedule == now]) == schedule[:1].item() == 1
             assert schedule[torch.where(schedule == now)].item() == 1
             with pytest.raises(RuntimeError, match="1000 elements"):
                 schedule.item()
+            both = torch.tensor([1, 1], device=device).nonzero()
+            with pytest.raises(RuntimeError, match="2 elements"):
+                both.item()
+            assert torch.tensor([0, 1], device=device).nonzero().item() is not None
     assert "a number that a mask selects: the first" in guesses(run)
 
 

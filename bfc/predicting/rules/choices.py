@@ -530,25 +530,28 @@ def generators(recorder: Any) -> Iterator[None]:
 @around
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
-    """What becomes an array is zeros; a list has what `.item()` answers."""
+    """What becomes an array is zeros, or what is known; a list has what `.item()` answers."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def zeros(tensor: Any, what: str) -> Any:
+    def array(tensor: Any, what: str) -> Any:
         if tensor.fake_device.type == "cuda":
             raise TypeError(
                 f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() "
                 "to copy the tensor to host memory first."
             )
-        recorder.assume(what, "zeros")
         import numpy as np
 
-        name = str(tensor.dtype).removeprefix("torch.")
-        return np.zeros(tuple(tensor.shape), getattr(np, name, np.float32))
+        dtype = getattr(np, str(tensor.dtype).removeprefix("torch."), np.float32)
+        numbers = recorder.known.numbers(tensor)
+        if numbers is not None:
+            return np.array(numbers, dtype).reshape(tuple(tensor.shape))
+        recorder.assume(what, "zeros")
+        return np.zeros(tuple(tensor.shape), dtype)
 
     def numpy(build: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, FakeTensor):
-                return zeros(self.cpu() if kwargs.get("force") else self, ".numpy()")
+                return array(self.cpu() if kwargs.get("force") else self, ".numpy()")
             return build(self, *args, **kwargs)
 
         return call

@@ -195,7 +195,8 @@ def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
         return run()
     size = call.named().get("output_size")
     if size is None:
-        each, times = call.value_of(repeats), call.numbers_of(repeats)
+        each = call.value_of(repeats)
+        times = call.numbers_of(repeats) if each is None else None
         if each is not None:
             size = repeats.numel() * int(each)  # type: ignore[call-overload]
         else:
