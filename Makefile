@@ -58,7 +58,7 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB, and Triton, 290 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
-# Of what does without torch, and so is among the other tests, that which asks cuDNN: here it is.
+# What does without torch is among the other tests, but for that which asks cuDNN: only this environment has it.
 PREDICTING := $(wildcard tests/predicting/test_*.py) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment

@@ -109,8 +109,9 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
         return fake
 
 
-#: Tensors on the host of so many numbers are computed, as far as those are known that they are
-#: made of: lengths of sequences, and rates of layers.
+#: Tensors on the host of so many numbers are computed by PyTorch, as far as those are known that
+#: they are made of: lengths of sequences, and rates of layers. Of whole numbers on the GPU
+#: `known_values` computes fewer.
 MOST_COMPUTED = 4096
 #: The fake parameters of those that have values.
 _MADE = WeakTensorKeyDictionary()

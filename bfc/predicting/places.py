@@ -23,7 +23,7 @@ PHASES = ("", "forward", "backward", "optimizer")
 NONE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 #: The most owners that a trace can have.
 MOST_OWNERS = (1 << 16) - 1
-#: As `id`, which audit hooks are called for: that of a prediction would be for each frame.
+#: Like `id`, but without its audit event, which would call the prediction's hook for each frame.
 _identity = object.__hash__
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 #: Files whose frames are machinery of the fake tensors, and would not be there on a GPU.

@@ -430,9 +430,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         thread = threading.get_ident()
         known = self.known
         knows = (self.assume, known.get, known.most, known.choices)
-        chosen = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.enabled
         place = (self.gpu, self.version, thread, stream)
-        return Call(func, args, kwargs, None, *place, *knows, self, *chosen, known.numbers)
+        return Call(
+            *(func, args, kwargs, None, *place, *knows, self),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            cudnn=torch.backends.cudnn.enabled,
+            numbers_of=known.numbers,
+        )
 
     def _with_rules(
         self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None

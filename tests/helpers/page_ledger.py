@@ -338,7 +338,7 @@ class PageLedger:
             if old.block.is_live:
                 fault = f"are handed out: {old.block} has them"
             for user, stamp in old.block.stamps.items():
-                if user != stream and not self._knows(stream, user, stamp):
+                if not fault and user != stream and not self._knows(stream, user, stamp):
                     fault = f"go to stream {stream}, which does not wait for stream {user}"
             if fault:
                 raise RuleError(f"bytes {new.low} to {new.high} of page {page} {fault}")

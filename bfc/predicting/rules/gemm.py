@@ -161,9 +161,9 @@ def scaled_product(call: Call) -> Iterator[Workspace | Release]:
 
 @rule("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
 def addmm(call: Call) -> Iterator[Workspace | Release]:
-    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough. That the
-    result may have a single row is seen on a GPU with 2.11, and read for 2.9; later versions share
-    the workspace, so that it only matters for 2.15."""
+    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough. Up to 2.11
+    the result may have a single row, as an H100 shows. Newer sources exclude that, which no
+    recording has confirmed."""
     bias, left, right = call.args[:3]
     row = len(bias.shape) == 1 and bias.shape[0] == right.shape[1] and is_contiguous(bias)
     sizes = right.shape if call.torch_version < (2, 12) else (*left.shape, *right.shape)

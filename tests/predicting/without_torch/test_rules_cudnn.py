@@ -291,6 +291,35 @@ def test_columns_are_those_of_one_image(transposed: bool) -> None:
     assert sizes(rest) == [columns, workspace, -columns]
 
 
+def test_groups_have_columns_and_gradients_of_their_own() -> None:
+    """Their channels are copied, and their results joined (Convolution.cpp)."""
+    images, weight, made = Shape((4, 8, 16, 16)), Shape((8, 2, 3, 3)), Shape((4, 8, 14, 14))
+    steps = ([1] * 2, [0] * 2, [1] * 2, False, [0] * 2, 4)
+    forward = call(VOLUMES, images, weight, None, *steps, result=made)
+    backward = call(BACKWARD, made, images, weight, None, *steps)
+    forward.cudnn = backward.cudnn = False
+    columns, workspace = 4 * 2 * 9 * 14 * 14, 8519680
+    of_images, of_made, of_weight = 4 * 4 * 8 * 16 * 16, 4 * 4 * 8 * 14 * 14, 4 * 8 * 2 * 9
+    assert of(forward) == [0, of_made, of_images // 4, columns, workspace]
+    steps_back = list(gradients(backward, (True, True, False)))
+    made_by = [one for one in steps_back if not isinstance(one, interface.Result)]
+    assert sizes(made_by) == [
+        *(of_images, of_weight, of_made // 4, of_images // 4, columns, workspace),
+        *(-columns, -of_images // 4, -of_made // 4, -of_weight, -of_images),
+    ]
+    results = [at for at, one in enumerate(steps_back) if isinstance(one, interface.Result)]
+    assert results == [9, 10]  # between what groups work in and what they are joined from
+
+
+def test_single_pixels_of_planes_are_columns_already() -> None:
+    images, weight, made = Shape((4, 8, 16, 16)), Shape((6, 8, 1, 1)), Shape((4, 6, 16, 16))
+    forward = call(
+        VOLUMES, images, weight, None, [1] * 2, [0] * 2, [1] * 2, False, [0] * 2, 1, result=made
+    )
+    forward.cudnn = False
+    assert of(forward) == [0, 0, 8519680]
+
+
 #: Channels last, each for itself: images, kernel, stride, dilation, type, pass; what is planned
 #: without a device, and what an H100 took.
 WITHOUT_A_DEVICE: list[tuple[tuple[int, ...], int, int, int, str, str, Plan, int]] = [
