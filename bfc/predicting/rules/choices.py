@@ -527,31 +527,33 @@ def generators(recorder: Any) -> Iterator[None]:
         yield
 
 
+def _array(recorder: Any, tensor: Any) -> Any:
+    """What is known of a tensor on the host, or zeros."""
+    if tensor.fake_device.type == "cuda":
+        raise TypeError(
+            f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() "
+            "to copy the tensor to host memory first."
+        )
+    import numpy as np
+
+    dtype = getattr(np, str(tensor.dtype).removeprefix("torch."), np.float32)
+    numbers = recorder.known.numbers(tensor)
+    if numbers is not None:
+        return np.array(numbers, dtype).reshape(tuple(tensor.shape))
+    recorder.assume(".numpy()", "zeros")
+    return np.zeros(tuple(tensor.shape), dtype)
+
+
 @around
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
     """What becomes an array is zeros, or what is known; a list has what `.item()` answers."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    def array(tensor: Any, what: str) -> Any:
-        if tensor.fake_device.type == "cuda":
-            raise TypeError(
-                f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() "
-                "to copy the tensor to host memory first."
-            )
-        import numpy as np
-
-        dtype = getattr(np, str(tensor.dtype).removeprefix("torch."), np.float32)
-        numbers = recorder.known.numbers(tensor)
-        if numbers is not None:
-            return np.array(numbers, dtype).reshape(tuple(tensor.shape))
-        recorder.assume(what, "zeros")
-        return np.zeros(tuple(tensor.shape), dtype)
-
     def numpy(build: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, FakeTensor):
-                return array(self.cpu() if kwargs.get("force") else self, ".numpy()")
+                return _array(recorder, self.cpu() if kwargs.get("force") else self)
             return build(self, *args, **kwargs)
 
         return call
