@@ -72,7 +72,7 @@ def seen(value: Any, given: torch.Tensor) -> Any:
 def outcome(call: Callable[[Any], Any], given: torch.Tensor) -> Any:
     try:
         return seen(call(given), given)
-    except (RuntimeError, ValueError) as error:  # cannot be viewed, say
+    except (RuntimeError, TypeError, ValueError) as error:  # cannot be viewed, say
         return type(error)
 
 
