@@ -14,8 +14,9 @@ import bfc
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
 AS_SINCE_2_11 = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11),
+    VERSION < (2, 11),
     reason="autocast keeps copies of weights under inference_mode before 2.11",  # PyTorch's #165068
 )
 
@@ -88,7 +89,8 @@ def test_every_event_is_as_recorded(name, program, sizes, argument, warm, tmp_pa
     ],
 )
 def test_a_step_that_is_repeated_reserves_what_steps_do(sizes, steps: int, more: int) -> None:
-    """Some blocks of a step do not lie where those of the last did: so many MiB more."""
+    """Some blocks of a step do not lie where those of the last did: so many MiB more. Before 2.13
+    it depends on the driver's addresses, too, which ones do."""
     with bfc.predict("a100") as run:
         model = programs.TransformerLM(sizes).to("cuda")
         optimizer = programs.AdamW(model.parameters())
@@ -100,4 +102,6 @@ def test_a_step_that_is_repeated_reserves_what_steps_do(sizes, steps: int, more:
             programs.cross_entropy(output, targets).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-    assert run.peak_reserved == told == before + more * (1 << 20)
+    assert run.peak_reserved == told
+    if VERSION >= (2, 13):
+        assert told == before + more * (1 << 20)
