@@ -646,7 +646,7 @@ def test_an_optimizer_that_reads_of_the_device_divides_by_what_is_not_zero(
 
 def test_arrays_and_shared_memory_of_what_is_on_the_device() -> None:
     with bfc.predict("a100") as run:
-        data = torch.ones(8, device="cuda")
+        data = torch.randn(8, device="cuda")
         assert data.numpy(force=True).shape == (8,)
         assert data.share_memory_() is data
         with pytest.raises(TypeError, match=r"Tensor.cpu\(\)"):
