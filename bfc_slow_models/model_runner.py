@@ -145,18 +145,15 @@ class BesideTorch:
         ours, models = self.allocator.memory_stats(), self.model.stats()
         different = [name for name in models if ours[name] != models[name]]
         same("stats", {n: ours[n] for n in different}, {n: models[n] for n in different})
-        same("segments", segments_of(self.allocator.snapshot()), self.model.snapshot())
+        same("segments", segments_of(self.allocator.snapshot(history=False)), self.model.snapshot())
 
     def close(self) -> None:
         self.tape.calls.clear()  # PyTorch's allocator is never closed
 
 
 def segments_of(snapshot: Snapshot) -> list[Segment]:
-    """The regions in the words of PyTorch's snapshot, without their device and frames. The history,
-    which takes longest to write, is left out."""
-    columns = snapshot._region_columns()
-    of = snapshot.device, snapshot.stats, columns, None, snapshot.settings, snapshot.torch
-    segments: list[Any] = Snapshot._of_columns(*of).to_torch()["segments"]
+    """The regions in the words of PyTorch's snapshot, without their device and frames."""
+    segments: list[Any] = snapshot.to_torch()["segments"]
     for segment in segments:
         del segment["device"], segment["frames"]
         for block in segment["blocks"]:

@@ -165,7 +165,7 @@ class Ours(Subject):
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
         return [
             segment
-            for segment in segments_of(self.allocator.snapshot())
+            for segment in segments_of(self.allocator.snapshot(history=False))
             if pool in (DEFAULT_POOL, segment["segment_pool_id"])
         ]
 
