@@ -12,6 +12,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
 
 from bfc.interpreter._process cimport call_in_child, exiting, has_entered, start_entering
 from bfc._core cimport NO_CHUNK, ChunkHandle
@@ -58,11 +59,6 @@ cdef extern from *:
     static thread_local int bfc_last_device = 0;
     """
     int last_device "bfc_last_device"
-
-cdef extern from "<atomic>" namespace "std" nogil:
-    cdef cppclass atomic[T]:
-        T load()
-        void store(T value)
 
 cdef extern from "bfc_allocator.h" nogil:
     const uint32_t BFC_ALLOCATOR_VERSION

@@ -15,17 +15,11 @@ import sys
 
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic, memory_order, memory_order_seq_cst
 from posix.signal cimport sigaction, sigaction_t
 from posix.unistd cimport usleep
 
 cdef extern from "<atomic>" namespace "std" nogil:
-    cdef cppclass atomic[T]:
-        T load()
-        T fetch_add(T value)
-        T fetch_sub(T value)
-        void store(T value)
-    ctypedef enum memory_order:
-        memory_order_seq_cst
     void atomic_thread_fence(memory_order order)
 
 cdef enum:

@@ -234,10 +234,14 @@ class KnownValues:
             with _disable_current_modes():
                 found: list[Any] = real.tolist()
             return found
+        if tensor.dim() != 1:
+            return None
+        alike = self.get(tensor)
+        if alike is not None:
+            return [alike] * int(tensor.numel())
         value, _ = self._values.get(tensor.untyped_storage()._cdata, (None, None))
-        if tensor.dim() != 1 or not callable(value):
-            value = self.get(tensor) if tensor.dim() == 1 else None
-            return None if value is None else [value] * int(tensor.numel())
+        if not callable(value):
+            return None
         values = [self.get(one) for one in tensor.unbind()]
         return None if None in values else values
 

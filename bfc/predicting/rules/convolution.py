@@ -198,12 +198,6 @@ def _with_stride_of_two(kernel: int, batch: int, channels: int, width: int) -> b
     return channels >= 512 or (channels >= 256 and width >= 28)
 
 
-def _in_columns(call: Call, images: Any, weight: Any, result: Any) -> bool:
-    """Whether neither cuDNN nor a kernel for single channels does it."""
-    found = _of_call(call, images, weight, result)
-    return columns.without_cudnn(call, images, weight) and not by_kernels_of_pytorch(call, found)
-
-
 def _deterministic() -> bool:
     return bool(torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled())
 
@@ -228,7 +222,8 @@ def workspace(call: Call) -> Iterator[Workspace | Release]:
     """cuDNN's workspace, after a copy of the weight (cudnn_convolution_forward in
     ATen/native/cudnn/ConvShared.cpp)."""
     images, weight = call.args[:2]
-    if _in_columns(call, images, weight, call.result):
+    found = _of_call(call, images, weight, call.result)
+    if columns.without_cudnn(call, images, weight) and not by_kernels_of_pytorch(call, found):
         yield from columns.result(call)
         return
     yield from _copy("weight", weight, by_channels(images, weight))
@@ -247,7 +242,7 @@ def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     if by_kernels_of_pytorch(call, _of_call(call, images, weight, gradient)):
         yield from _of_single_channels(call)
         return
-    if _in_columns(call, images, weight, gradient):
+    if columns.without_cudnn(call, images, weight):
         yield from columns.gradients(call, tuple(_mask(call)))
         return
     last, mask = by_channels(images, weight), _mask(call)

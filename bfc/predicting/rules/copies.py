@@ -50,12 +50,8 @@ INDEX = 8
 composed(
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter_backward", "aten::ldexp", "aten::_euclidean_dist"),
-    *(
-        "aten::affine_grid_generator",
-        "aten::_trilinear",
-        "aten::_is_all_true",
-        "aten::_is_any_true",
-    ),
+    *("aten::affine_grid_generator", "aten::_trilinear"),
+    *("aten::_is_all_true", "aten::_is_any_true"),
 )
 whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
 # the mask first; from ATen/native/cuda/Dropout.cu
