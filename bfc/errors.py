@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 from bfc.units import format_bytes
@@ -133,7 +134,7 @@ class OutOfMemoryError(MemoryError):
             f"  reserved      {format_bytes(self.reserved)} of a limit of {limit}",
             f"  free inside   {format_bytes(free)}, the largest block {largest}",
         ]
-        if free:
+        if free and not math.isnan(self.fragmentation):
             lines.append(
                 f"  fragmentation {self.fragmentation:.1%} of what is free lies outside the "
                 "largest block"

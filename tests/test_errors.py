@@ -117,6 +117,13 @@ def test_a_full_device_says_so(make_allocator) -> None:
     ]
 
 
+def test_an_unknown_fragmentation_is_not_named() -> None:
+    """A pinned allocator does not know it, and has free memory where a thread just freed some."""
+    error = bfc.OutOfMemoryError(3 * MIB, 1024, 1536, MIB, 512)
+    assert "free inside   512 B" in str(error)
+    assert "fragmentation" not in str(error)
+
+
 def test_fragmentation_is_named_with_its_figure(make_allocator) -> None:
     error = fragmented(make_allocator)
     assert error.largest_free == 4096

@@ -1479,8 +1479,6 @@ cdef class Allocator(BufferOwner):
         return 0
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if exiting:
-            return 0
         if self.recorder.keeps_free_frames:
             self.recorder.keep_free_frames(allocation_id)
         if self.reasons.has(FREES_PENDING):

@@ -1586,8 +1586,6 @@ cdef class PinnedAllocator(BufferOwner):
                 report_unraisable(error, _PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if exiting:
-            return 0
         if self.is_live(handle, allocation_id):
             self.free_block(handle, allocation_id)
             self.buffers -= 1

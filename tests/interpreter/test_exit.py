@@ -81,6 +81,28 @@ def test_daemon_threads_may_use_an_allocator_as_the_interpreter_ends(policy: str
     )
 
 
+@pytest.mark.parametrize("policy", ALLOCATORS)
+def test_what_is_freed_as_the_interpreter_ends_can_be_allocated_again(policy: str) -> None:
+    """`Buffer.free` did nothing from then on, and a daemon thread soon ran out of memory."""
+    run(
+        f"""
+        import atexit
+
+        def allocate_and_free():
+            for _ in range(1000):    # 3 GiB in all
+                allocator.allocate(3 << 20).free()
+
+        class Last:
+            __del__ = staticmethod(allocate_and_free)
+
+        atexit.register(lambda: allocate_and_free())    # after all that bfc has registered
+        import bfc
+        allocator = {ALLOCATORS[policy]}
+        last = Last()
+        """
+    )
+
+
 def test_an_allocator_serves_the_last_finaliser_after_a_daemon_thread_was_cut_off() -> None:
     """It waited for the lock of the source, and for the bytes that the thread had asked it for."""
     run(
