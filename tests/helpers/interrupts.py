@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import signal
@@ -20,11 +21,16 @@ class Struck(BaseException):
     pass
 
 
-def starts_with_block(frame: FrameType) -> bool:
+@functools.cache
+def is_in_a_source(file: str) -> bool:
+    return Path(file).parent == SOURCES
+
+
+@functools.cache
+def starts_with_block(file: str, line: int) -> bool:
     """Python comes by the line of a `with` once more when the block is left. An exception there
     would keep it from letting go of the lock, which no signal can do."""
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    return text.lstrip().startswith("with ")
+    return linecache.getline(file, line).lstrip().startswith("with ")
 
 
 def strike_at(line: int) -> Callable[[FrameType, str, Any], Any]:
@@ -32,9 +38,10 @@ def strike_at(line: int) -> Callable[[FrameType, str, Any], Any]:
     left = [line]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if Path(frame.f_code.co_filename).parent != SOURCES:
+        file = frame.f_code.co_filename
+        if not is_in_a_source(file):
             return None
-        if event == "line" and not starts_with_block(frame):
+        if event == "line" and not starts_with_block(file, frame.f_lineno):
             left[0] -= 1
             if left[0] == 0:
                 raise Struck
@@ -61,7 +68,7 @@ def signal_at(line: int) -> Callable[[FrameType, str, Any], Any]:
     left = [line]
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if Path(frame.f_code.co_filename).parent != SOURCES:
+        if not is_in_a_source(frame.f_code.co_filename):
             return None
         if event == "line":
             left[0] -= 1
