@@ -18,15 +18,16 @@ pytestmark = pytest.mark.peers
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_extension_compiles(version: str, tmp_path) -> None:
+def test_the_extension_compiles(version: str) -> None:
+    """Up to the code that would be made of it, which no header changes."""
     folder = headers(version) / "include"
     includes = (folder, folder / "torch/csrc/api/include", sysconfig.get_path("include"))
     flags = [flag for flag in FLAGS if flag != "-shared"]
     command = [
-        *(*needed("CXX", "c++", "C++", "the extension"), *flags, "-c"),
+        *(*needed("CXX", "c++", "C++", "the extension"), *flags, "-fsyntax-only"),
         *(f"-DTORCH_EXTENSION_NAME={EXTENSION.name}", f"-I{bfc.get_include()}"),
         *(word for include in includes for word in ("-isystem", str(include))),
-        *(str(EXTENSION.source), "-o", str(tmp_path / "extension.o")),
+        str(EXTENSION.source),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
