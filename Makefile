@@ -20,7 +20,7 @@ MAKE_VENV := $(PYTHON) -m venv --system-site-packages --without-pip
 INSTALL := @true
 else
 MAKE_VENV := $(PYTHON) -m venv --upgrade-deps
-INSTALL = $(@D)/bin/python -m pip install --quiet
+INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is imported is compiled then
 endif
 
 .DEFAULT_GOAL := help
