@@ -97,13 +97,13 @@ peers: originals ## compare with these originals
 	$(BIN)/python -m pytest $(PARALLEL) -m peers
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
-ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies))
+ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned plans policies))
 PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL)
 
 # A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; nor about
 # what makes no allocator. And the tests of headers compile these themselves.
-READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native predicting repo study \
-	$(patsubst %,plans/test_%.py,layout matching) pytorch/test_packed_entries.py copying/test_kernels.py \
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native predicting repo study pytorch/test_packed_entries.py \
+	copying/test_kernels.py \
 	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step

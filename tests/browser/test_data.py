@@ -86,7 +86,7 @@ def test_blocks_of_random_traces_equal_a_recount(seed: int) -> None:
     check_blocks(opened(data_of([("random", trace)])), trace, addresses_of(trace))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_blocks_of_recorded_traces_equal_a_recount(file: Path) -> None:
     trace = bfc.Trace.load(file)

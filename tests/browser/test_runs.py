@@ -45,6 +45,7 @@ def served_live(trace: bfc.Trace, addresses: list[int]) -> list[int]:
     return live
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", [CACHING, SPLIT, GROWS], ids=lambda policy: policy.name)
 def test_a_replay_has_the_figures_of_the_replay(seed: int, policy: Policy) -> None:

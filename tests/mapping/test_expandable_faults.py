@@ -243,7 +243,7 @@ OPERATIONS = [
 # -- every call fails once -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("fill", FILLS)

@@ -117,6 +117,7 @@ def test_addresses_that_are_in_use_are_refused_and_not_given_back(user: User) ->
 # -- calls that go wrong from inside ---------------------------------------------------------------
 
 
+@pytest.mark.sampled(32)
 @EACH_USER
 @pytest.mark.parametrize(("kind", "n", "after"), INSIDE)
 def test_a_source_that_uses_its_own_allocator(user: User, kind: str, n: int, after: bool) -> None:
@@ -142,6 +143,7 @@ def test_a_source_that_uses_its_own_allocator(user: User, kind: str, n: int, aft
     nothing_left(device, allocator)
 
 
+@pytest.mark.sampled(32)
 @EACH_USER
 @pytest.mark.parametrize(("kind", "n", "after"), INSIDE)
 def test_a_source_that_closes_its_allocator(user: User, kind: str, n: int, after: bool) -> None:
@@ -161,6 +163,7 @@ def test_a_source_that_closes_its_allocator(user: User, kind: str, n: int, after
     assert closed or kind in ("reserve", "wait", "unreserve")
 
 
+@pytest.mark.sampled(32)
 @EACH_USER
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)

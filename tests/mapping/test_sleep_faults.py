@@ -191,7 +191,7 @@ TWICE_BY_KEEP = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @BOTH
 @pytest.mark.parametrize(("op", "kind", "undoing", "keep"), TWICE_BY_KEEP)
 def test_what_undoes_it_fails_as_well(
@@ -385,6 +385,7 @@ def test_a_ctrl_c_while_contents_are_copied(make: Make) -> None:
 # -- from inside, and from other threads -----------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @BOTH
 @pytest.mark.parametrize("kind", ["wait", "copy", "unmap", "release", "create", "map"])
 def test_a_source_that_calls_its_allocator(make: Make, kind: str) -> None:

@@ -113,6 +113,7 @@ def test_without_a_capacity_the_least_span_is_searched(seed: int):
     assert lay_out(*blocks).span == least_span(blocks), f"seed {seed}"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_larger_instances_do_not_overlap(seed: int):
     dice = random.Random(seed)
@@ -186,6 +187,7 @@ def test_the_same_arguments_give_the_same_layout():
     assert (lay_out(*blocks).offsets == lay_out(*blocks).offsets).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_recorded_runs_need_little_more_than_their_bound(path: Path):
     """The reach: 1.002 of the bound. The largest is long elsewhere: here it takes a second."""

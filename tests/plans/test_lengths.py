@@ -451,6 +451,7 @@ def test_every_call_of_the_source_may_fail(policy: str):
         assert not source.live_bytes
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_keep_their_contents(policy: str, seed: int):

@@ -202,6 +202,7 @@ def some_program(policy: str, seed: int, pool: Any) -> tuple[Program, Run]:
     return program, run
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_by_an_account_of_every_page(policy: str, seed: int) -> None:
@@ -212,6 +213,7 @@ def test_disturbed_runs_by_an_account_of_every_page(policy: str, seed: int) -> N
     world.end()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_keep_their_contents(policy: str, seed: int) -> None:
@@ -274,6 +276,7 @@ def disturbed_steps(world: World) -> None:
     pool.release_free_regions()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kinds", [("reserve", "create", "map"), ("access", "unmap", "release"), ("unreserve", "wait")]
 )
@@ -456,6 +459,7 @@ def all_of_it(pool: Any, plan: bfc.Plan) -> None:
     pool.release_free_regions()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_child_forked_in_any_call_of_another_thread_has_all_of_it(policy: str) -> None:
     plan = simple(policy)

@@ -552,6 +552,7 @@ class Program(DisturbedProgram):
             self.model.free(offset)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
@@ -587,6 +588,7 @@ def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
         assert pool.stats().bytes_in_use == 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_program_that_starts_again_gets_its_places_again(policy: str, seed: int):

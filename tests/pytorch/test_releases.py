@@ -257,6 +257,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("context", [None, "all"])
 @pytest.mark.parametrize("last", [None, 500])
 @pytest.mark.parametrize("settings", SETTINGS)

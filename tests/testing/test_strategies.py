@@ -35,6 +35,7 @@ def test_sizes_stay_between_their_ends(nbytes: int) -> None:
     assert 100 <= nbytes <= 10_000
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("border", [255, 256, 257, 512, MIB - 1, MIB, MIB + 1, 20 * MIB, 64 * MIB])
 def test_sizes_reach_the_borders(border: int) -> None:
     assert reached(testing.sizes(), lambda nbytes: nbytes == border) == border

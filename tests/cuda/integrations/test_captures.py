@@ -240,6 +240,7 @@ def policy(request: pytest.FixtureRequest) -> str:
     return request.node.callspec.params["make_cuda"].__name__
 
 
+@pytest.mark.sampled(1)
 def test_a_graph_of_cupys_is_replayed_while_others_allocate(
     run_alone: Run, begin_with_cupy: str, make_cuda, policy: str
 ) -> None:
@@ -247,6 +248,7 @@ def test_a_graph_of_cupys_is_replayed_while_others_allocate(
     run_alone(script, says="True\n0\n", CUPY_CACHE_IN_MEMORY="1")
 
 
+@pytest.mark.sampled(1)
 def test_the_program_of_the_how_to_runs(
     run_alone: Run, begin_with_cupy: str, make_cuda, policy: str
 ) -> None:

@@ -148,7 +148,7 @@ def answers(seed: int) -> list[object]:
     return found
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(200))
 def test_a_program_sees_what_it_would_see(seed: int, tmp_path: Path, monkeypatch) -> None:
     """The same calls on files that are real, and over files that stay as they are."""
