@@ -5,7 +5,7 @@ OFFLINE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 MODULES := setup.py $(shell find bfc -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.h')
-BUILT_FROM := $(MODULES) bfc_pytest.py $(shell find bfc -name '*.py' -o -name '*.pyi' -o -name '*.c')
+BUILT_FROM := $(MODULES) bfc_pytest.py $(shell find bfc bfc_*/ -name '*.py' -o -name '*.pyi' -o -name '*.c')
 
 # The tests start hundreds of interpreters, and reading what is compiled already halves the time that each takes to import bfc.
 unexport PYTHONDONTWRITEBYTECODE

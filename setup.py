@@ -21,6 +21,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 DEBUG = os.environ.get("BFC_DEBUG", "0")
 if DEBUG not in ("0", "1", "2"):
@@ -263,6 +264,17 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
             module.depends = by_name[module.name].depends
 
 
+class BuildModules(build_py):  # type: ignore[misc]
+    """Also deletes modules that an earlier build left in its folder, and whose source was moved: a
+    wheel would have them, and a folder hides the module of the same name."""
+
+    def run(self) -> None:
+        for left in Path(self.build_lib).glob("bfc*/**/*.py"):
+            if not (HERE / left.relative_to(self.build_lib)).exists():
+                left.unlink()
+        super().run()
+
+
 class BuildWheel(bdist_wheel):  # type: ignore[misc]
     """Puts the docstrings of the compiled modules into their stubs: editors show no others."""
 
@@ -280,5 +292,5 @@ def shared_extension() -> Extension:
 
 setup(
     ext_modules=[shared_extension(), *map(extension, sources())],
-    cmdclass={"build_ext": BuildExtensions, "bdist_wheel": BuildWheel},
+    cmdclass={"build_ext": BuildExtensions, "build_py": BuildModules, "bdist_wheel": BuildWheel},
 )

@@ -21,7 +21,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("bfc", "bfc_cuda_emulator", "bfc_slow_models", "bfc_torch_opencl")
+PACKAGES = ("bfc", "bfc_cuda_emulator", "bfc_slow_models", "bfc_tools", "bfc_torch_opencl")
 #: What an archive must hold, beside every source or module of the package.
 IN_SDIST = [
     "CHANGELOG.md",
@@ -40,8 +40,8 @@ IN_SDIST = [
 ]
 #: What no wheel holds: installed, it would stand in site-packages beside other people's.
 ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
-#: Whoever uses them compiles the C in the packages beside `bfc`, and the device of predictions.
-GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/(?!predicting/guard\.cpp$).*\.(c|cpp)$")
+#: Whoever uses them compiles the C and C++ in the packages beside `bfc`.
+GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/.*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
 import inspect, pathlib, sys, bfc
@@ -134,7 +134,8 @@ def try_wheel(python: str, wheel: Path, scratch: Path) -> None:
     run(folder / "bin/bfc", "demo", cwd=scratch)
     run(folder / "bin/bfc", "report", trace, "-o", scratch / "report.html", cwd=scratch)
     run(installed, "-m", "pip", "--quiet", "install", f"{wheel}[testing]", "ml-dtypes")
-    shutil.rmtree(tests / "bfc", ignore_errors=True)  # the tests are to find the wheel's
+    for package in PACKAGES:  # the tests are to find the wheel's
+        shutil.rmtree(tests / package)
     some = (
         "tests/allocators/test_allocator.py",
         "tests/trace/test_trace.py",

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import bfc
 from bench.histories import TRACES, chosen
 from bench.report import machine, say
-from bfc.study import candidates
-from bfc.study.candidates import Point, replay
-from bfc.study.search import GRAIN
+from bfc_tools.study import candidates
+from bfc_tools.study.candidates import Point, replay
+from bfc_tools.study.search import GRAIN
 
 #: The device, as a part of what is live at most.
 PART = 1.03

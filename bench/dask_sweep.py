@@ -29,9 +29,9 @@ from typing import Any
 import bfc
 from bench.histories import TRACES
 from bench.report import machine, say, spread
-from bfc.study import candidates
-from bfc.study.candidates import Outcome
-from bfc.study.workers import Replays, Task
+from bfc_tools.study import candidates
+from bfc_tools.study.candidates import Outcome
+from bfc_tools.study.workers import Replays, Task
 
 REPLAYS, PASSES, GOAL = 2_000, 3, 1.7
 TRACE = "gpt2m_adam"

@@ -22,7 +22,7 @@ from bench.peers import torch
 from bench.peers.tensorflow import PeerUnavailable
 from bench.peers.torch import TorchPeer
 from bench.report import geometric_mean, machine, say
-from bfc.study.counting import CountedSimulated
+from bfc_tools.study.counting import CountedSimulated
 
 GIB = 1 << 30
 #: The device with room.

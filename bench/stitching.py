@@ -20,7 +20,7 @@ import numpy as np
 import bfc
 from bench.histories import chosen, churn, traces
 from bench.report import geometric_mean, machine, say
-from bfc.study.counting import CountedSimulated
+from bfc_tools.study.counting import CountedSimulated
 
 MIB, GIB = 1 << 20, 1 << 30
 PASSES = 6

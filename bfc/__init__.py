@@ -13,10 +13,8 @@ lines above it. In order:
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     plans/                                        places for the blocks of a run that repeats
-    integrations/, study/                         other libraries; policies compared
-    predicting/                                   PyTorch's programs, without a GPU
-    browser/                                      a run as a page for the browser
-    cli/, testing/                                they use `bfc` as a user does
+    integrations/, study.py                       other libraries; the door to the package bfc_tools
+    testing/                                      it uses `bfc` as a user does
     __main__.py
 """
 
@@ -39,6 +37,7 @@ if _is_subinterpreter():
 
 try:
     from bfc import cuda, integrations, opencl, pinned
+    from bfc import study as study
 except ImportError as _error:
     _error.add_note(
         f"if {__path__[0]} is a checkout, it was built from other sources: run `make dev`"
@@ -47,7 +46,6 @@ except ImportError as _error:
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.allocators.graph_pool import GraphPool
-from bfc.browser.report import report
 from bfc.buffers._buffer import Buffer, BufferView
 from bfc.buffers._scopes import owner, use_stream
 from bfc.copying import copy
@@ -72,8 +70,6 @@ from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.policies.mem_pool import MemPool, use_mem_pool
-from bfc.predicting.prediction import Prediction
-from bfc.predicting.session import predict
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
 from bfc.snapshots.asleep import SleepReport
@@ -88,10 +84,6 @@ from bfc.snapshots.snapshot import (
     Snapshot,
     Stats,
 )
-from bfc.study.advice import Advice, AdviceRow
-from bfc.study.advise import advise
-from bfc.study.diff import diff
-from bfc.study.growth import Diff, Growth, MomentGrowth
 from bfc.suballocators import (
     CUDASubAllocator,
     Device,
@@ -102,6 +94,13 @@ from bfc.suballocators import (
     SubAllocator,
 )
 from bfc.trace import Occupancy, Replay, Timeline, Trace
+from bfc_tools.browser.report import report
+from bfc_tools.predicting.prediction import Prediction
+from bfc_tools.predicting.session import predict
+from bfc_tools.study.advice import Advice, AdviceRow
+from bfc_tools.study.advise import advise
+from bfc_tools.study.diff import diff
+from bfc_tools.study.growth import Diff, Growth, MomentGrowth
 
 __version__ = "0.1.0"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from bfc.cli import main
+from bfc_tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

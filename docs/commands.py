@@ -8,7 +8,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from bfc.cli import commands
+from bfc_tools.cli import commands
 
 
 def help_of(name: str) -> str:

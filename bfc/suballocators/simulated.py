@@ -77,7 +77,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         Take addresses in chunks of multiples of so many bytes, each below the last one, the first
         below `base`. Blocks get the lowest addresses that are free in a chunk, freed ones as well;
         a block that fits nowhere gets a chunk. CUDA's driver does so with 32 MiB: see
-        `bfc.predicting.memory`. A call then takes time in proportion to what is live.
+        `bfc_tools.predicting.memory`. A call then takes time in proportion to what is live.
     seed : int, optional
         With `chunk`: each new chunk lies in one of three places, `base` apart, that a generator
         with this seed picks. The addresses of a real process lie so, between its libraries.

@@ -52,7 +52,7 @@ PROTOCOLS = {
 
 def extension_modules() -> Iterator[types.ModuleType]:
     for found in pkgutil.walk_packages(bfc.__path__, "bfc."):
-        if found.name.startswith(("bfc.integrations.", "bfc.__main__", "bfc.cli")):
+        if found.name.startswith(("bfc.integrations.", "bfc.__main__")):
             continue
         with contextlib.suppress(ImportError):
             module = importlib.import_module(found.name)

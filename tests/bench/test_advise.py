@@ -7,6 +7,7 @@ import pytest
 import bfc
 from bench import advise
 from bench.histories import churn
+from bfc_tools.study import candidates
 
 MIB = 1 << 20
 TRACE = churn(30, 300, smallest=MIB, largest=64 * MIB)
@@ -18,8 +19,8 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advise, "PASSES", 1)
     monkeypatch.setattr(advise, "PART", 1.3)
     # The grid has its own test: here two points of it are enough.
-    few = [bfc.study.candidates.Point("caching", "max_split_size_mb:512")]
-    monkeypatch.setattr(bfc.study.candidates, "grid", lambda: iter(few))
+    few = [candidates.Point("caching", "max_split_size_mb:512")]
+    monkeypatch.setattr(candidates, "grid", lambda: iter(few))
 
 
 @pytest.mark.long
@@ -43,7 +44,7 @@ def test_the_ratio_is_of_the_choice_over_the_smallest_of_the_grid():
 
 
 def test_the_smallest_of_the_grid_is_where_the_next_step_down_is_refused():
-    point = bfc.study.candidates.Point("caching", "max_split_size_mb:512")
+    point = candidates.Point("caching", "max_split_size_mb:512")
     live = advise.replay(TRACE, point, 1 << 50).peak_live
     (size, settings), replays = advise.whole_grid(TRACE, 2 * live, live)
     assert settings == point.settings

@@ -21,12 +21,12 @@ from report_recounts import (
 )
 
 import bfc
-from bfc.browser import data, tables
-from bfc.browser.data import LISTED, OTHERS, data_of
-from bfc.browser.encoding import packed
-from bfc.browser.kinds import TEMPORARY_WITHIN as TEMPORARY
-from bfc.browser.render import render
-from bfc.study.experiment import Policy
+from bfc_tools.browser import data, tables
+from bfc_tools.browser.data import LISTED, OTHERS, data_of
+from bfc_tools.browser.encoding import packed
+from bfc_tools.browser.kinds import TEMPORARY_WITHIN as TEMPORARY
+from bfc_tools.browser.render import render
+from bfc_tools.study.experiment import Policy
 
 FILES = [
     *sorted((Path(__file__).parents[2] / "bench/traces").glob("*.npz")),
@@ -212,7 +212,7 @@ def test_owners_over_time_equal_a_recount(seed: int) -> None:
 
 
 def test_small_pieces_of_a_tree_stay_in_the_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bfc.browser import aggregates
+    from bfc_tools.browser import aggregates
 
     monkeypatch.setattr(aggregates, "MOST_NODES", 5)
     trace = random_trace(2)

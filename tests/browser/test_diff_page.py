@@ -12,9 +12,9 @@ import pytest
 from chromium import Page
 
 import bfc
-from bfc.browser import compared
-from bfc.browser.render import render
-from bfc.cli import main
+from bfc_tools.browser import compared
+from bfc_tools.browser.render import render
+from bfc_tools.cli import main
 
 MIB = 1 << 20
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'>"
@@ -107,7 +107,7 @@ def test_long_lists_and_names_are_cut(monkeypatch):
 
 
 def test_a_report_without_a_comparison_has_no_such_section(tmp_path):
-    from bfc.browser.data import data_of
+    from bfc_tools.browser.data import data_of
 
     text = render(data_of([("a", a_run(1, 0))]))
     assert '<section class="card" id="diff" aria-labelledby="diff-title" hidden>' in text

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.browser.data import data_of
-from bfc.browser.kinds import KINDS, kinds_of
-from bfc.browser.lifetimes import lives_of
-from bfc.cli.miniature import record
+from bfc_tools.browser.data import data_of
+from bfc_tools.browser.kinds import KINDS, kinds_of
+from bfc_tools.browser.lifetimes import lives_of
+from bfc_tools.cli.miniature import record
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))
 TORCH = "/usr/lib/python3/dist-packages/torch"

@@ -27,12 +27,12 @@ from chromium import Page
 from PIL import Image
 
 import bfc
-from bfc.browser.data import data_of
-from bfc.browser.render import render
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
-from bfc.study.experiment import Policy
 from bfc.trace import Trace
+from bfc_tools.browser.data import data_of
+from bfc_tools.browser.render import render
+from bfc_tools.study.experiment import Policy
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
@@ -734,7 +734,7 @@ def test_the_map_has_the_colours_of_owners_whose_blocks_are_not_listed(
     page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long run has more blocks than a page can list."""
-    monkeypatch.setattr("bfc.browser.data.LEVELS", ((1, 0, 9),))
+    monkeypatch.setattr("bfc_tools.browser.data.LEVELS", ((1, 0, 9),))
     trace = Trace(
         [0] * 40,
         range(40),

@@ -10,11 +10,11 @@ import pytest
 from perfetto_engine import TraceProcessor
 
 import bfc
-from bfc.browser import perfetto
-from bfc.browser.data import data_of
-from bfc.browser.perfetto import COUNTERS, write_perfetto
-from bfc.cli import main
-from bfc.study.experiment import Policy
+from bfc_tools.browser import perfetto
+from bfc_tools.browser.data import data_of
+from bfc_tools.browser.perfetto import COUNTERS, write_perfetto
+from bfc_tools.cli import main
+from bfc_tools.study.experiment import Policy
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 HOSTILE = '<script>alert(1)</script>\x1b[2J"\\ \ud800 \u2028'

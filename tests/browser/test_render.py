@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bfc.browser import render
-from bfc.browser.data import data_of
 from bfc.trace import Trace
+from bfc_tools.browser import render
+from bfc_tools.browser.data import data_of
 
 HOSTILE = (
     "</script><script>window.ran = 1</script><!-- {{script}} {{policy}} \u2028 "

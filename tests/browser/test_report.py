@@ -11,8 +11,8 @@ import pytest
 from report_recounts import frames_of, opened, random_trace, recount
 
 import bfc
-from bfc.browser.report import shown
 from bfc.snapshots.snapshot import Snapshot
+from bfc_tools.browser.report import shown
 
 MIB = 1 << 20
 BLOCK = re.compile(r'<script type="application/json" id="bfc-report">(.*?)</script>', re.DOTALL)

@@ -12,11 +12,11 @@ import pytest
 from report_recounts import Life, addresses_of, random_trace, recount, unpacked
 
 import bfc
-from bfc.browser.data import MOST_SEGMENTS, data_of
-from bfc.browser.runs import COLUMNS, ROWS, SAMPLES
-from bfc.browser.segments import Pieces
-from bfc.study.counting import CountedSimulated
-from bfc.study.experiment import Policy
+from bfc_tools.browser.data import MOST_SEGMENTS, data_of
+from bfc_tools.browser.runs import COLUMNS, ROWS, SAMPLES
+from bfc_tools.browser.segments import Pieces
+from bfc_tools.study.counting import CountedSimulated
+from bfc_tools.study.experiment import Policy
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))
 CACHING = Policy("caching", bfc.CachingAllocator)

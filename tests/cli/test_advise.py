@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "bench" / "traces"

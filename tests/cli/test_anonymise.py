@@ -13,7 +13,7 @@ import pytest
 from torch_dumps import recorded
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 SECRETS = ("alice", "Secret", "/home/", "kv cache", "N/A", "1700000000")
 CONF = "max_split_size_mb:64"

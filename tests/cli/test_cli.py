@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import devices, main, replay, tables
+from bfc_tools.cli import devices, main, replay, tables
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")

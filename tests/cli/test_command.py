@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import commands, devices, main
+from bfc import trace
+from bfc_tools import cli
+from bfc_tools.cli import commands, devices, main
+from bfc_tools.study import advise
 
 ODD = "café 中文 \U0001f600"
 
@@ -121,6 +124,13 @@ def test_a_warning_is_a_line_without_a_place_in_the_program(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.stderr.startswith("bfc: the snapshot is read as one of PyTorch 2.15: it has keys")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_warning_of_either_package_is_bfcs():
+    for module in (trace, advise):
+        assert cli._in_a_line("odd", UserWarning, module.__file__, 1) == "bfc: odd\n"
+    of_a_script = cli._in_a_line("odd", UserWarning, __file__, 1)
+    assert of_a_script.startswith(f"{__file__}:1: UserWarning: odd")
 
 
 def test_a_command_that_is_not_there_is_answered_with_those_that_are(capsys):

@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 import bfc
-from bfc.cli import demo, main
+from bfc_tools.cli import demo, main
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_decomfl.npz")

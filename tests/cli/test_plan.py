@@ -11,7 +11,7 @@ import pytest
 from repeated_runs import some_run
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 REPEATS = str(TRACES / "gpt2m_adam.npz")

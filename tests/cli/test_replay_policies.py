@@ -14,7 +14,7 @@ import pytest
 from torch_recorder import Recorder, random_places, random_run
 
 import bfc
-from bfc.cli import main, replay
+from bfc_tools.cli import main, replay
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.cli import main
 from bfc.files import replacing
+from bfc_tools.cli import main
 
 ROOT = Path(__file__).parents[2]
 SMALL = str(ROOT / "bench" / "traces" / "gpu_lm_small.npz")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bfc.cli import main
+from bfc_tools.cli import main
 
 SMALL = str(Path(__file__).parents[2] / "bench" / "traces" / "gpu_lm_small.npz")
 REPLAY = ["replay", SMALL, "--no-picture", "--passes", "1", "--json"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import main, replay
+from bfc_tools.cli import main, replay
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 SMALL = str(TRACES / "gpu_lm_small.npz")

@@ -17,9 +17,9 @@ import pytest
 from distributed.client import FutureCancelledError
 
 import bfc
-from bfc.cli import main
-from bfc.study.cluster import Cluster, connected
-from bfc.study.workers import Replays
+from bfc_tools.cli import main
+from bfc_tools.study.cluster import Cluster, connected
+from bfc_tools.study.workers import Replays
 
 ROOT = Path(__file__).parents[2]
 DECOMFL = ROOT / "bench" / "traces" / "gpu_decomfl.npz"
@@ -160,7 +160,7 @@ def test_cancelled_futures_are_not_logged_while_the_command_is_connected(client,
 
 
 def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("bfc.study.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("bfc_tools.study.cluster.PATIENCE", 0.5)
     with started(0) as (_, client):
         address = client.scheduler.address
         with pytest.raises(RuntimeError, match=f"the Dask cluster at {address} has no workers"):
@@ -172,7 +172,7 @@ def test_a_cluster_without_workers_is_said(started, monkeypatch, capsys) -> None
 
 
 def test_a_scheduler_that_does_not_answer_is_said(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("bfc.study.cluster.PATIENCE", 0.5)
+    monkeypatch.setattr("bfc_tools.study.cluster.PATIENCE", 0.5)
     address = "tcp://127.0.0.1:1"
     assert main(["advise", str(DECOMFL), "--device", "2GiB", "--dask", address]) == 2
     said = capsys.readouterr().err

@@ -19,9 +19,9 @@ from own_interpreter import run as run_alone
 from sources import PACKAGES, is_module
 
 import bfc
-from bfc.cli import main
-from bfc.cli.miniature import record
 from bfc.testing import cuda_emulator as emulator
+from bfc_tools.cli import main
+from bfc_tools.cli.miniature import record
 
 #: These run where distributed and torch are installed: tests/dask and tests/torch_opencl have them.
 RUN_ELSEWHERE = ("dask.md", "tensors-on-opencl.md")
@@ -118,7 +118,7 @@ WITH_TORCH = {
         for name in ("copies", "device_module", "kernels", "places", "runtime")
     ),
     *(
-        f"bfc.predicting.{name}"
+        f"bfc_tools.predicting.{name}"
         for name in (
             "cuda_module",
             "even_choices",

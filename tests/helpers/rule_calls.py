@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from bfc.predicting import devices
-from bfc.predicting.rules import interface
+from bfc_tools.predicting import devices
+from bfc_tools.predicting.rules import interface
 
 SIZES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8}
 

@@ -10,10 +10,11 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "bfc"
-#: The packages beside it, and the module of bfc through which users reach each.
+#: The packages beside it, and the module of bfc on whose layer each stands: users reach it there.
 BESIDE = {
     "bfc_cuda_emulator": "bfc.testing.cuda_emulator",
     "bfc_slow_models": "bfc.testing.differential",
+    "bfc_tools": "bfc.study",
     "bfc_torch_opencl": "bfc.integrations.torch_opencl",
 }
 PACKAGES = [PACKAGE, *(CHECKOUT / name for name in BESIDE)]
@@ -40,6 +41,11 @@ def module_name(path: Path) -> str:
     """The dotted name of a module; that of the folder for its `__init__`."""
     parts = path.relative_to(CHECKOUT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_ours(dotted: str) -> bool:
+    """Whether a module, or a name in one, is of these packages."""
+    return dotted.split(".")[0] in ("bfc", *BESIDE)
 
 
 def is_module(dotted: str) -> bool:

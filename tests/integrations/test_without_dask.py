@@ -25,7 +25,7 @@ def test_the_module_can_be_imported_and_says_what_to_install() -> None:
 
 def test_the_command_says_what_to_install() -> None:
     done = run(
-        "from bfc.cli import main\n"
+        "from bfc_tools.cli import main\n"
         f"arguments = ['advise', {str(TRACE)!r}, '--device', '4GiB', '--dask', 'tcp://127.0.0.1:1']\n"
         "sys.exit(main(arguments))"
     )

@@ -19,10 +19,10 @@ import pytest
 from interrupts import struck
 
 import bfc
-from bfc.cli import main
 from bfc.drivers.opencl import platform as _opencl
 from bfc.drivers.opencl import queues as _queues
 from bfc.suballocators import opencl as opencl_source
+from bfc_tools.cli import main
 
 MIB = 1 << 20
 HOME = Path(bfc.__file__).parent.parent

@@ -16,7 +16,7 @@ import bfc
 from bench.histories import churn
 from bench.memory import COUNTED, KINDS
 from bench.peers.torch import TorchPeer
-from bfc.study.candidates import Point, replay
+from bfc_tools.study.candidates import Point, replay
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("torch_peer")]
 

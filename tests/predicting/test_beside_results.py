@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 import bfc
-from bfc.predicting.rules import cub
+from bfc_tools.predicting.rules import cub
 
 #: CCCL 3 aligns twice what a scan and a selection describe.
 ALIGNED = 256 * (torch.__version__ >= cub.CCCL_3)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +162,7 @@ def test_a_thread_that_raises_is_a_failure(script, capsys, monkeypatch) -> None:
 
 
 def test_how_far_it_is_is_told(script, capsys, monkeypatch) -> None:
-    from bfc.cli import predict
+    from bfc_tools.cli import predict
 
     monkeypatch.setattr(predict, "EVERY", 0.0)
     text = "import torch\nx = torch.ones(3, device='cuda')\nfor _ in range(3000): x = x + 1\n"

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import nn
 
 import bfc
-from bfc.predicting.even_choices import Even
+from bfc_tools.predicting.even_choices import Even
 
 EVEN = "a mask, or nonzero: as many as if choices were even, and up to all elements"
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import bfc
-from bfc.browser.kinds import KINDS, kinds_of
-from bfc.browser.lifetimes import lives_of
+from bfc_tools.browser.kinds import KINDS, kinds_of
+from bfc_tools.browser.lifetimes import lives_of
 
 WIDTH, WORDS, BATCH, LENGTH = 256, 1000, 8, 64
 

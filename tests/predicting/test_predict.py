@@ -90,7 +90,7 @@ def test_the_trace_has_modules_and_lines(trained) -> None:
     assert ("torch::autograd::generated::AddmmBackward0::apply", "down") in lines
     assert ("Net.forward", "up") in lines
     assert not any(
-        "predicting" in frame.filename and "/bfc/" in frame.filename for frame in trace.frames
+        "predicting" in frame.filename and "/bfc_tools/" in frame.filename for frame in trace.frames
     )
 
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import bfc
-from bfc.predicting.rules import cub
+from bfc_tools.predicting.rules import cub
 
 MIB = 1 << 20
 

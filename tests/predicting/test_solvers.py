@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bfc
-from bfc.predicting.rules import solvers
+from bfc_tools.predicting.rules import solvers
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import bfc
-from bfc.cli import main
+from bfc_tools.cli import main
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bfc
-from bfc.predicting import guard
+from bfc_tools.predicting import guard
 
 
 @pytest.mark.parametrize("version", ["2.99.0+cpu", "3.0.0", "2.8.1"])

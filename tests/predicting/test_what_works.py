@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import bfc
-from bfc.predicting import recorder as recorders
-from bfc.predicting import session
-from bfc.predicting.rules import recurrent, tensors
+from bfc_tools.predicting import recorder as recorders
+from bfc_tools.predicting import session
+from bfc_tools.predicting.rules import recurrent, tensors
 
 MIB = 1 << 20
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -10,7 +10,10 @@ from sources import BESIDE, CHECKOUT, PACKAGES, assert_none, module_name
 import bfc
 
 #: Modules that need an extra package: they may fail to import where they say that it is missing.
-EXTRAS = ("bfc.integrations", "bfc.predicting", "bfc.testing", *BESIDE)
+EXTRAS = (
+    *("bfc.integrations", "bfc.testing", "bfc_tools.predicting"),
+    *(BESIDE.keys() - {"bfc_tools"}),
+)
 MODULES = sorted(
     module_name(path)
     for package in PACKAGES

@@ -20,6 +20,7 @@ from sources import (
     code_lines,
     file_name,
     is_module,
+    is_ours,
     listed,
 )
 from sources import PACKAGE as ROOT
@@ -58,10 +59,6 @@ def entries_of(folder: Path) -> set[str]:
         if path in FOLDERS or path in FILES
     }
     return found - {"__init__", "__init__.py"}
-
-
-def is_ours(dotted: str) -> bool:
-    return dotted.split(".")[0] in ("bfc", *BESIDE)
 
 
 def named_modules(found: re.Match) -> list[str]:
@@ -110,7 +107,7 @@ def is_below(target: Path, source: Path) -> bool:
     if source == target or source in target.parents:
         return True
     if target in source.parents:
-        return target == ROOT and source.relative_to(ROOT).parts[0] in USERS
+        return target == ROOT and not USERS.isdisjoint(source.relative_to(ROOT).parts[:2])
     folder = next(parent for parent in source.parents if parent in target.parents)
     layers = LAYERS[folder]
     mine, theirs = source.relative_to(folder).parts[0], target.relative_to(folder).parts[0]
@@ -212,6 +209,11 @@ def test_an_import_that_points_upwards_is_seen() -> None:
     assert not is_below(ROOT / "snapshots/snapshot", ROOT / "snapshots/text.py")
     assert not is_below(ROOT / "drivers/cuda/_driver", ROOT / "drivers/opencl/platform.py")
     assert not is_below(ROOT, ROOT / "trace/trace.py")
+    tools = CHECKOUT / "bfc_tools"
+    assert is_below(ROOT / "trace/trace", tools / "study/diff.py")
+    assert not is_below(tools / "study/diff", ROOT / "trace/trace.py")
+    assert is_below(ROOT, tools / "cli/diff.py")
+    assert not is_below(ROOT, tools / "study/diff.py")
 
 
 def test_forks_are_hooked_into_in_one_place_and_by_the_locks() -> None:

@@ -20,6 +20,10 @@ def project() -> dict[str, Any]:
 
 
 def test_what_is_not_python_is_installed_too(tmp_path: Path) -> None:
+    """And nothing that was moved after an earlier build."""
+    moved = tmp_path / "bfc/study/__init__.py"  # it would hide bfc/study.py
+    moved.parent.mkdir(parents=True)
+    moved.touch()
     command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT)
     assert ran.returncode == 0, ran.stderr
@@ -33,6 +37,8 @@ def test_what_is_not_python_is_installed_too(tmp_path: Path) -> None:
     assert Path("bfc/include/bfc_torch_allocator.hpp") in wanted
     assert Path("bfc_torch_opencl/extension.cpp") in wanted
     assert wanted - installed == set()
+    assert not moved.exists()
+    assert {Path("bfc/study.py"), Path("bfc_tools/predicting/rules/orders.json")} < installed
 
 
 def test_the_version_is_the_distributions() -> None:

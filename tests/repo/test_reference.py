@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 from documents import ROOT
-from sources import assert_none
+from sources import assert_none, is_ours
 
 import bfc
 from bfc import study, testing
@@ -76,7 +76,7 @@ CLASSES = [name for name in public_names() if kind_of(name) == "class"]
 
 
 def public_members(owner: type) -> list[str]:
-    ours = [kind for kind in owner.__mro__ if kind.__module__.startswith("bfc.")]
+    ours = [kind for kind in owner.__mro__ if is_ours(kind.__module__)]
     return sorted({name for kind in ours for name in vars(kind) if not name.startswith("_")})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sources import IMPORT, READ, assert_none, code_lines, listed, module_name
+from sources import IMPORT, READ, assert_none, code_lines, is_ours, listed, module_name
 
 #: Classes that are made themselves, and of which one other differs: a subclass is no half of them.
 KEPT = {
@@ -68,7 +68,7 @@ def one_subclass(paths: list[Path]) -> dict[str, str]:
         dotted = imported.get(first, f"{module}.{first}") + dot + rest
         if dotted in defined:
             return dotted
-        if first not in imported or not dotted.startswith("bfc."):
+        if first not in imported or not is_ours(dotted):
             return None
         if dotted.startswith("bfc.libraries."):  # another library's
             return None

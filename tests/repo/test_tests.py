@@ -1,4 +1,4 @@
-"""The tests: no one leans on another, and their folders are those of the package."""
+"""The tests: no one leans on another, and their folders are those of the packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sources import CHECKOUT, PACKAGE
+from sources import CHECKOUT, PACKAGES
 
 
 def test_no_test_imports_another() -> None:
@@ -21,11 +21,11 @@ def test_no_test_imports_another() -> None:
     assert found == set()
 
 
-def test_each_room_of_tests_is_one_of_the_package() -> None:
+def test_each_room_of_tests_is_one_of_the_packages() -> None:
     tests = CHECKOUT / "tests"
     folders = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
     own = {"cuda", "opencl", "torch_opencl", "repo", "documents", "bench", "peers", "dask"}
-    rooms = {path.name for path in PACKAGE.rglob("*") if path.is_dir()}
+    rooms = {path.name for package in PACKAGES for path in package.rglob("*") if path.is_dir()}
     assert sorted(folders - own - rooms) == []
 
 

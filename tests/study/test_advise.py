@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.predicting.memory import simulated_driver
-from bfc.study import candidates, recorded_settings, workers
-from bfc.study.advise import prove
-from bfc.study.counting import CountedSimulated
-from bfc.study.file_formats import read
+from bfc_tools.predicting.memory import simulated_driver
+from bfc_tools.study import candidates, recorded_settings, workers
+from bfc_tools.study.advise import prove
+from bfc_tools.study.counting import CountedSimulated
+from bfc_tools.study.file_formats import read
 
 MIB, GIB = 1 << 20, 1 << 30
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from hypothesis import given
 import bfc
 import bfc.testing
 from bfc.pytorch.owners import is_the_users
-from bfc.study.file_formats import read
-from bfc.study.growth import KINDS, signed
+from bfc_tools.study.file_formats import read
+from bfc_tools.study.growth import KINDS, signed
 
 MIB = 1 << 20
 RUNS = Path(__file__).parents[2] / "bench" / "traces"

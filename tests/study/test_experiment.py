@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import bfc
-from bfc.study.counting import CountedSimulated
-from bfc.study.experiment import Policy, at_its_fullest, compare, measure
+from bfc_tools.study.counting import CountedSimulated
+from bfc_tools.study.experiment import Policy, at_its_fullest, compare, measure
 
 MIB = 1 << 20
 BOTH = [Policy("bfc", bfc.BFCAllocator), Policy("caching", bfc.CachingAllocator)]

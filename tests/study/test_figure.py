@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import bfc
-from bfc.cli import main
 from bfc.study import compare, plot
-from bfc.study.figure import COLOURS, STROKES
+from bfc_tools.cli import main
+from bfc_tools.study.figure import COLOURS, STROKES
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 LONG = "caching:expandable_segments:True,max_split_size_mb:128"

@@ -10,7 +10,7 @@ import pytest
 
 import bfc
 from bfc.__main__ import main
-from bfc.study.file_formats import ARCHIVE, LOG, SNAPSHOT, has_devices, kind_of, read
+from bfc_tools.study.file_formats import ARCHIVE, LOG, SNAPSHOT, has_devices, kind_of, read
 
 MIB = 1 << 20
 SIZES = [3 * MIB, MIB, 5 * MIB]

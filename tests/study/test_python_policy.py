@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 
 import bfc
-from bfc.browser.data import data_of
 from bfc.study import Policy, PythonPolicy, compare
-from bfc.study.counting import CountedSimulated
-from bfc.study.experiment import at_its_fullest
 from bfc.suballocators import SubAllocator
 from bfc.testing import traces
 from bfc_slow_models.tensorflow_model import Model
+from bfc_tools.browser.data import data_of
+from bfc_tools.study.counting import CountedSimulated
+from bfc_tools.study.experiment import at_its_fullest
 from examples.my_policies import BestFit, Buddy
 
 ROOT = Path(__file__).parents[2]

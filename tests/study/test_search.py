@@ -9,10 +9,18 @@ import pytest
 
 import bfc
 from bfc.pytorch.settings import CachingSettings
-from bfc.study import candidates, search
-from bfc.study.candidates import CACHING, PAGES, Outcome, Point, caching, grid, one_key_at_a_time
-from bfc.study.search import DEFAULT, GRAIN, Candidate, Search, choose
-from bfc.study.workers import Task
+from bfc_tools.study import candidates, search
+from bfc_tools.study.candidates import (
+    CACHING,
+    PAGES,
+    Outcome,
+    Point,
+    caching,
+    grid,
+    one_key_at_a_time,
+)
+from bfc_tools.study.search import DEFAULT, GRAIN, Candidate, Search, choose
+from bfc_tools.study.workers import Task
 
 MIB, GIB = 1 << 20, 1 << 30
 

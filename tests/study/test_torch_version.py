@@ -10,9 +10,9 @@ import pytest
 import bfc
 from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.pytorch.settings import CachingSettings
-from bfc.study import candidates, recorded_settings
-from bfc.study.torch_version import decided, line_of
-from bfc.study.workers import Replays
+from bfc_tools.study import candidates, recorded_settings
+from bfc_tools.study.torch_version import decided, line_of
+from bfc_tools.study.workers import Replays
 
 MIB = 1 << 20
 TRACES = Path(__file__).parents[2] / "bench" / "traces"

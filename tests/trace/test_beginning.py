@@ -14,8 +14,8 @@ import pytest
 from report_recounts import gaps_of, recount
 
 import bfc
-from bfc.browser.data import data_of
-from bfc.study.candidates import BFC, CACHING, PAGES, Point, replay
+from bfc_tools.browser.data import data_of
+from bfc_tools.study.candidates import BFC, CACHING, PAGES, Point, replay
 
 MIB = 1 << 20
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))

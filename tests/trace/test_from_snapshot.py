@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bfc
-from bfc.browser.report import shown
-from bfc.study import recorded_settings
+from bfc_tools.browser.report import shown
+from bfc_tools.study import recorded_settings
 
 MIB = 1 << 20
 Kind = tuple[type[bfc.Allocator], dict[str, Any]]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import bfc
-from bfc.browser.data import data_of
 from bfc.pytorch.words import CAPTURE_BEGINS, CAPTURE_ENDS, LET_GO, POOL_MARKS
-from bfc.study.recorded_settings import with_the_last_refusal
+from bfc_tools.browser.data import data_of
+from bfc_tools.study.recorded_settings import with_the_last_refusal
 
 KIB, MIB = 1 << 10, 1 << 20
 STREAM, JOINED = 1, 2  # the numbers that a trace gives them, too

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import bfc
 import bfc.testing
-from bfc.study.counting import CountedSimulated
+from bfc_tools.study.counting import CountedSimulated
 
 MIB = 1 << 20
 NAMES = ["event", "live", "in_use", "reserved", "largest_free", "refused", "driver_calls"]

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 from rule_calls import Shape
 
-from bfc.predicting import cudnn
-from bfc.predicting.cudnn import Cudnn, Kernel, Plan, Question
-from bfc.predicting.rules.convolution_workspaces import Convolution
+from bfc_tools.predicting import cudnn
+from bfc_tools.predicting.cudnn import Cudnn, Kernel, Plan, Question
+from bfc_tools.predicting.rules.convolution_workspaces import Convolution
 
 
 def question(
@@ -243,7 +243,7 @@ def test_threads_get_the_answers_to_their_own_questions(counting) -> None:
 
 
 def test_it_is_no_program_that_the_script_has_started(counting) -> None:
-    from bfc.predicting.file_calls import _Hook
+    from bfc_tools.predicting.file_calls import _Hook
 
     class Calls:
         def __init__(self) -> None:

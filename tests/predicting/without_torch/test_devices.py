@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bfc.predicting import devices
+from bfc_tools.predicting import devices
 
 
 @pytest.mark.parametrize(

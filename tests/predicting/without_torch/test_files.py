@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from bfc.predicting.file_calls import MARK, thrown_away
+from bfc_tools.predicting.file_calls import MARK, thrown_away
 
 NAMES = ("a", "b", "a/c", "a/d", "b/e", "a/c/f", "link", "link/g", "./a/../b")
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 import bfc
-from bfc.predicting.repeats import repeated
+from bfc_tools.predicting.repeats import repeated
 
 
 def steps(seed: int, count: int) -> tuple[bfc.Trace, list[int]]:

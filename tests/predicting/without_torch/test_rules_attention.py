@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc.predicting import devices
-from bfc.predicting.rules import attention
-from bfc.predicting.rules.sdpa_choice import Attention, Backend, choose
+from bfc_tools.predicting import devices
+from bfc_tools.predicting.rules import attention
+from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
 
 FLASH, EFFICIENT, MATH, CUDNN = Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN
 

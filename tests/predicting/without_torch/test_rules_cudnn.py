@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rule_calls import Shape, call, of, sizes
 
-from bfc.predicting.cudnn import Plan
-from bfc.predicting.rules import interface, recurrent
-from bfc.predicting.rules.columns import gradients, without_cudnn
-from bfc.predicting.rules.convolution import by_kernels_of_pytorch
-from bfc.predicting.rules.convolution_workspaces import Convolution
+from bfc_tools.predicting.cudnn import Plan
+from bfc_tools.predicting.rules import interface, recurrent
+from bfc_tools.predicting.rules.columns import gradients, without_cudnn
+from bfc_tools.predicting.rules.convolution import by_kernels_of_pytorch
+from bfc_tools.predicting.rules.convolution_workspaces import Convolution
 
 
 def convolution(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bfc.predicting.rules.fourier import workspace
+from bfc_tools.predicting.rules.fourier import workspace
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc.predicting.rules import gemm
-from bfc.predicting.rules.interface import RULES
+from bfc_tools.predicting.rules import gemm
+from bfc_tools.predicting.rules.interface import RULES
 
 MIB = 1 << 20
 

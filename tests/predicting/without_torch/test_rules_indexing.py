@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc.predicting import devices
-from bfc.predicting.rules import cub
-from bfc.predicting.rules.tensors import div_up
+from bfc_tools.predicting import devices
+from bfc_tools.predicting.rules import cub
+from bfc_tools.predicting.rules.tensors import div_up
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from rule_calls import Shape, call, of, shapes
 
-from bfc.predicting.rules import cub
-from bfc.predicting.rules.tensors import div_up
+from bfc_tools.predicting.rules import cub
+from bfc_tools.predicting.rules.tensors import div_up
 
 LAYER_NORM = (
     "native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc.predicting import devices
-from bfc.predicting.rules import reductions
-from bfc.predicting.rules.reductions import Kernel, dimensions, partial_results
+from bfc_tools.predicting import devices
+from bfc_tools.predicting.rules import reductions
+from bfc_tools.predicting.rules.reductions import Kernel, dimensions, partial_results
 
 SUM = "sum(self, dim=None, keepdim=False, dtype=None)"
 

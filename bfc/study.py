@@ -1,0 +1,12 @@
+"""Experiments with recorded runs: what one run needs under several policies. `bfc replay` prints
+such figures, and a program that looks for the best settings compares them.
+
+Its sources are in a package of their own, `bfc_tools`.
+"""
+
+from bfc_tools.study import recorded_settings as recorded_settings  # the reference names its class
+from bfc_tools.study.experiment import Comparison, Policy, Row, compare
+from bfc_tools.study.figure import plot
+from bfc_tools.study.python_policy import PythonPolicy
+
+__all__ = ["Comparison", "Policy", "PythonPolicy", "Row", "compare", "plot"]

@@ -1,0 +1,145 @@
+"""The command `bfc`, which is `python -m bfc` too: one file a subcommand, with
+`HELP`, `EPILOG`, `add_options(parser)` and `run(arguments)`. In order:
+
+    sizes.py               numbers, and sizes of devices
+    policies.py            what names an allocator on the command line
+    runs.py                recorded runs that a command is given
+    tables.py              tables for people, and JSON and CSV for scripts
+    advise.py, devices.py, diff.py, predict.py, replay.py
+    anonymise.py, plan.py, report.py
+    miniature.py           a training to record
+    demo.py                all of it, on that training
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import bfc
+from bfc import __version__
+from bfc_tools.cli import advise, anonymise, demo, devices, diff, plan, predict, replay, report
+
+#: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
+OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+#: What a wrong call or file is told with. The text says what is wrong, and what to do.
+EXPECTED = (OSError, ValueError, RuntimeError, MemoryError, ImportError)
+#: Kinds of these that only a fault in the program raises.
+UNEXPECTED = (UnicodeError, RecursionError, NotImplementedError)
+
+#: Folders whose code warns as bfc.
+OURS = tuple(os.path.dirname(file) + os.sep for file in (bfc.__file__, os.path.dirname(__file__)))
+
+EPILOG = """\
+`bfc COMMAND --help` says what a command takes and prints.
+
+exit code: 0 all well, 1 an allocation was refused or a peak has grown, 2 a wrong call or file, 130
+interrupted.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
+    peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
+    _print_in_any_encoding()
+    warnings.formatwarning = _in_a_line
+    parser, _ = commands()
+    parsed = parser.parse_args(arguments)
+    if "run" not in parsed:
+        parser.print_help()
+        return OK
+    parsed.ends_process = arguments is None  # so the caller is the command itself
+    try:
+        fits: bool = parsed.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, a pager) has gone
+        code = OK
+    except KeyboardInterrupt:
+        print("bfc: interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    except Exception as error:
+        if "traceback" in parsed:
+            traceback.print_exc()
+        print(f"bfc: {_in_words(error)}", file=sys.stderr)
+        code = WRONG
+    else:
+        return OK if fits else DOES_NOT_FIT
+    _discard_what_cannot_be_printed()
+    return code
+
+
+def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """What reads the command line, and what reads the rest of it, for each command."""
+    parser = argparse.ArgumentParser(
+        prog="bfc",
+        description="A GPU memory allocator that you can use, see into and trust.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=f"bfc {__version__}")
+    added = parser.add_subparsers(metavar="COMMAND", title="commands")
+    for command in (demo, predict, advise, report, replay, diff, plan, anonymise, devices):
+        name = command.__name__.rpartition(".")[2]
+        one = added.add_parser(name, help=command.HELP, epilog=command.EPILOG)
+        command.add_options(one)
+        one.set_defaults(run=command.run)
+    for one in (parser, *added.choices.values()):
+        one.formatter_class = argparse.RawDescriptionHelpFormatter  # their epilogs have tables
+        one.add_argument(  # to all, so that it can stand before and after the command
+            "--traceback",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="if something goes wrong, show where in the program",
+        )
+    return parser, added.choices
+
+
+def _print_in_any_encoding() -> None:
+    """Escapes what the encoding of the terminal lacks, as stderr does, in place of an error."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _in_a_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """A warning of bfc's own without the line of bfc that gave it. A script that is predicted has
+    its warnings as ever."""
+    if filename.startswith(OURS):
+        return f"bfc: {message}\n"
+    return _format_warning(message, category, filename, lineno, line)
+
+
+_format_warning = warnings.formatwarning
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error)
+    if text and isinstance(error, EXPECTED) and not isinstance(error, UNEXPECTED):
+        return text
+    what = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
+    if isinstance(error, MemoryError):
+        return f"{what}: the command needs more memory than this machine has left"
+    return (
+        f"{what}: bfc did not expect this, so it is a mistake in bfc. Try again with --traceback, "
+        "and report what that shows"
+    )
+
+
+def _discard_what_cannot_be_printed() -> None:
+    """Gives the interpreter nothing to complain about when it flushes."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,182 @@
+"""Follows the program through its modules, backward passes and optimizers, and learns from them
+what an allocation is for: parameters, gradients, optimizer state, inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from bfc_tools.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, OTHER, PARAMETERS
+from bfc_tools.predicting.places import BACKWARD, FORWARD, NONE, OPTIMIZER, Places
+from bfc_tools.predicting.recorder import Recorder
+
+
+class Follower:
+    """What the hooks call. `steps` is how many steps the optimizer has made that made the fewest,
+    of those that made any; `after_step`, if given, is called after each step of an optimizer."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.places: Places = recorder.places
+        self.after_step: Callable[[], object] | None = None
+        #: By the id of a parameter: itself, and its module.
+        self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._named: weakref.WeakSet[Any] = weakref.WeakSet()
+        #: By optimizer: the number of events after each of its steps.
+        self._ends: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+
+    @property
+    def steps(self) -> int:
+        return min(map(len, self._ends.values()), default=0)
+
+    # -- modules --------------------------------------------------------------------------------
+
+    def enter(self, module: Any, inputs: Any) -> None:
+        if module not in self._named:
+            self._name(module)
+        places = self.places
+        if not places.modules.get(threading.get_ident()):
+            for one in inputs:
+                self.mark(one, INPUTS, only=OTHER)
+            if places.phase == NONE:
+                places.phase = FORWARD
+        places.enter(module)
+
+    def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
+        places = self.places
+        places.leave()
+        outermost = not places.modules.get(threading.get_ident())
+        if outermost and places.phase == FORWARD and not torch.is_grad_enabled():
+            places.phase = NONE
+
+    def _name(self, module: Any) -> None:
+        """Names a module and all below it, by their place in the outermost one that runs."""
+        for name, one in module.named_modules():
+            if one not in self._named:
+                self._named.add(one)
+                if not name or name[0].isdigit():  # of a list of layers at the top
+                    name = ".".join(filter(None, (type(module).__name__, name)))
+                owner = self.places.names[one] = self.places.owner(name)
+                for parameter in one._parameters.values():
+                    if parameter is not None:
+                        self._know(parameter, owner)
+                for buffer in one._buffers.values():
+                    self.mark(buffer, PARAMETERS, owner)
+
+    def _know(self, parameter: Any, owner: int = 0) -> None:
+        self.mark(parameter, PARAMETERS, owner)
+        self._parameters[id(parameter)] = weakref.ref(parameter), owner
+
+    # -- the backward pass ----------------------------------------------------------------------
+
+    def backward(self, function: Callable[..., Any], phase_after: int | None) -> Any:
+        """`torch.autograd.backward` or `torch.autograd.grad`, followed."""
+
+        @functools.wraps(function)
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            places = self.places
+            before, outer = places.phase, (places.backward_stack, places.backward_of)
+            places.phase, places.backward_stack = BACKWARD, places.stack()
+            places.backward_of = threading.get_ident()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                places.phase = before if phase_after is None or before == BACKWARD else phase_after
+                places.backward_stack, places.backward_of = outer
+                self.mark_gradients()
+
+        return followed
+
+    def mark_gradients(self) -> None:
+        """Notes which allocations hold gradients of parameters, and parameters."""
+        for key, (reference, owner) in list(self._parameters.items()):
+            parameter = reference()
+            if parameter is None:
+                del self._parameters[key]
+                continue
+            self.mark(parameter, PARAMETERS, owner)
+            if parameter.grad is not None:
+                self.mark(parameter.grad, GRADIENTS, owner)
+
+    # -- optimizers -----------------------------------------------------------------------------
+
+    def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.places.phase = OPTIMIZER
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        if held and all(map(_is_left_behind, held)):
+            raise RuntimeError(
+                "the optimizer holds parameters that were made before the prediction began: make "
+                "model and optimizer inside of the block, the optimizer after model.cuda()"
+            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
+                    self._know(parameter)
+                if parameter.grad is not None:
+                    self.mark(parameter.grad, GRADIENTS)
+
+    def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.places.phase = NONE
+        for parameter, state in optimizer.state.items():
+            if isinstance(state, dict):
+                _, owner = self._parameters.get(id(parameter), (None, 0))
+                for value in state.values():
+                    self.mark(value, OPTIMIZER_STATE, owner)
+        memory = self.recorder.memory
+        self._ends.setdefault(optimizer, []).append(len(memory.op))
+        # of several the one that comes last: a step of the program ends with it
+        memory.step_ends = min(self._ends.values(), key=lambda ends: (len(ends), -ends[-1]))
+        if self.after_step is not None:
+            self.after_step()
+
+    def mark(self, value: Any, kind: int, owner: int = 0, only: int | None = None) -> None:
+        """Notes what the memory of a tensor on the GPU is for, and whose it is; with `only`, if
+        that is what it was taken to be for."""
+        value = getattr(value, "_local_tensor", value)  # of a DTensor, as FSDP makes them
+        if isinstance(value, torch.Tensor):
+            device = getattr(value, "fake_device", None)
+            strided = value.layout is torch.strided
+            if device is not None and device.type == "cuda" and strided:
+                made = self.recorder.live.get(value.untyped_storage()._cdata)
+                kinds = self.recorder.memory.kinds
+                if made is not None and (only is None or kinds[made.number] == only):
+                    self.recorder.memory.know(made, kind, owner)
+
+    def replacements(self) -> Iterator[tuple[Any, str, Any]]:
+        """(module, name, what stands there) of what has no hook."""
+        autograd = torch.autograd
+        yield autograd, "backward", self.backward(autograd.backward, NONE)
+        yield autograd, "grad", self.backward(autograd.grad, None)
+
+
+def _is_left_behind(parameter: Any) -> bool:
+    """Whether a parameter has values and no gradient: the model has a fake one in its place."""
+    return type(parameter) is torch.nn.Parameter and parameter.grad is None
+
+
+@contextlib.contextmanager
+def followed(follower: Follower) -> Iterator[None]:
+    """Installs the hooks, and removes them at the end."""
+    with contextlib.ExitStack() as stack:
+        for handle in (
+            register_module_forward_pre_hook(follower.enter),
+            register_module_forward_hook(follower.leave, always_call=True),
+            register_optimizer_step_pre_hook(follower.begin_step),
+            register_optimizer_step_post_hook(follower.end_step),
+        ):
+            stack.callback(handle.remove)
+        yield

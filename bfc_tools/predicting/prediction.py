@@ -1,0 +1,497 @@
+"""What a prediction has found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from bfc.libraries import np, torch
+from bfc.policies._caching import CachingAllocator
+from bfc.pytorch.rules import rules_of
+from bfc.trace import Trace
+from bfc.trace.trace import ALLOCATE, FREE
+from bfc.units import format_bytes, parse_bytes
+from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.kinds import KINDS, MADE_ONCE
+from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
+from bfc_tools.predicting.places import PHASES
+from bfc_tools.predicting.repeats import repeated
+from bfc_tools.study.source_lines import Lines
+
+if TYPE_CHECKING:
+    from bfc_tools.predicting.file_calls import FileCalls
+    from bfc_tools.predicting.recorder import Recorder
+    from bfc_tools.study.advice import Advice
+
+MIB = 1 << 20
+#: How often a step is repeated to see what many steps reserve.
+REPEATS = 100
+#: At how many layouts of addresses a trace is replayed.
+LAYOUTS = 8
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment at which most was live, and whose memory it was. Sizes are bytes asked for.
+
+    Attributes
+    ----------
+    event : int
+        The index of the event in the trace.
+    nbytes : int
+        How much was live.
+    phase : str
+        "forward", "backward", "optimizer", or "" outside of a step.
+    line : str
+        The line of the program that ran, such as "train.py:61 in step".
+    of_line : str
+        In the backward pass, the line of the forward pass whose gradient was computed; else empty.
+    module : str
+        The module, such as "layers.3.attn"; empty if none was running.
+    operator : str
+        The operator that allocated.
+    by_kind : dict of str to int
+        What was live, by what it is for: "parameters", "gradients", "optimizer state",
+        "activations", "workspaces" and so on.
+    by_module : dict of str to int
+        The same by module.
+    by_operator : dict of str to int
+        The same by operator.
+    by_line : dict of str to int
+        The same by line; in the backward pass, by the line of the forward pass.
+    """
+
+    event: int
+    nbytes: int
+    phase: str
+    line: str
+    of_line: str
+    module: str
+    operator: str
+    by_kind: dict[str, int]
+    by_module: dict[str, int]
+    by_operator: dict[str, int]
+    by_line: dict[str, int]
+
+
+@dataclass(frozen=True)
+class NotCounted:
+    """Memory of the GPU that is not in the prediction.
+
+    Attributes
+    ----------
+    what : str
+        What takes it.
+    low : int
+        The least that it may be, in bytes: rough, as public reports of runs have it.
+    high : int
+        The most that it usually is, in bytes; as rough.
+    why : str
+        What it depends on.
+    """
+
+    what: str
+    low: int
+    high: int
+    why: str
+
+
+class Prediction:
+    """The memory that a program needs. `bfc.predict` makes it; printed, it tells all of it.
+
+    Parameters
+    ----------
+    gpu : GPU
+        The GPU that was assumed.
+    memory : Memory
+        The memory of the device, which the program uses.
+    recorder : Recorder
+        What records the program.
+
+    Attributes
+    ----------
+    gpu : GPU
+        As given.
+    torch_version : str
+        The version of torch whose operators ran.
+    """
+
+    def __init__(self, gpu: GPU, memory: Memory, recorder: Recorder) -> None:
+        self.gpu = gpu
+        self.torch_version: str = torch.__version__
+        self._memory = memory
+        self._recorder = recorder
+        #: What stands in the place of Python's functions on files, unless they are real.
+        self.files: FileCalls | None = None
+        self._trace: Trace | None = None
+        self._peak: Peak | None = None
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most bytes that were allocated, as `torch.cuda.max_memory_allocated()` counts.
+
+        That is in whole blocks of the allocator: `peak_requested` is less.
+        """
+        self._memory.note_peaks()
+        return self._memory.peak_allocated
+
+    @property
+    def peak_requested(self) -> int:
+        """The most bytes that were asked for and not freed."""
+        return self._memory.peak_requested
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes taken from the device, as `torch.cuda.max_memory_reserved()` counts."""
+        self._memory.note_peaks()
+        return self._memory.peak_reserved
+
+    @property
+    def settings(self) -> str:
+        """The settings in force, as in PYTORCH_CUDA_ALLOC_CONF."""
+        return self._memory.settings
+
+    @property
+    def limited(self) -> bool:
+        """Whether the device runs out of memory (`oom=True`)."""
+        return self._memory.limited
+
+    @property
+    def operators(self) -> int:
+        """How many operators have run."""
+        return self._recorder.operators
+
+    @property
+    def snapshots(self) -> list[str]:
+        """The files that the program has written with `_dump_snapshot`."""
+        return list(self._memory.dumped)
+
+    @property
+    def files_written(self) -> list[str]:
+        """The files that the program has written, and that were thrown away: absolute paths."""
+        return [] if self.files is None else list(self.files.written)
+
+    @property
+    def files_removed(self) -> list[str]:
+        """The user's files that the program has removed or renamed; they are there still."""
+        return [] if self.files is None else list(self.files.removed)
+
+    @property
+    def trace(self) -> Trace:
+        """All allocations and frees, with owners (modules) and stacks (lines, operators)."""
+        if self._trace is None or len(self._trace) != len(self._memory.op):
+            self._peak = None
+            self._trace = self._memory.trace(
+                {
+                    "predicted": {"gpu": self.gpu.name, "torch": self.torch_version},
+                    "torch_version": self._memory.rules,
+                    "torch_version_sign": f"whose rules torch {self.torch_version} has",
+                }
+            )
+        return self._trace
+
+    @property
+    def peak(self) -> Peak:
+        """The moment at which most was live, and whose memory it was.
+
+        Raises
+        ------
+        RuntimeError
+            If nothing was allocated on the GPU.
+        """
+        trace = self.trace
+        if self._peak is None:
+            if not len(trace):
+                raise RuntimeError("the program has allocated nothing on the GPU")
+            self._peak = _find_peak(trace, self._memory)
+        return self._peak
+
+    def reserved_under(self, settings: str) -> int:
+        """The most bytes that would be taken from the device under other settings.
+
+        Parameters
+        ----------
+        settings : str
+            As in PYTORCH_CUDA_ALLOC_CONF; "" are the defaults.
+
+        Returns
+        -------
+        int
+            In bytes, on a device that never refuses.
+
+        Raises
+        ------
+        SettingsError
+            If the settings are wrong.
+        """
+        if settings == self.settings:
+            return self.peak_reserved
+        return int(self._replay(ENOUGH, settings).peak_bytes_reserved)
+
+    def reserved_range(self) -> tuple[int, int]:
+        """The least and the most bytes reserved as the driver's addresses vary.
+
+        Before 2.13, PyTorch takes, of free blocks of one size, the one at the lowest address. So
+        equal runs of a program can reserve more or less than `peak_reserved`, for which all
+        addresses fall. Later versions take the block in the oldest segment, and reserve the same.
+
+        Returns
+        -------
+        tuple of (int, int)
+            In bytes, of `peak_reserved` and eight replays of the trace on devices that never
+            refuse, whose addresses jump between three gaps as a seed says. Others may be outside.
+            It takes time as the replays do: a second or two for a million events. With `oom=True`
+            both are `peak_reserved`.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> def least_and_most(run: bfc.Prediction) -> tuple[int, int]:
+        ...     return run.reserved_range()
+        """
+        found = {self.peak_reserved}
+        if not (self.limited or rules_of(self._memory.rules).by_registration):
+            found |= {
+                int(self._replayed(self.trace, ENOUGH, self.settings, seed).peak_bytes_reserved)
+                for seed in range(LAYOUTS)
+            }
+        return min(found), max(found)
+
+    def reserved_after(self, repeats: int = REPEATS) -> int | None:
+        """The most bytes taken from the device if the last step is repeated.
+
+        Equal steps may need a little more each, since the free blocks of one do not always fit the
+        next.
+
+        Parameters
+        ----------
+        repeats : int, optional
+            How often the last step of the optimizer that was recorded is made again.
+
+        Returns
+        -------
+        int or None
+            In bytes, on a device that never refuses; None if no two steps were recorded. What came
+            before counts, too, and what came after the last step does not. It takes time as a
+            replay of so many steps does: some tenths of a second for a million events.
+        """
+        ends = self._memory.step_ends
+        if len(ends) < 2:
+            return None
+        kinds = np.frombuffer(self._memory.kinds, np.uint8)
+        lasting = set(np.flatnonzero(np.isin(kinds, MADE_ONCE)).tolist())
+        trace = repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
+        return int(self._replayed(trace, ENOUGH, self.settings).peak_bytes_reserved)
+
+    def fits(self, device: SupportsIndex | str | None = None) -> bool:
+        """Whether it fits, under the settings in force.
+
+        Parameters
+        ----------
+        device : int or str, optional
+            What the GPU leaves to PyTorch, in bytes or as a text such as "24 GiB". The default is
+            what the GPU of the prediction leaves.
+
+        Returns
+        -------
+        bool
+            Whether PyTorch serves every request there. False if the program has ended because it
+            ran out of memory (`oom=True`).
+        """
+        if self._memory.ran_out:
+            return False
+        nbytes = self.gpu.usable if device is None else parse_bytes(device)
+        if device is None and self._memory.fraction < 1:
+            nbytes = min(nbytes, int(self._memory.fraction * self.gpu.memory))
+        return self.peak_reserved <= nbytes or self._replay(nbytes, self.settings).failed == 0
+
+    def ended_by(self, error: BaseException) -> None:
+        """Notes that an error ended the program: without memory for it, it does not fit.
+
+        Parameters
+        ----------
+        error : BaseException
+            What the program raised.
+        """
+        if type(error).__name__ == "OutOfMemoryError":
+            self._memory.ran_out = True
+
+    def advise(self, device: SupportsIndex | str | None = None) -> Advice:
+        """Find the settings that make it fit.
+
+        Parameters
+        ----------
+        device : int or str, optional
+            As in `fits`.
+
+        Returns
+        -------
+        Advice
+            What `bfc.advise` says of the trace.
+        """
+        from bfc_tools.study.advise import advise
+
+        return advise(self.trace, self.gpu.usable if device is None else device, jobs=1)
+
+    @property
+    def assumptions(self) -> list[dict[str, Any]]:
+        """The values that were made up: dicts with `what`, `where`, `value` and `times`."""
+        return [
+            {"what": what, "where": where, "value": value, "times": times}
+            for (what, where), (value, times) in self._recorder.assumptions.items()
+        ]
+
+    @property
+    def unknown(self) -> dict[str, str]:
+        """Why it is not known what operators allocate beside their results: by their names."""
+        return dict(self._recorder.unknown)
+
+    @property
+    def not_counted(self) -> list[NotCounted]:
+        """Memory of the GPU that is not in these numbers, with a range for each."""
+        found = [
+            NotCounted(
+                "CUDA context", 300 * MIB, 600 * MIB, "by the driver, the GPU and what is loaded"
+            )
+        ]
+        if self._recorder.has_run("aten::convolution", "aten::_cudnn_rnn"):
+            found.append(
+                NotCounted(
+                    "cuDNN's workspaces",
+                    0,
+                    1024 * MIB,
+                    "by the algorithm that it picks; more with cudnn.benchmark",
+                )
+            )
+        in_a_group = any(one["what"].startswith("a process group") for one in self.assumptions)
+        if in_a_group or self._recorder.has_run_prefix("c10d::"):
+            found.append(
+                NotCounted("NCCL", 100 * MIB, 1500 * MIB, "by the number of ranks and channels")
+            )
+        if any(one["what"].startswith("torch.compile") for one in self.assumptions):
+            found.append(
+                NotCounted(
+                    "compiled code", 0, 200 * MIB, "Triton's kernels; what they fuse needs less"
+                )
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON: sizes are in bytes.
+
+        Returns
+        -------
+        dict of str
+            Lists, dicts, texts and numbers.
+        """
+        return {
+            "fits": self.fits(),
+            "device": asdict(self.gpu),
+            "torch": self.torch_version,
+            "allocator": self._memory.rules,
+            "settings": self.settings,
+            "peak_requested": self.peak_requested,
+            "peak_allocated": self.peak_allocated,
+            "peak_reserved": self.peak_reserved,
+            "peak_reserved_range": self.reserved_range(),
+            "peak_reserved_by_default": self.reserved_under(""),
+            "peak_reserved_after_repeats": self.reserved_after(),
+            "repeats": REPEATS,
+            "peak": asdict(self.peak) if len(self.trace) else None,
+            "not_counted": [asdict(one) for one in self.not_counted],
+            "unknown": self.unknown,
+            "assumptions": self.assumptions,
+            "events": len(self.trace),
+            "operators": self.operators,
+            "snapshots": self.snapshots,
+            "files_written": self.files_written,
+            "files_removed": self.files_removed,
+        }
+
+    def to_json(self) -> str:
+        """`to_dict()` as JSON.
+
+        Returns
+        -------
+        str
+            The text.
+        """
+        return json.dumps(self.to_dict(), indent=1, default=str)
+
+    def __repr__(self) -> str:
+        return (
+            f"<bfc.Prediction: {format_bytes(self.peak_reserved)} reserved, "
+            f"{format_bytes(self.peak_requested)} live at most>"
+        )
+
+    def _replay(self, nbytes: int, settings: str) -> Any:
+        return self._replayed(self.trace, nbytes, settings)
+
+    def _replayed(self, trace: Trace, nbytes: int, settings: str, seed: int | None = None) -> Any:
+        source = simulated_driver(nbytes, seed)
+        return trace.replay(CachingAllocator(source, settings=settings, torch=self._memory.rules))
+
+
+def _find_peak(trace: Trace, memory: Memory) -> Peak:
+    signed = np.zeros(len(trace), np.int64)
+    sizes = trace.size.astype(np.int64)
+    signed[trace.op == ALLOCATE] = sizes[trace.op == ALLOCATE]
+    signed[trace.op == FREE] = -sizes[trace.op == FREE]
+    at = int(np.argmax(np.cumsum(signed)))
+    alive = np.zeros(len(memory.kinds), bool)
+    events = np.full(len(memory.kinds), -1, np.int64)
+    upto = slice(0, at + 1)
+    for op, lives in ((ALLOCATE, True), (FREE, False)):
+        numbers = trace.id[upto][trace.op[upto] == op]
+        alive[numbers] = lives
+        if lives:
+            events[numbers] = np.flatnonzero(trace.op[upto] == op)
+    numbers = np.flatnonzero(alive)
+    where = events[numbers]
+    held = sizes[where]
+    kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]
+    lines, stacks = Lines(trace), np.frombuffer(memory.made_for, np.uint32)
+    assert trace.owner is not None
+    assert trace.stack is not None
+    of_lines = lines.of(stacks[numbers])
+    operators = trace.stacks[trace.stack[where], 1]
+    now = int(trace.id[at])
+    phase = memory.phase[at]
+    line = _short(lines.text(int(lines.of(trace.stack[at : at + 1])[0])))
+    of_line = _short(lines.text(int(lines.of(stacks[now : now + 1])[0])))
+    return Peak(
+        event=at,
+        nbytes=int(held.sum()),
+        phase=PHASES[phase],
+        line=line,
+        of_line="" if of_line == line else of_line,
+        module=trace.owners[int(trace.owner[at])],
+        operator=_operator(trace, int(trace.stacks[int(trace.stack[at]), 1])),
+        by_kind=_sums(kinds, held, lambda number: KINDS[number]),
+        by_module=_sums(trace.owner[where], held, lambda number: trace.owners[number]),
+        by_operator=_sums(operators, held, lambda number: _operator(trace, number)),
+        by_line=_sums(of_lines, held, lambda number: _short(lines.text(number))),
+    )
+
+
+def _sums(keys: Any, held: Any, name: Any) -> dict[str, int]:
+    """The bytes of each key, by its name, the largest first."""
+    found, inverse = np.unique(keys, return_inverse=True)
+    totals: dict[str, int] = {}
+    for number, total in zip(
+        found.tolist(), np.bincount(inverse, weights=held).tolist(), strict=True
+    ):
+        text = name(int(number))
+        totals[text] = totals.get(text, 0) + int(total)
+    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+def _operator(trace: Trace, frame: int) -> str:
+    return trace.frames[frame].name.removeprefix("at::_ops::").removesuffix("::call")
+
+
+def _short(text: str) -> str:
+    """A line without the folders of its file."""
+    place, space, rest = text.partition(" in ")
+    return place.rsplit("/", 1)[-1] + space + rest

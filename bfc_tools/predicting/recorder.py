@@ -1,0 +1,712 @@
+"""Runs each operator on fake tensors, and follows the births and deaths of the storages.
+
+It stands above PyTorch's FakeTensorMode, so that it sees what the kernels of CUDA would be called
+with. It holds no tensor and no storage: each storage is watched by a weak reference, whose callback
+runs when PyTorch gives the memory back.
+
+Three things are not as on a GPU, and are put right here:
+
+- Under `inference_mode` composite operators arrive whole, and are taken apart.
+- Autograd avoids to work in place on subclasses of tensors (`isTensorSubclassLike`), where it would
+  on a GPU: in `InputBuffer::accumulate` (torch/csrc/autograd/input_buffer.cpp), and in formulas of
+  gradients that fill zeros (torch/csrc/autograd/FunctionsManual.cpp). The new storage takes over
+  the allocation of the old one there.
+- Kernels allocate memory beside their results: the rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+
+from bfc.files import replacing
+from bfc.pytorch.owners import is_the_users
+from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.kinds import WORKSPACES
+from bfc_tools.predicting.known_values import KnownValues, follows
+from bfc_tools.predicting.memory import Allocation, Memory
+from bfc_tools.predicting.places import is_machinery
+from bfc_tools.predicting.rules.interface import (
+    AMENDMENTS,
+    ANSWERS,
+    BEFORE,
+    BETWEEN,
+    COMPOSED,
+    COMPOSITIONS,
+    KERNELS,
+    ORDERS,
+    RULES,
+    SPARSE,
+    WHOLE,
+    Call,
+    Release,
+    Result,
+    Rule,
+    Workspace,
+)
+from bfc_tools.predicting.rules.sparse import PASSED
+from bfc_tools.predicting.rules.triton_kernels import body_of
+from bfc_tools.predicting.rules.unknowable import unknowable
+
+_aten = torch.ops.aten
+_device = torch.ops.prim.device.default
+_to_copy = _aten._to_copy.default
+_graph_task = torch._C._current_graph_task_id
+_sequence = torch._C._autograd._get_sequence_nr
+_ZEROS = ("new_zeros", "zeros", "zeros_like")
+_FILLS_ZEROS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "scatter",
+        "scatter_add",
+        "index_put",
+        "index_add",
+        "index_fill",
+        "masked_scatter",
+        "put",
+    )
+)
+#: Functions whose gradient does not fill its zeros in place.
+_FILLS_NO_ZEROS = frozenset(("ScatterReduceBackward0",))
+#: Operators that change what they have made before in the gradients of some functions
+#: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward, evenly_distribute_backward).
+_CHANGES = {
+    **dict.fromkeys(("aten::sub", "aten::mul"), ("BinaryCrossEntropyWithLogitsBackward0",)),
+    "aten::logical_and": ("MaxBackward1", "MinBackward1", "MedianBackward0"),
+}
+#: Gradients of views that take no memory, unless the view was changed in place after it was made.
+#: Of tensors that are no subclasses PyTorch only knows then how the view lies in its base, and
+#: copies the gradient (torch/csrc/autograd/variable.cpp, VariableHooks::grad_fn, and
+#: FunctionsManual.cpp, as_strided_backward).
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in ("view", "_unsafe_view", "permute", "transpose", "t", "squeeze", "unsqueeze")
+)
+#: The function that changes a part of a tensor in place.
+_COPY_SLICES = "torch::autograd::CopySlices"
+#: The most times that a value is made up at one line before the program is taken to wait for it.
+MOST_ANSWERS = 20_000
+#: Of the lines that run, those that ask on behalf of others.
+_BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functools)\.py").search
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def no_such_device(number: int) -> Exception:
+    """What CUDA raises for a device that is not there."""
+    error: Exception = torch.AcceleratorError(
+        f"CUDA error: invalid device ordinal: there is no cuda:{number}. bfc predicts for one GPU, "
+        "cuda:0: give the program arguments that name that one"
+    )
+    return error
+
+
+def _no_fake_form(name: str) -> str:
+    """What is said of an operator that cannot run on tensors that are only shapes."""
+    if name.startswith("aten::"):
+        return (
+            f"PyTorch does not say what {name} returns for tensors that are only shapes, so a "
+            "prediction cannot run it. Leave it out of the prediction, or put an operator in its "
+            "place that returns as much"
+        )
+    return (
+        f"nobody has said what {name} returns for tensors that are only shapes; "
+        f"@torch.library.register_fake({name!r}) on a function that returns such tensors does"
+    )
+
+
+def _write(path: Any, data: bytes) -> str:
+    with replacing(path) as file:
+        file.write(data)
+    return str(path)
+
+
+def _is_view_of_result(args: Any) -> bool:
+    """Whether the first argument is a view of a tensor that has a gradient to be computed."""
+    first = args[0] if args else None
+    base = first._base if isinstance(first, FakeTensor) else None
+    return base is not None and base.requires_grad
+
+
+def _are_sparse(args: Any) -> bool:
+    return any(isinstance(one, FakeTensor) and one.layout is torch.sparse_coo for one in args)
+
+
+class Operator:
+    """What is known of an operator, looked up once."""
+
+    __slots__ = (
+        "after",
+        "amend",
+        "answer",
+        "before",
+        "between",
+        "changes_in",
+        "composed",
+        "computes",
+        "fills_zeros",
+        "follows",
+        "is_add",
+        "is_view",
+        "kernel",
+        "mutates",
+        "name",
+        "order",
+        "targets",
+        "unknowable",
+        "writes",
+    )
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name: str = schema.name
+        names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
+        self.mutates: bool = schema.is_mutable
+        #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
+        self.writes = self.mutates or not self.name.startswith(("aten::", "prims::"))
+        self.targets = _targets(schema) if self.mutates else None
+        self.composed = _composed_by(func)
+        self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
+        self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
+        self.between = BETWEEN.get(self.name)
+        self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
+        self.kernel = next((KERNELS[name] for name in names[::-1] if name in KERNELS), None)
+        self.amend = AMENDMENTS.get(self.name)
+        self.order = ORDERS.get(self.name, ())
+        in_the_open = schema.name in COMPOSITIONS or body_of(schema.name) is not None
+        self.unknowable = None if in_the_open else unknowable(schema.name)
+        self.follows = follows(schema.name)
+        self.is_add = func is _aten.add.Tensor
+        self.is_view = self.name in _VIEWS
+        self.computes = _computes(func)
+        self.fills_zeros = self.name in _FILLS_ZEROS
+        self.changes_in = _CHANGES.get(self.name)
+
+
+def _computes(func: Any) -> bool:
+    """Whether an operator's result is new, and follows from its arguments."""
+    schema = func._schema
+    if schema.is_mutable or any(one.alias_info for one in schema.returns) or "empty" in schema.name:
+        return False
+    drawn = torch.Tag.nondeterministic_seeded in func.tags
+    return schema.name.startswith(("aten::", "prims::")) and not drawn
+
+
+def _targets(schema: Any) -> list[tuple[int, str]]:
+    """The places and names of the arguments that an operator writes to."""
+    named = enumerate(schema.arguments)
+    return [(at, one.name) for at, one in named if one.alias_info and one.alias_info.is_write]
+
+
+def _written(targets: list[tuple[int, str]] | None, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that were written to: any, where a schema does not say so."""
+    if targets is None:
+        return [*args, *kwargs.values()]
+    return [args[at] if at < len(args) else kwargs.get(name) for at, name in targets]
+
+
+def _composed_by(func: Any) -> Callable[..., Any] | None:
+    """What computes an operator by others, or None."""
+
+    def has(key: DispatchKey) -> bool:
+        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+    if func._schema.name not in WHOLE and has(DispatchKey.CompositeImplicitAutograd):
+        return func.decompose  # type: ignore[no-any-return]
+    if func._schema.name in COMPOSITIONS:
+        return COMPOSITIONS[func._schema.name]
+    body = body_of(func._schema.name)
+    if body is not None:
+        return body
+    if func._schema.name in COMPOSED:
+        for key in (
+            DispatchKey.CompositeExplicitAutograd,
+            DispatchKey.CompositeExplicitAutogradNonFunctional,
+        ):
+            if has(key):
+                return functools.partial(func._op_dk, key)
+    return None
+
+
+class Watch(weakref.ref):  # type: ignore[type-arg]
+    """A weak reference to a storage that knows its key and its allocation."""
+
+    __slots__ = ("allocation", "key")
+    key: int
+    allocation: Allocation
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Records what a program allocates on the device.
+
+    Parameters
+    ----------
+    gpu : GPU
+        The GPU.
+    memory : Memory
+        Where it allocates.
+    version : tuple of int
+        The version of torch.
+
+    Attributes
+    ----------
+    memory : Memory
+        As given.
+    live : dict of int to Allocation
+        What is live, by the address of PyTorch's storage.
+    assumptions : dict
+        Of (what, place): the value, and how often.
+    operators : int
+        How many operators have run.
+    """
+
+    def __init__(self, gpu: GPU, memory: Memory, version: tuple[int, ...]) -> None:
+        super().__init__()
+        self.gpu, self.memory, self.version = gpu, memory, version
+        self.places = memory.places
+        self.live: dict[int, Allocation] = {}
+        self.assumptions: dict[tuple[str, str], list[Any]] = {}
+        self.unknown: dict[str, str] = {}
+        self.operators = 0
+        self.progress: Callable[[], object] | None = None
+        #: Makes a fake tensor of one that has values.
+        self.fake: Callable[[Any], Any] = lambda tensor: tensor
+        #: What keeps the program's files apart; None: it works on the user's.
+        self.files: Any = None
+        #: What the function that runs adds in place, where it would not for subclasses: tensors
+        #: of so many dimensions.
+        self.adds_in_place: tuple[int, ...] = ()
+        #: Whether there has been a sparse tensor, and a view that was changed.
+        self._sparse = self._changed_view = False
+        self.known = KnownValues()
+        self._known: dict[Any, Operator] = {}
+        self._numbered = -1
+
+    #: They come to `__torch_dispatch__`, which refuses them in words.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else each call would go through torch._dynamo, and import it."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _device:  # what C++ asks most
+            tensor = args[0]
+            if isinstance(tensor, FakeTensor) and not tensor.fake_mode.in_kernel_invocation:
+                return tensor.fake_device
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            return self._higher_order(func, args, kwargs)
+        for one in types:
+            if one is not FakeTensor and not issubclass(one, FakeTensor):
+                return NotImplemented  # a DTensor, say, which calls operators on what it holds
+        known = self._known.get(func)
+        if known is None:
+            known = self._known[func] = Operator(func)
+        if self._sparse and known.name not in PASSED and _are_sparse(args):
+            return self._with_sparse(known, func, args, kwargs)
+        if known.unknowable is not None and self._on_cuda(args):
+            self.unknown.setdefault(known.name, known.unknowable)
+        if known.answer is not None:
+            call = self._call(func, args, kwargs)
+            result = known.answer(
+                call, lambda changed=args: self._run(known, func, changed, kwargs)
+            )
+            self._track_results(known, result)  # what the answer has made itself
+            if known.computes:
+                self.known.compute(func, args, kwargs, result)
+            return result
+        if known.composed is not None:
+            with self:
+                return known.composed(*args, **kwargs)
+        return self._run(known, func, args, kwargs)
+
+    def _run(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        self.operators += 1
+        if kwargs.get("pin_memory"):  # how host memory is held makes no difference
+            kwargs = {**kwargs, "pin_memory": False}
+        if not self.operators & 1023 and self.progress is not None:
+            self.progress()
+        overwritten = None
+        if _graph_task() != -1 or self.adds_in_place:
+            overwritten = self._overwritten(known, args, kwargs)
+        if torch.is_grad_enabled():
+            number = _sequence()
+            if number != self._numbered:
+                self._numbered = number
+                self.places.remember(number - 1)
+            if known.mutates and not self._changed_view:
+                self._changed_view = _is_view_of_result(args)
+        if (known.after or known.before or known.between) and self._on_cuda(args):
+            result = self._with_rules(known, func, args, kwargs, overwritten)
+        else:
+            result = self._result(known, func, args, kwargs)
+            if known.is_view and self._changed_view and _graph_task() != -1:
+                result = self._of_changed_view(args[0], result)
+            self._follow(known, args, kwargs, result, overwritten)
+        if known.follows is not None:
+            self.known.learn(known.follows, args, kwargs, result)
+        elif known.writes and self.known:
+            self.known.forget(_written(known.targets, args, kwargs))
+        if known.computes:
+            self.known.compute(func, args, kwargs, result)
+        return result
+
+    def _with_sparse(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        function = SPARSE.get(known.name)
+        with self:
+            made = NotImplemented if function is None else function(self._call(func, args, kwargs))
+        if made is NotImplemented:
+            raise NotImplementedError(
+                f"bfc does not know what {known.name} takes for sparse tensors. Give the program "
+                "dense ones for the prediction: sparse=False for embeddings, or to_dense()"
+            )
+        return made
+
+    def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operator that takes functions: as its compiled kernel, where a rule knows that."""
+        name = f"higher_order::{func.name()}"
+        if name not in RULES:
+            raise NotImplementedError(
+                f"bfc does not know what {func.name()} does: it takes functions, and is made to be "
+                "compiled. Give the program something else in its place"
+            )
+        call = self._call(func, args, kwargs)
+        with self._workspaces() as held:
+            with _pop_mode_temporarily() as fake_mode:
+                run = func.python_key_table[FakeTensorMode]
+                call.result = run(fake_mode, *args, **kwargs)
+            self._track(call.result, name)
+            for rule in RULES[name]:
+                self._obey(rule(call), held)
+        return call.result
+
+    def _result(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the operator returns. One that only overwrites its arguments needs no kernel."""
+        if known.kernel is not None:
+            return known.kernel(self._call(func, args, kwargs))
+        if func is _to_copy and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+            args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
+        try:
+            result = func(*args, **kwargs)
+            return result if known.amend is None else known.amend(result)
+        except (
+            NotImplementedError,
+            UnsupportedOperatorException,
+            UnsupportedFakeTensorException,
+            DataDependentOutputException,
+            DynamicOutputShapeException,
+        ) as error:
+            if known.mutates and not func._schema.returns:
+                return None
+            raise NotImplementedError(_no_fake_form(known.name)) from error
+
+    # -- rules ----------------------------------------------------------------------------------
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
+        stream = self.places.stream()
+        thread = threading.get_ident()
+        known = self.known
+        knows = (self.assume, known.get, known.most, known.choices)
+        place = (self.gpu, self.version, thread, stream)
+        return Call(
+            *(func, args, kwargs, None, *place, *knows, self),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            cudnn=torch.backends.cudnn.enabled,
+            numbers_of=known.numbers,
+        )
+
+    def _with_rules(
+        self, known: Operator, func: Any, args: Any, kwargs: Any, overwritten: int | None
+    ) -> Any:
+        call = self._call(func, args, kwargs)
+        with self._workspaces() as held:
+            for rule in known.before:
+                self._obey(rule(call), held)
+            call.result = self._result(known, func, args, kwargs)
+            if known.between is not None:
+                self._obey(known.between(call), held, call.result, known.name)
+            self._follow(known, args, kwargs, call.result, overwritten)
+            for rule in known.after:
+                self._obey(rule(call), held)
+        return call.result
+
+    @contextlib.contextmanager
+    def _workspaces(self) -> Iterator[dict[Workspace, Allocation]]:
+        """The workspaces of one operator: what it has not freed is freed at its end."""
+        held: dict[Workspace, Allocation] = {}
+        try:
+            yield held
+        finally:
+            for made in reversed(held.values()):
+                self.memory.free(made)
+
+    def _obey(
+        self,
+        wanted: Iterable[Workspace | Release | Result],
+        held: dict[Workspace, Allocation],
+        results: Any = (),
+        name: str = "",
+    ) -> None:
+        memory = self.memory
+        for one in wanted:
+            if isinstance(one, Result):
+                self._track(results[one.place], name)
+            elif isinstance(one, Release):
+                if one.workspace.nbytes > 0:
+                    memory.free(held.pop(one.workspace))
+            elif one.nbytes > 0:
+                if one.kept is None:
+                    held[one] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+                elif one.kept not in memory.kept:
+                    memory.kept[one.kept] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+
+    def _on_cuda(self, args: Any) -> bool:
+        for one in args:
+            if type(one) in (list, tuple):
+                if self._on_cuda(one):
+                    return True
+            elif isinstance(one, FakeTensor) and one.fake_device.type == "cuda":
+                return True
+        return False
+
+    # -- storages -------------------------------------------------------------------------------
+
+    def _follow(
+        self, known: Operator, args: Any, kwargs: Any, result: Any, overwritten: int | None
+    ) -> None:
+        if overwritten is not None:
+            self._take_over(overwritten, result)
+        self._track_results(known, result)
+        if known.mutates:
+            self._track(args, known.name)
+            if kwargs:
+                self._track(tuple(kwargs.values()), known.name)
+
+    def _track_results(self, known: Operator, result: Any) -> None:
+        for place in known.order:
+            self._track(result[place], known.name)
+        self._track(result, known.name)
+
+    def _track(self, value: Any, name: str) -> None:
+        if isinstance(value, FakeTensor):
+            device = value.fake_device
+            if value.layout is torch.sparse_coo:
+                self._sparse = True
+                self._track((_aten._indices(value), _aten._values(value)), name)
+                return
+            if device.type == "cuda":
+                if device.index:
+                    raise no_such_device(device.index)
+                if value.layout is not torch.strided:
+                    self.unknown.setdefault(name, "a sparse tensor: its memory is not counted")
+                    return
+                self.track_storage(value.untyped_storage(), name)
+        elif type(value) in (tuple, list):
+            for one in value:
+                self._track(one, name)
+
+    def track_storage(self, storage: Any, name: str) -> None:
+        """Notes a storage that is new, or has another size."""
+        key, nbytes = storage._cdata, storage.nbytes()
+        made = self.live.get(key)
+        if made is None:
+            if nbytes:
+                made = self.memory.allocate(nbytes, name)
+                if _graph_task() != -1:
+                    made.made = (self._node(), name)
+                self._watch(storage, key, made)
+        elif made.nbytes != nbytes:
+            self._resized(storage, key, made, nbytes, name)
+
+    def resized(self, storage: Any) -> None:
+        """Notes that the program itself has resized a storage, which is no operator."""
+        if storage._cdata in self.live:
+            self.track_storage(storage, "torch.UntypedStorage.resize_")
+
+    def _resized(self, storage: Any, key: int, made: Allocation, nbytes: int, name: str) -> None:
+        """As `resize_bytes_cuda` does: the new memory is taken before the old is given back."""
+        del self.live[key]
+        if nbytes:
+            self._watch(storage, key, self.memory.allocate(nbytes, name))
+        self.memory.free(made)
+
+    def _watch(self, storage: Any, key: int, made: Allocation) -> None:
+        watch = Watch(storage, self._died)
+        watch.key, watch.allocation = key, made
+        made.watch = watch
+        self.live[key] = made
+
+    def has_run(self, *names: str) -> bool:
+        """Whether one of some operators has run."""
+        return any(known.name in names for known in self._known.values())
+
+    def has_run_prefix(self, prefix: str) -> bool:
+        """Whether an operator has run whose name begins so."""
+        return any(known.name.startswith(prefix) for known in self._known.values())
+
+    def close(self) -> None:
+        """Forgets the storages: what becomes of them is no longer recorded."""
+        self.live.clear()
+
+    def _died(self, watch: Watch) -> None:
+        made = watch.allocation
+        if self.live.get(watch.key) is made:
+            del self.live[watch.key]
+            self.memory.free(made)
+        made.watch = None
+
+    # -- work in place ----------------------------------------------------------------------------
+
+    def _node(self) -> object:
+        """What tells the running node of autograd from others, and does not keep it alive."""
+        node = torch._C._current_autograd_node()
+        return _graph_task(), node is not None and (node.name(), node._sequence_nr())
+
+    def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
+        """The key of the operand's storage that the operator overwrites on a GPU, or None."""
+        if not known.is_add and not known.fills_zeros and known.changes_in is None:
+            return None
+        if known.is_add and self.adds_in_place:
+            return self._added_to(args)
+        if _graph_task() == -1:
+            return None
+        if torch.is_grad_enabled() or not args or not isinstance(args[0], FakeTensor):
+            return None
+        old = args[0]
+        storage = old.untyped_storage()
+        key = storage._cdata
+        found = self.live.get(key)
+        made = None if found is None else found.made
+        if known.changes_in is not None:
+            node = torch._C._current_autograd_node()
+            same = node is not None and node.name() in known.changes_in
+            return key if same and made is not None and made[0] == self._node() else None
+        if known.fills_zeros:
+            node = torch._C._current_autograd_node()
+            if node is not None and node.name() in _FILLS_NO_ZEROS:
+                return None
+            of_zeros = made is not None and made[1].removeprefix("aten::") in _ZEROS
+            return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]
+        new = args[1]
+        if (
+            isinstance(new, FakeTensor)
+            and not kwargs
+            and new.shape == old.shape
+            and new.dtype == old.dtype
+            and old._use_count() <= 4
+            and torch._C._storage_Use_Count(key) <= 2
+            and storage.nbytes() == old.numel() * old.element_size()
+            and (made is None or made[0] != self._node())
+        ):
+            return int(key)
+        return None
+
+    def _of_changed_view(self, given: Any, gradient: Any) -> Any:
+        """The gradient of a view, which is copied if the view was changed in place. What is copied
+        is freed then, unless it is held elsewhere."""
+        node = torch._C._current_autograd_node()
+        following = () if node is None else node.next_functions
+        if not following or following[0][0] is None or following[0][0].name() != _COPY_SLICES:
+            return gradient
+        storage = gradient.untyped_storage()
+        made = self.live.get(storage._cdata)
+        held = given._use_count() > 5 or torch._C._storage_Use_Count(storage._cdata) > 3
+        if made is None or held:
+            return _aten.empty_like.default(gradient)
+        copy = self.memory.allocate(made.nbytes, "aten::as_strided_backward")
+        self._watch(storage, storage._cdata, copy)
+        self.memory.free(made)
+        return gradient
+
+    def _added_to(self, args: Any) -> int | None:
+        """The key of what `linear` adds its bias to (ATen/native/Linear.cpp), and attention its
+        mask (ATen/native/transformers/attention.cpp, _scaled_dot_product_attention_math)."""
+        if isinstance(args[0], FakeTensor) and len(args[1].shape) in self.adds_in_place:
+            return int(args[0].untyped_storage()._cdata)
+        return None
+
+    def _take_over(self, key: int, result: Any) -> None:
+        """The new storage has the allocation of the old one."""
+        new = result.untyped_storage()
+        made = self.live.get(key)
+        if made is not None and new.nbytes() == made.nbytes:
+            del self.live[key]
+            self._watch(new, new._cdata, made)
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def started(self, program: str) -> None:
+        """Notes that the program has started another one."""
+        self.note(f"another program ({program})", "what it writes is written")
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def keep(self, path: Any, data: bytes) -> str:
+        """Writes a file of the prediction's own, and returns its path."""
+        if self.files is None:
+            return _write(path, data)
+        written: str = self.files.keep(path, data)
+        return written
+
+    def cover(self, path: Any) -> None:
+        """A file is written that only this prediction can read: not a real one, in no folder."""
+        if self.files is not None:
+            self.files.cover(path)
+
+    # -- assumptions ----------------------------------------------------------------------------
+
+    def assume(self, what: str, value: object) -> None:
+        """Notes a value that was made up, with the line of the program that asks for it."""
+        place = self.line()
+        entry = self.assumptions.setdefault((what, place), [value, 0])
+        entry[1] += 1
+        if entry[1] > MOST_ANSWERS:
+            raise RuntimeError(
+                f"{place}: the program waits for a value that a prediction does not have: it has "
+                f"asked {MOST_ANSWERS} times for {what}, and was answered {value}"
+            )
+
+    def note(self, what: str, value: object) -> None:
+        """Notes something else that is not as on a GPU, with the user's line that does it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if is_the_users(name) and not is_machinery(name):
+                break
+            frame = frame.f_back
+        where = self.line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self.assumptions.setdefault((what, where), [value, 0])[1] += 1
+
+    @staticmethod
+    def line() -> str:
+        """The innermost line of the program, as "train.py:61"."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith((_HERE, "<frozen ")) and not _BETWEEN(name):
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return "?"

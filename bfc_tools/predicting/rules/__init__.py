@@ -1,0 +1,106 @@
+"""What CUDA's operators allocate beside their results, and what they answer. In order:
+
+interface.py          what a rule is given, and what it returns
+tensors.py            what rules ask of a tensor
+values.py             what a program reads of a tensor that has no values
+cub.py                the temporary storage of CUB's algorithms
+gemm.py               cuBLAS and cublasLt
+reductions.py         partial results of sums, maxima and the like
+indexing.py           index, index_put and embeddings
+copies.py             what is copied, or computed, on the way
+losses.py             the losses of each element, before they are summed up
+normalization.py      the gradients of norms, batch norm
+foreach.py            operators on lists of tensors
+sorting.py            sorting, choosing and sampling
+uniques.py            elements that differ, and how often each occurs
+attention.py          the kernels of scaled_dot_product_attention
+sdpa_choice.py        which of them a GPU takes
+sdpa.py               attention as the GPU would run it
+encoder.py            layers of a transformer in inference, which are one operator
+unknowable.py         operators whose kernels take memory that only a GPU knows
+shared_sums.py        what cuDNN's kernels keep of the sums that they share
+orders.py             what a GPU takes instead of what cuDNN plans without one
+convolution_workspaces.py  how much memory cuDNN works in
+columns.py            convolutions without cuDNN
+convolution.py        convolutions, as cuDNN does them
+recurrent.py          recurrent networks, which cuDNN computes in one call
+choices.py            what PyTorch decides by asking what a tensor is
+gradients.py          gradients that it computes otherwise for subclasses
+files.py              what is saved, and loaded again
+shapes.py             results that PyTorch says nothing of for fake tensors
+fourier.py            Fourier transforms
+solvers.py            factorisations, and systems of equations
+sparse.py             tensors of indices and values
+distributed.py        the memory of one process among several
+triton_kernels.py     kernels of Triton, which are not run
+"""
+
+from bfc_tools.predicting.rules import (
+    attention,
+    choices,
+    convolution,
+    copies,
+    distributed,
+    encoder,
+    files,
+    foreach,
+    fourier,
+    gemm,
+    gradients,
+    indexing,
+    losses,
+    normalization,
+    recurrent,
+    reductions,
+    sdpa,
+    shapes,
+    solvers,
+    sorting,
+    sparse,
+    triton_kernels,
+    uniques,
+    values,
+)
+from bfc_tools.predicting.rules.interface import (
+    Call,
+    Release,
+    Workspace,
+    answer,
+    around,
+    before,
+    rule,
+)
+
+__all__ = [
+    "Call",
+    "Release",
+    "Workspace",
+    "answer",
+    "around",
+    "attention",
+    "before",
+    "choices",
+    "convolution",
+    "copies",
+    "distributed",
+    "encoder",
+    "files",
+    "foreach",
+    "fourier",
+    "gemm",
+    "gradients",
+    "indexing",
+    "losses",
+    "normalization",
+    "recurrent",
+    "reductions",
+    "rule",
+    "sdpa",
+    "shapes",
+    "solvers",
+    "sorting",
+    "sparse",
+    "triton_kernels",
+    "uniques",
+    "values",
+]

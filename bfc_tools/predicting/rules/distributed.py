@@ -1,0 +1,332 @@
+"""Several processes: the memory of one of them, over a process group that sends nothing.
+
+From torch/distributed/device_mesh.py (which computes with ranks), torch/nn/parallel/distributed.py
+(which compares shapes between processes), torch/distributed/utils.py and
+torch/multiprocessing/spawn.py.
+
+The program itself makes the group: `torch.distributed.init_process_group("fake", ...)`. NCCL's own
+buffers are not counted.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from bfc.libraries import torch
+from bfc_tools.predicting.arrivals import Arrivals
+from bfc_tools.predicting.kinds import BUCKETS
+from bfc_tools.predicting.rules.interface import around
+
+
+@around
+@contextmanager
+def one_of_many(recorder: Any) -> Iterator[None]:
+    """While a prediction runs, process groups send nothing, and ranks are real numbers."""
+    import torch.distributed as distributed
+
+    if not distributed.is_available():
+        yield
+        return
+    import torch.distributed.device_mesh as meshes
+    import torch.nn.parallel.comm as comm
+    import torch.nn.parallel.distributed as parallel
+
+    _leave_alone_what_it_has_made(recorder.files)
+    with ExitStack() as stack:
+        replace = functools.partial(_replace, stack)
+        replace(meshes.DeviceMesh, "__init__", _real(_with_ranks(meshes.DeviceMesh.__init__)))
+        for name in ("__getitem__", "_flatten", "get_local_rank", "get_coordinate"):
+            if name in vars(meshes.DeviceMesh):
+                replace(meshes.DeviceMesh, name, _real(getattr(meshes.DeviceMesh, name)))
+        replace(meshes, "init_device_mesh", _real(meshes.init_device_mesh))
+        replace(distributed, "init_device_mesh", _real(distributed.init_device_mesh))
+        wrapper = parallel.DistributedDataParallel
+        replace(wrapper, "__init__", _with_hook(recorder, wrapper))
+        replace(wrapper, "register_comm_hook", lambda self, state, hook: None)
+        replace(wrapper, "_set_static_graph", lambda self: None)  # which asks for what is used
+        replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+        # its clock is events of the device, where the build knows them
+        replace(distributed.Reducer, "prepare_for_forward", lambda self: None)
+        # it would send which gradients come first: the buckets stay as they were made
+        replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
+        replace(comm, "scatter", _scattered)
+        replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
+        new_group = _of_no_backend(distributed.new_group)
+        for module in (distributed, distributed.distributed_c10d):
+            replace(module, "new_group", new_group)
+            for name, function in OBJECTS.items():
+                replace(module, name, function)
+        begin = _group(distributed.init_process_group, recorder, replace)
+        for module in (distributed, distributed.distributed_c10d, meshes):  # a mesh makes one, too
+            replace(module, "init_process_group", begin)
+        yield
+
+
+@around
+@contextmanager
+def first_process(recorder: Any) -> Iterator[None]:
+    """`torch.multiprocessing.spawn` runs what the first process would run, in this one: a new one
+    would not know of the prediction."""
+    import torch.multiprocessing as multiprocessing
+
+    def run(
+        fn: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        nprocs: int = 1,
+        *others: Any,
+        **kw: Any,
+    ) -> Any:
+        recorder.assume(f"{nprocs} processes: the first of them, in this one", "rank 0")
+        fn(0, *args)
+        join = others[0] if others else kw.get("join", True)
+        return None if join else _Joined()
+
+    with ExitStack() as stack:
+        for name in ("spawn", "start_processes"):
+            stack.enter_context(patch.object(multiprocessing, name, run))
+        yield
+
+
+@around
+@contextmanager
+def processes_of_its_own(recorder: Any) -> Iterator[None]:
+    """A process that the program starts itself has no GPU. Where it fails, that is said at once:
+    the program may wait for it."""
+    from multiprocessing.process import BaseProcess
+
+    start = BaseProcess.start
+
+    def followed(self: Any) -> None:
+        start(self)
+        # no thread of the program, which would be under the prediction
+        _thread.start_new_thread(_tell_of_failure, (self.name, self.pid))
+
+    with patch.object(BaseProcess, "start", followed):
+        yield
+
+
+def _tell_of_failure(name: str, pid: int) -> None:
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except (AttributeError, ChildProcessError):  # Windows; of another process, or already over
+        return
+    if ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status:
+        print(
+            f"bfc: {name}, which the program has started, failed. A prediction does not follow "
+            "such processes, and they have no GPU: if the program waits for this one, end it, and "
+            "let it call for rank 0 what the process was to run",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _Joined:
+    """As the context that `spawn` returns: its process has ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *args: Any, **kwargs: Any) -> bool:
+        """All have ended."""
+        return True
+
+    def pids(self) -> list[int]:
+        """None is left."""
+        return []
+
+
+@around
+@contextmanager
+def checkpoints(recorder: Any) -> Iterator[None]:
+    """What is saved in the background is saved at once: its copy is in host memory, which is not
+    counted. From torch/distributed/checkpoint/state_dict_saver.py and _state_dict_stager.py, which
+    copies what a tensor is made of."""
+
+    def replace(module: Any) -> None:
+        import torch.distributed.checkpoint.state_dict_saver as saver
+
+        build, kept = saver.save, ("checkpoint_id", "storage_writer", "planner", "no_dist")
+
+        def async_save(state_dict: Any, **options: Any) -> Any:
+            given = {key: value for key, value in options.items() if key in kept}
+            made = build(state_dict, process_group=options.get("process_group"), **given)
+            if options.get("async_stager") is None:
+                return _done(made)
+            return saver.AsyncSaveResponse(_done(None), _done(made))
+
+        for holder in (module, saver):
+            stack.enter_context(patch.object(holder, "async_save", async_save))
+
+    with ExitStack() as stack:
+        stack.enter_context(Arrivals(["torch.distributed.checkpoint"], replace))
+        yield
+
+
+def _done(value: Any) -> Any:
+    from concurrent.futures import Future
+
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def _leave_alone_what_it_has_made(files: Any) -> None:
+    """A temporary folder, which some versions make as they are imported, and remove at the exit."""
+    module = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    folder = getattr(module, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
+    if files is not None and folder is not None:
+        files.overlay.leave_alone(folder)
+
+
+def _replace(stack: ExitStack, holder: Any, name: str, what: Any) -> None:
+    if hasattr(holder, name):
+        stack.enter_context(patch.object(holder, name, what))
+
+
+def _real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that computes with real tensors: with ranks, not with data."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _with_ranks(build: Callable[..., Any]) -> Callable[..., Any]:
+    """The constructor of a mesh, given ranks in their order where it is given fake ones."""
+
+    @functools.wraps(build)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *map(_ranks, args), **{name: _ranks(one) for name, one in kwargs.items()})
+
+    return init
+
+
+def _ranks(value: Any) -> Any:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if not isinstance(value, FakeTensor):
+        return value
+    return torch.arange(value.numel(), dtype=value.dtype, device="cpu").view(tuple(value.shape))
+
+
+def _with_hook(recorder: Any, wrapper: Any) -> Callable[..., Any]:
+    """The constructor of `DistributedDataParallel`; its buckets come back as they were sent."""
+    build, register = wrapper.__init__, wrapper.register_comm_hook
+
+    @functools.wraps(build)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        # which are used it asks the device; what that takes is a number for each parameter
+        kwargs["find_unused_parameters"] = False
+        made_before = len(recorder.memory.kinds)
+        build(self, *args, **kwargs)
+        for allocation in list(recorder.live.values()):
+            if allocation.number >= made_before:
+                recorder.memory.know(allocation, BUCKETS, 0)
+        _returned.__annotations__.clear()  # they are compared with types of torch.distributed
+        register(self, None, _returned)
+
+    return init
+
+
+# Objects are sent as tensors of bytes, which have no values: each process has what this one has.
+
+
+def _all_gather_object(object_list: list[Any], obj: Any, *args: Any, **kwargs: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather_object(
+    obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any
+) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[0]
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+OBJECTS: dict[str, Callable[..., None]] = {
+    "all_gather_object": _all_gather_object,
+    "gather_object": _gather_object,
+    "scatter_object_list": _scatter_object_list,
+    "broadcast_object_list": _nothing,
+    "send_object_list": _nothing,
+    "monitored_barrier": _nothing,  # which only gloo has
+}
+
+
+def _of_no_backend(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`new_group`, whose group sends nothing: the store of the first one knows of no other."""
+
+    @functools.wraps(function)
+    def call(ranks: Any = None, timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
+        others = {name: one for name, one in kwargs.items() if name in ("group_desc",)}
+        return function(ranks, **others)
+
+    return call
+
+
+def _returned(state: Any, bucket: Any) -> Any:
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _scattered(tensor: Any, *args: Any, **kwargs: Any) -> tuple[Any]:
+    """The parts of a tensor on one device, for `DataParallel`."""
+    return (tensor.to("cuda"),)
+
+
+def _begin(recorder: Any, replace: Callable[[Any, str, Any], None]) -> None:
+    """What only a program with a process group needs, and takes a while to import."""
+    import torch.distributed.tensor._sharding_prop as sharding
+
+    # which shape a DTensor's result has is found on fake tensors that are no program's
+    name, propagator = "_propagate_tensor_meta_non_cached", sharding.ShardingPropagator
+    replace(propagator, name, _real(getattr(propagator, name)))
+    if recorder.version < (2, 11):
+        import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
+
+
+def _group(
+    function: Callable[..., Any], recorder: Any, replace: Callable[[Any, str, Any], None]
+) -> Callable[..., Any]:
+    """`init_process_group`, which makes a group that sends nothing, whatever it is asked for."""
+
+    @functools.wraps(function)
+    def call(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        rank = kwargs.get("rank", -1)
+        size = kwargs.get("world_size", -1)
+        rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
+        size = int(os.environ.get("WORLD_SIZE", 1)) if size < 0 else size
+        recorder.assume(f"a process group of {size} that sends nothing", f"rank {rank}")
+        with _disable_current_modes():
+            _begin(recorder, replace)
+            return function("fake", rank=rank, world_size=size, store=FakeStore())
+
+    return call

@@ -1,0 +1,199 @@
+"""Which kernel `scaled_dot_product_attention` takes on a GPU. A build without CUDA takes the one
+that holds all scores, whatever the device.
+
+From PyTorch's ATen/native/transformers/cuda/sdp_utils.cpp (the order, and the conditions of each
+kernel) and sdp_utils_cpp.h. Which cuDNN a release brings is in the metadata of its wheels.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.rules.tensors import type_name
+
+HALVES = ("float16", "bfloat16")
+LARGEST_HEAD = 256
+#: The cuDNN of PyTorch's own wheels, and the first release that was compiled for CUDA 13.
+CUDNN = {(2, 9): 91002, (2, 10): 91002, (2, 11): 91900, (2, 12): 92000, (2, 13): 92000}
+NEWEST_CUDNN = 92400
+CUDA_13 = (2, 11)
+
+
+class Backend(IntEnum):
+    """The numbers of `torch.nn.attention.SDPBackend`."""
+
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A call of `scaled_dot_product_attention`, after autocast."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any  # None without one
+    dropout: float  # the probability
+    causal: bool  # `is_causal`
+    gqa: bool  # `enable_gqa`
+    gradient: bool  # whether a gradient will be asked for
+
+    @property
+    def head(self) -> int:
+        """The size of a head."""
+        return int(self.query.shape[-1])
+
+    @property
+    def half(self) -> bool:
+        """Whether the elements have 16 bits."""
+        return type_name(self.query) in HALVES
+
+
+def cudnn_version(torch_version: tuple[int, ...]) -> int:
+    """The cuDNN that a release's wheel for CUDA brings: 91900 is 9.19."""
+    return CUDNN.get((torch_version[0], torch_version[1]), NEWEST_CUDNN)
+
+
+def order(gpu: GPU, torch_version: tuple[int, ...]) -> list[Backend]:
+    """The kernels in the order in which they are asked."""
+    plain = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
+    if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") in ("1", "true", "TRUE"):
+        return plain
+    minors = range(10) if torch_version >= CUDA_13 else (0, 3)
+    preferred = gpu.cc[0] in (9, 10) and gpu.cc[1] in minors
+    if preferred and cudnn_version(torch_version) > 91500:
+        return [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
+    return plain
+
+
+def _dense(call: Attention, *, singleton: bool, groups: bool = True) -> bool:
+    """Four dimensions, the same batch and heads, no empty sequence, heads without gaps; where the
+    kernel knows groups, several heads may share keys and values."""
+    tensors = (call.query, call.key, call.value)
+    if any(len(tensor.shape) != 4 for tensor in tensors):
+        return False
+    if len({tensor.shape[0] for tensor in tensors}) > 1 or not _heads(call, groups):
+        return False
+    if any(0 in tensor.shape for tensor in tensors):
+        return False
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        return False
+    mask = [] if call.mask is None else [call.mask]
+    return all(
+        tensor.stride()[-1] == 1 or (singleton and tensor.shape[-1] == 1)
+        for tensor in (*tensors, *mask)
+    )
+
+
+def _heads(call: Attention, groups: bool) -> bool:
+    query, key, value = (tensor.shape[1] for tensor in (call.query, call.key, call.value))
+    if call.gqa and groups:
+        return bool(key == value and query % key == 0)
+    return bool(query == key == value)
+
+
+def flash(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+    """FlashAttention: 16 bits, no mask, heads of up to 256, and compute capability 8.0."""
+    if call.mask is not None or not call.half or not ((8, 0) <= gpu.cc <= (12, 1)):
+        return False
+    heads = {int(tensor.shape[-1]) for tensor in (call.query, call.key, call.value)}
+    if len(heads) > 1 or call.head > LARGEST_HEAD or not _dense(call, singleton=True):
+        return False
+    if call.causal and call.query.shape[-2] != call.key.shape[-2]:
+        return False
+    little_memory = (8, 6) <= gpu.cc <= (8, 9) or (12, 0) <= gpu.cc <= (12, 1)
+    if call.gradient and little_memory:
+        return call.head <= 192 or (call.dropout == 0 and call.head > 224)
+    return True
+
+
+def alignment(gpu: GPU, half: bool) -> int:
+    """What the size of a head is a multiple of, for the efficient kernel."""
+    if gpu.cc[0] >= 8 or (gpu.cc[0] == 7 and half):
+        return 8 if half else 4
+    return 1
+
+
+def efficient(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+    """The memory-efficient kernel: 16 or 32 bits, with a mask or without."""
+    names = ("float16", "float32", "bfloat16")[: 3 if gpu.cc[0] >= 8 else 2]
+    if type_name(call.query) not in names or not ((5, 0) <= gpu.cc <= (12, 1)):
+        return False
+    if call.query.shape[-1] != call.key.shape[-1]:
+        return False
+    step = alignment(gpu, call.half)
+    if any(int(tensor.shape[-1]) % step for tensor in (call.query, call.value)):
+        return False
+    return _dense(call, singleton=False, groups=False)
+
+
+def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+    """cuDNN's kernel: 16 bits, heads of up to 128, on newer releases 256, and no mask that learns,
+    also where no gradient is asked for."""
+    version = cudnn_version(torch_version)
+    if call.mask is not None and call.mask.requires_grad:
+        return False
+    if not call.half or not ((8, 0) <= gpu.cc <= (12, 1)) or not _dense(call, singleton=True):
+        return False
+    if call.dropout and (91100 < version < 91400 or _fine(call, torch_version)):
+        return False
+    batch, heads, queries, head = call.query.shape
+    keys, value_head = call.key.shape[2], call.value.shape[3]
+    if max(batch, heads) > 65535 or keys == 1 or (call.dropout and queries == 1):
+        return False
+    if head % 8 or value_head % 8:
+        return False
+    if torch_version < (2, 12) and version >= 91000 and gpu.cc == (9, 0):
+        return bool(max(head, value_head) <= LARGEST_HEAD)
+    return _cudnn_heads(call, (int(head), int(value_head)), gpu, version)
+
+
+def _fine(call: Attention, torch_version: tuple[int, ...]) -> bool:
+    """Whether a probability is finer than the sixteenths that later releases leave to cuDNN
+    (check_cudnn_dropout). 2.11 has taken cuDNN's kernel for 0.1 on an H200."""
+    return torch_version >= (2, 12) and bool(call.dropout * 16 % 1)
+
+
+def _cudnn_heads(call: Attention, heads: tuple[int, int], gpu: GPU, version: int) -> bool:
+    large = gpu.cc == (9, 0) or gpu.cc[0] == 10
+    limit = 128
+    if large and version > 92200:
+        limit = LARGEST_HEAD
+    elif large and heads == (192, 128):
+        limit = 192
+    if max(heads) > limit:
+        return False
+    if call.gradient and limit == LARGEST_HEAD:
+        return max(heads) <= 128 or heads in ((192, 128), (256, 256))
+    return True
+
+
+CONDITIONS: dict[Backend, Callable[[Attention, GPU, tuple[int, ...]], bool]] = {
+    Backend.FLASH: flash,
+    Backend.EFFICIENT: efficient,
+    Backend.CUDNN: cudnn,
+    Backend.MATH: lambda call, gpu, torch_version: True,
+}
+
+
+def choose(
+    call: Attention,
+    gpu: GPU,
+    torch_version: tuple[int, ...],
+    enabled: Callable[[Backend], bool] = lambda backend: True,
+) -> Backend | None:
+    """The kernel that the GPU takes, by its compute capability and the release of PyTorch, with its
+    own cuDNN; None if none is left. `enabled` says whether the program allows a kernel, as
+    `torch.nn.attention.sdpa_kernel` does."""
+    for backend in order(gpu, torch_version):
+        if enabled(backend) and CONDITIONS[backend](call, gpu, torch_version):
+            return backend
+    return None

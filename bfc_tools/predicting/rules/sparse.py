@@ -1,0 +1,209 @@
+"""Sparse gradients: tensors of indices and values (`torch.sparse_coo`), whose memory is theirs.
+
+From PyTorch's torch/csrc/autograd/functions/accumulate_grad.h (a sparse gradient is taken as it
+is), ATen/native/sparse/SparseTensor.cpp (clone), cuda/SparseCUDATensor.cu (_coalesce_sparse_cuda)
+and SparseTensorMath.cpp (sparse_mask, _sparse_mm). What cuSPARSE works in, a few bytes to a few
+KiB, is not counted. An operator that is not here is refused: PyTorch's fake tensors take its result
+for empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from bfc.libraries import torch
+from bfc_tools.predicting.rules import cub
+from bfc_tools.predicting.rules.interface import Call, answer, sparse
+from bfc_tools.predicting.rules.tensors import argument, operator
+
+INDEX, COUNT = 8, 4
+#: Operators that allocate nothing, or are computed by others.
+PASSED = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_indices", "indices", "_values", "values", "_nnz", "sparse_dim", "dense_dim", "detach"),
+        *("is_coalesced", "_coalesced_", "coalesce", "_sparse_coo_tensor_with_dims_and_tensors"),
+        *("alias", "_dimI", "_dimV", "_has_compatible_shallow_copy_type"),
+    )
+)
+
+
+#: How tensors of compressed rows or columns are made.
+COMPRESSED = (
+    *("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe", "_to_sparse_csr"),
+    *("_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_to_sparse"),
+    "_sparse_compressed_tensor_with_dims",
+)
+
+
+@answer(*(f"aten::{name}" for name in COMPRESSED))
+def compressed(call: Call, run: Callable[[], Any]) -> Any:
+    """Refused: PyTorch would ask a real device for its context."""
+    raise NotImplementedError(
+        f"bfc does not know tensors of compressed rows or columns, nor which elements of a dense "
+        f"one are zero: {call.func._schema.name}. Give the program dense tensors for the prediction"
+    )
+
+
+def _parts(tensor: Any) -> tuple[Any, Any]:
+    return tensor._indices(), tensor._values()
+
+
+def _is_sparse(tensor: Any) -> bool:
+    return str(tensor.layout) == "torch.sparse_coo"
+
+
+def _like(tensor: Any, indices: Any, values: Any, coalesced: bool, shape: Any = None) -> Any:
+    """A sparse tensor of these, as large as another."""
+    dims = tensor.sparse_dim(), tensor.dense_dim()
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        *dims,
+        list(tensor.shape if shape is None else shape),
+        indices,
+        values,
+        dtype=values.dtype,
+        layout=torch.sparse_coo,
+        device=values.device,
+        is_coalesced=coalesced,
+    )
+
+
+@sparse("aten::clone")
+def clone(call: Call) -> Any:
+    """Copies of both; a gradient in order is kept, where autograd copies that of a subclass."""
+    tensor = call.args[0]
+    node, parts = torch._C._current_autograd_node(), _parts(tensor)
+    kept = node is not None and node.name().endswith("AccumulateGrad")
+    kept = kept and all(one.is_contiguous() for one in parts)
+    indices, values = (one if kept else one.clone() for one in parts)
+    return _like(tensor, indices, values, tensor.is_coalesced())
+
+
+@sparse("aten::_to_copy")
+def to_copy(call: Call) -> Any:
+    """On another device, or in another type."""
+    tensor = call.args[0]
+    indices, values = _parts(tensor)
+    device = argument(call, "device", None) or tensor.device
+    dtype = argument(call, "dtype", None) or values.dtype
+    indices = torch.ops.aten._to_copy(indices, device=device)
+    values = torch.ops.aten._to_copy(values, device=device, dtype=dtype)
+    return _like(tensor, indices, values, tensor.is_coalesced())
+
+
+@sparse("aten::add", "aten::add_")
+def added(call: Call) -> Any:
+    """To a dense tensor, in its place; of two sparse ones the one behind the other
+    (cuda/SparseCUDATensorMath.cu, add_out_dense_sparse_cuda and add_out_sparse_cuda)."""
+    into, other = call.args[:2]
+    in_place = operator(call) == "add_"
+    if not (_is_sparse(into) and _is_sparse(other)):
+        known = in_place and not _is_sparse(into) and other.sparse_dim() == 1
+        return into if known else NotImplemented
+    parts = zip(_parts(into), _parts(other), (1, 0), strict=True)
+    indices, values = (torch.cat([first, second], dim) for first, second, dim in parts)
+    made = _like(into, indices, values, False)
+    if not in_place:
+        return made
+    torch.Tensor.data.__set__(into, made)
+    return into
+
+
+@sparse("aten::_coalesce")
+def coalesced(call: Call) -> Any:
+    """The indices are sorted, and the values of equal ones summed up: at most all stay, or as many
+    as differ if they were drawn evenly. The memory of all indices is kept."""
+    tensor = call.args[0]
+    indices, values = _parts(tensor)
+    count = int(values.shape[0])
+    dims = tensor.sparse_dim()
+    left = call.choices.different(indices) if call.choices and dims == 1 else count
+    call.assume("a sparse tensor: indices that differ", left)
+    sorted_ones = torch.empty(count, dtype=indices.dtype, device=indices.device)  # as one number
+    held = [torch.empty_like(sorted_ones) for _ in range(2)]
+    capability, version = call.gpu.cc, call.torch_version
+    for size in (  # Thrust's sort by a comparison, and the first of each run
+        cub.merge_sort(count, INDEX, INDEX),
+        cub.aliased(cub.unique_by_key(count, INDEX, version, capability, COUNT), INDEX),
+    ):
+        storage = torch.empty(size, dtype=torch.uint8, device=indices.device)
+        del storage
+    summed = torch.empty((left, *values.shape[1:]), dtype=values.dtype, device=values.device)
+    if dims == 1:
+        kept = sorted_ones[:left].view(1, -1)
+    else:
+        kept = torch.empty((dims, left), dtype=indices.dtype, device=indices.device)
+    del held, sorted_ones
+    return _like(tensor, kept, summed, True)
+
+
+@sparse("aten::_sparse_addmm")
+def sum_and_product(call: Call) -> Any:
+    """Of a sparse matrix and a dense one (cuda/SparseCUDATensorMath.cu,
+    s_addmm_out_sparse_dense_cuda): in order, with the ends of rows in 32 bits, and turned round."""
+    return _product(*call.args[1:3])
+
+
+@sparse("aten::mm")
+def product(call: Call) -> Any:
+    """The same, with zeros to add to (SparseTensorMath.cpp, _sparse_mm)."""
+    matrix, dense = call.args
+    if not _is_sparse(matrix) or _is_sparse(dense):
+        return NotImplemented
+    return _product(matrix, dense, dense.new_zeros((matrix.shape[0], dense.shape[1])))
+
+
+def _product(matrix: Any, dense: Any, zeros: Any = None) -> Any:
+    if not _is_sparse(matrix) or _is_sparse(dense):
+        return NotImplemented
+    result = dense.new_empty((matrix.shape[0], dense.shape[1]))
+    ordered = matrix.coalesce()
+    count = int(ordered._values().shape[0])
+    ends = dense.new_empty(matrix.shape[0] + 1, dtype=torch.int32)
+    rows = dense.new_empty(count, dtype=torch.int32)
+    del rows
+    columns = dense.new_empty(count, dtype=torch.int32)
+    turned = torch.empty_like(result)
+    del turned, columns, ends, ordered
+    return result
+
+
+@sparse("aten::t")
+def turned(call: Call) -> Any:
+    """A copy whose rows of indices change places (ATen/native/TensorShape.cpp, transpose)."""
+    tensor = call.args[0]
+    if tensor.sparse_dim() != 2:
+        return NotImplemented
+    indices, values = _parts(tensor)
+    values, indices = values.clone(), indices.clone()
+    row = indices[0].clone()
+    del row
+    shape = [tensor.shape[1], tensor.shape[0], *tensor.shape[2:]]
+    return _like(tensor, indices, values, False, shape)
+
+
+@sparse("aten::_to_dense")
+def to_dense(call: Call) -> Any:
+    """Added to zeros, at indices that are one number each."""
+    tensor = call.args[0]
+    result = tensor._values().new_zeros(tuple(tensor.shape))
+    if not tensor.is_coalesced():
+        places = tensor._indices().new_empty(tensor._nnz())
+        del places
+    return result
+
+
+@sparse("aten::sparse_mask")
+def sparse_mask(call: Call) -> Any:
+    """The rows of a dense tensor that another has, at the same places, times one
+    (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
+    tensor, mask = call.args[:2]
+    if mask.sparse_dim() != 1 or _is_sparse(tensor):
+        return NotImplemented
+    indices = mask._indices()
+    one = torch.ones(1, dtype=tensor.dtype, device=tensor.device)
+    rows = tensor.index_select(0, indices[0])
+    places, product = indices.clone(), torch.empty_like(rows)
+    del rows, one
+    return _like(mask, places, product, mask.is_coalesced())

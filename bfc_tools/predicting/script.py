@@ -1,0 +1,207 @@
+"""A script, run as `python` would run it, until it has made enough steps."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bfc.pytorch.owners import is_the_users
+from bfc_tools.predicting.places import is_machinery
+from bfc_tools.predicting.prediction import Prediction
+from bfc_tools.predicting.session import predict
+
+#: The steps after which a program is stopped that says nothing else.
+STEPS = 2
+#: What is told where it goes on: a program may have the call and never make it.
+WAITS = (
+    f"bfc: {STEPS} steps are made; it goes on until the program writes a snapshot, as its files "
+    f"call _dump_snapshot. --steps {STEPS} stops it here"
+)
+
+
+class Stopped(BaseException):
+    """Ends the program after enough steps. No `except Exception` of its own catches it."""
+
+
+@dataclass
+class Ran:
+    """A program that ran."""
+
+    prediction: Prediction  # what it needed until it ended
+    steps: int = 0  # how many steps its optimizers made
+    stopped: bool = False  # whether it was stopped after enough of them
+    error: BaseException | None = None  # what it raised
+
+
+def run(
+    script: str,
+    arguments: Sequence[str],
+    *,
+    module: bool = False,
+    steps: int | None = None,
+    progress: Callable[[Prediction, int], object] | None = None,
+    **device: Any,
+) -> Ran:
+    """Runs a script, or a module, under `predict`, which gets the other arguments.
+
+    Its standard output goes to standard error. Without `steps` it is stopped after two steps of the
+    optimizer, or, if its own files call `_dump_snapshot`, once it has done that.
+    """
+    if not module and not os.path.isfile(script):
+        raise FileNotFoundError(f"no such script: {script}")
+    if not module and script.endswith(".ipynb"):
+        raise ValueError(
+            f"{script} is a notebook: `jupyter nbconvert --to script {script}` makes a script of it"
+        )
+    ran: Ran | None = None
+    process = os.getpid()
+
+    def after_step(made: int) -> None:
+        assert ran is not None
+        ran.steps = made
+        if made >= (STEPS if steps is None else steps):
+            waits = steps is None and not ran.prediction.snapshots and dumps_snapshot(folder)
+            if not waits:
+                ran.stopped = True
+                raise Stopped
+            if made == STEPS:
+                print(WAITS, file=sys.stderr, flush=True)
+
+    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
+    tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)
+    with predict(after_step=after_step, progress=tell, **device) as found:
+        ran = Ran(found)
+        with _as_main(script, arguments, folder), _threads_count(ran), _ended_in_order():
+            try:
+                if module:
+                    runpy.run_module(script, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(script, run_name="__main__")
+            except Stopped:
+                pass
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    ran.error = error
+            except BaseException as error:
+                ran.error = error
+                found.ended_by(error)
+                _show(error)
+                _let_go(error)
+    if os.getpid() != process:  # a child that the script has forked: it has nothing to say
+        sys.stderr.flush()
+        os._exit(0 if ran.error is None else 1)
+    return ran
+
+
+def dumps_snapshot(folder: str) -> bool:
+    """Whether a file of the program, the script or a module beside it, calls `_dump_snapshot`."""
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str) or not is_the_users(name):
+            continue
+        if os.path.abspath(name).startswith(os.path.join(folder, "")):
+            with contextlib.suppress(OSError, UnicodeError):
+                if "_dump_snapshot" in Path(name).read_text():
+                    return True
+    return False
+
+
+@contextlib.contextmanager
+def _threads_count(ran: Ran) -> Iterator[None]:
+    """What a thread of the program raises is a failure of the program."""
+    tell = threading.excepthook
+
+    def failed(args: Any) -> None:
+        if isinstance(args.exc_value, Stopped):
+            return
+        if ran.error is None:
+            ran.error = args.exc_value
+        tell(args)
+        _let_go(args.exc_value)
+
+    threading.excepthook = failed
+    try:
+        yield
+    finally:
+        threading.excepthook = tell
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the program as `sys.exit` does, so that no temporary files stay behind."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _as_main(script: str, arguments: Sequence[str], folder: str) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as the script expects them."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.argv = argv
+        sys.path[:] = path
+
+
+def _show(error: BaseException) -> None:
+    """Prints the traceback as `python` would, but for what is ours, or of fake tensors: frames, and
+    errors behind the error that have no others."""
+    told = traceback.TracebackException.from_exception(error)
+    causes = [] if _is_a_fault(error, told) else [told]
+    for one in causes:  # which grows meanwhile
+        kept = [frame for frame in one.stack if not is_machinery(frame.filename)]
+        one.stack = traceback.StackSummary.from_list(kept)
+        for name in ("__cause__", "__context__"):
+            cause = getattr(one, name)
+            files = [] if cause is None else [frame.filename for frame in cause.stack]
+            if files and all(map(is_machinery, files)):  # one that was never raised has none
+                setattr(one, name, None)
+            elif cause is not None:
+                causes.append(cause)
+    sys.stderr.write("".join(told.format()))
+
+
+def _is_a_fault(error: BaseException, told: traceback.TracebackException) -> bool:
+    """Whether it looks like a mistake of ours, whose place must be told."""
+    of_mistakes = (AssertionError, AttributeError, LookupError, TypeError)
+    return isinstance(error, of_mistakes) and is_machinery(told.stack[-1].filename)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what caused it, and so on: each once, since an error can be its own cause."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Drops the frames, which hold the program's tensors."""
+    for one in causes(error):
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None

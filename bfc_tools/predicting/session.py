@@ -1,0 +1,144 @@
+"""`bfc.predict`: a block of a program, run on fake tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import SupportsIndex
+
+from bfc_tools.predicting import devices, guard
+from bfc_tools.predicting.memory import Memory, settings_in_force
+from bfc_tools.predicting.places import Places
+from bfc_tools.predicting.prediction import Prediction
+
+STARTED_TOO_LATE = (
+    "this process has made a backward pass already, and PyTorch counts its devices at the first "
+    "one: begin the prediction before it, or in a process of its own (bfc predict script.py)"
+)
+
+
+@contextlib.contextmanager
+def predict(
+    device: SupportsIndex | str = "h100",
+    *,
+    cc: str | tuple[int, int] | None = None,
+    sms: int | None = None,
+    settings: str | None = None,
+    oom: bool = False,
+    real_files: bool = False,
+    until_exit: bool = False,
+    after_step: Callable[[int], object] | None = None,
+    progress: Callable[[Prediction], object] | None = None,
+) -> Iterator[Prediction]:
+    """Find how much GPU memory a block of a PyTorch program needs, without a GPU.
+
+    Inside the block every tensor is only a shape, on the host and on the device "cuda": the
+    operators compute nothing, and what they would allocate goes to PyTorch's allocator on a
+    simulated device. `torch.cuda` answers as it would there.
+
+    Parameters
+    ----------
+    device : int or str, optional
+        A GPU by its name, such as "h100", or the bytes that it leaves to PyTorch, as "24 GiB".
+    cc : str or tuple of int, optional
+        The compute capability, such as "9.0". None is that of the GPU.
+    sms : int, optional
+        The number of multiprocessors. None is that of the GPU.
+    settings : str, optional
+        As in PYTORCH_CUDA_ALLOC_CONF. None is what that variable has.
+    oom : bool, optional
+        Whether the device runs out of memory where it would: `torch.OutOfMemoryError`. Otherwise
+        the program goes on, and the peaks say how much it would have needed.
+    real_files : bool, optional
+        Whether what the program writes is written. Otherwise its files lie over the user's while
+        the prediction runs, and are thrown away then.
+    until_exit : bool, optional
+        Whether they are kept apart until the process ends, and so is what the program's threads and
+        functions of `atexit` write. The thread that has left the block works on the user's files.
+    after_step : callable, optional
+        Called after each step of an optimizer with the number of steps. What it raises ends the
+        program.
+    progress : callable, optional
+        Called with the prediction after each thousand operators.
+
+    Yields
+    ------
+    Prediction
+        What was found, up to now inside the block, and in all after it.
+
+    Raises
+    ------
+    DeviceUnavailableError
+        If there is no torch, or one of a version that is not known, or no C++ compiler.
+    ValueError
+        If the GPU is not known.
+    SettingsError
+        If the settings are wrong; it names the variable that they stand in.
+    RuntimeError
+        If the process has made a backward pass already.
+
+    Notes
+    -----
+    Begin it before the process makes its first backward pass: PyTorch counts the devices then.
+    Cost: about 0.2 ms for each operator. `python -m bench.predict` measures it.
+
+    Examples
+    --------
+    >>> import bfc
+    >>> def peak(width):
+    ...     import torch
+    ...
+    ...     with bfc.predict("h100") as run:
+    ...         model = torch.nn.Linear(width, width, device="cuda")
+    ...         model(torch.randn(64, width, device="cuda")).sum().backward()
+    ...     return run.peak_reserved
+    """
+    gpu = devices.find(device, cc, sms)
+    torch = guard.supported_torch()
+    settings_in_force(settings)  # before anything is compiled
+    module = guard.load()
+
+    from bfc.pytorch.extension import torch_version
+    from bfc_tools.predicting import fake_torch, file_calls, hooks, nvml, rules
+    from bfc_tools.predicting.cuda_module import CudaModule, replaced
+    from bfc_tools.predicting.recorder import Recorder
+
+    version = torch_version(torch)
+    places = Places()
+    memory = Memory(gpu.usable, settings, oom, places, "2.15" if version >= (2, 12) else "2.11")
+    recorder = Recorder(gpu, memory, version)
+    follower = hooks.Follower(recorder)
+    places.get_stream = module.stream
+    found = Prediction(gpu, memory, recorder)
+    if after_step is not None:
+        follower.after_step = lambda: after_step(follower.steps)
+    if progress is not None:
+        recorder.progress = lambda: progress(found)
+    with contextlib.ExitStack() as stack:
+        mode = fake_torch.Mode()  # which imports torch._dynamo: before torch is changed
+        recorder.fake = mode.from_tensor
+        module.install()
+        stack.callback(module.remove)
+        stack.callback(fake_torch.forget)
+        stack.enter_context(replaced(CudaModule(recorder, module).replacements()))
+        stack.enter_context(replaced(fake_torch.replacements()))
+        fake_torch.try_backward(mode, STARTED_TOO_LATE)
+        if not real_files:
+            files = file_calls.thrown_away(recorder.started, until_exit=until_exit)
+            recorder.files = found.files = stack.enter_context(files)
+        stack.enter_context(replaced(follower.replacements()))
+        stack.enter_context(hooks.followed(follower))
+        for around in (nvml.answered, *rules.interface.AROUND):
+            stack.enter_context(around(recorder))
+        stack.callback(gc.collect)
+        stack.callback(recorder.close)
+        stack.callback(follower.mark_gradients)
+        stack.enter_context(mode)
+        stack.enter_context(recorder)
+        stack.enter_context(fake_torch.in_threads(mode, recorder))
+        try:
+            yield found
+        except BaseException as error:
+            found.ended_by(error)
+            raise

@@ -1,0 +1,22 @@
+"""Experiments with recorded runs: what one run needs under other settings, and what grew between
+two. `bfc.study` passes on what compares policies. In order:
+
+    counting.py           sub-allocators that count the calls made to them
+    ground.py             what a policy written in Python has taken and handed out
+    python_policy.py      a policy written in Python
+    figure.py             one run under several policies, drawn
+    experiment.py         one trace under several policies
+    candidates.py         allocators to try, as text, and one replay
+    recorded_settings.py  what a recording says of its own run
+    file_formats.py       files of recorded runs, told by their content
+    cluster.py            workers of Dask
+    workers.py            replays in other processes
+    search.py             the settings that fit on least
+    torch_version.py      the version of PyTorch that a run is replayed under
+    advice.py             rows, and how they are written
+    planned.py            the row of a plan
+    advise.py             `bfc.advise`
+    growth.py             what grew, and how it is written
+    source_lines.py       the line that a stack counts for
+    diff.py               `bfc.diff`
+"""
