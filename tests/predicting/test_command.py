@@ -354,6 +354,9 @@ def test_files_stay_as_they_are_until_the_process_has_ended(script, tmp_path: Pa
     assert (tmp_path / "log.txt").read_text() == "the user's"
     names = {path.name for path in tmp_path.rglob("*")}
     assert names == {"cache", "log.txt", "run.npz", "scratch", "train.py"}
+    files = {frame.filename for frame in bfc.Trace.load(tmp_path / "run.npz").frames}
+    assert "train.py" in {Path(file).name for file in files}
+    assert [file for file in files if file.startswith(f"{ROOT}/bfc")] == []
 
 
 STOPPED = """
