@@ -1,7 +1,7 @@
 """A GPU memory allocator that you can use, see into and trust.
 
-Importing it calls no driver and does not import NumPy. Each line of the list imports only from
-lines above it. In order:
+Importing it calls no driver, and imports neither NumPy nor `bfc_tools`. Each line of the list
+imports only from lines above it. In order:
 
     native/, include/, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
@@ -18,7 +18,9 @@ lines above it. In order:
     __main__.py
 """
 
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING
 
 from bfc.interpreter.subinterpreters import is_subinterpreter as _is_subinterpreter
 
@@ -37,7 +39,6 @@ if _is_subinterpreter():
 
 try:
     from bfc import cuda, integrations, opencl, pinned
-    from bfc import study as study
 except ImportError as _error:
     _error.add_note(
         f"if {__path__[0]} is a checkout, it was built from other sources: run `make dev`"
@@ -94,13 +95,42 @@ from bfc.suballocators import (
     SubAllocator,
 )
 from bfc.trace import Occupancy, Replay, Timeline, Trace
-from bfc_tools.browser.report import report
-from bfc_tools.predicting.prediction import Prediction
-from bfc_tools.predicting.session import predict
-from bfc_tools.study.advice import Advice, AdviceRow
-from bfc_tools.study.advise import advise
-from bfc_tools.study.diff import diff
-from bfc_tools.study.growth import Diff, Growth, MomentGrowth
+
+if TYPE_CHECKING:
+    from bfc import study as study
+    from bfc_tools.browser.report import report
+    from bfc_tools.predicting.prediction import Prediction
+    from bfc_tools.predicting.session import predict
+    from bfc_tools.study.advice import Advice, AdviceRow
+    from bfc_tools.study.advise import advise
+    from bfc_tools.study.diff import diff
+    from bfc_tools.study.growth import Diff, Growth, MomentGrowth
+else:
+    #: The module of each name of `bfc_tools`. One is loaded when its name is first asked for.
+    _HOMES = {
+        "Advice": "bfc_tools.study.advice",
+        "AdviceRow": "bfc_tools.study.advice",
+        "Diff": "bfc_tools.study.growth",
+        "Growth": "bfc_tools.study.growth",
+        "MomentGrowth": "bfc_tools.study.growth",
+        "Prediction": "bfc_tools.predicting.prediction",
+        "advise": "bfc_tools.study.advise",
+        "diff": "bfc_tools.study.diff",
+        "predict": "bfc_tools.predicting.session",
+        "report": "bfc_tools.browser.report",
+        "study": "bfc.study",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = _import_module(_HOMES[name])
+        found = globals()[name] = module if name == "study" else getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})
+
 
 __version__ = "0.1.0"
 

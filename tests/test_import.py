@@ -7,11 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import bfc
 
 PACKAGE = Path(bfc.__file__).parent
 HEAVY = [
+    "bfc.study",
     "bfc.testing",
+    "bfc_cuda_emulator",
+    "bfc_slow_models",
+    "bfc_tools",
+    "bfc_torch_opencl",
     "hypothesis",
     "pytest",
     "numpy",
@@ -53,6 +60,43 @@ def test_using_raw_memory_imports_nothing_heavy() -> None:
         f"print([n for n in {HEAVY} if n in sys.modules])"
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")
+
+
+def test_a_name_of_bfc_tools_comes_when_it_is_asked_for() -> None:
+    """In each of several threads that are the first to ask, in a child that was forked, and to
+    whoever takes all names; and it is the same thing each time."""
+    run = run_python(
+        "import os, sys, threading\n"
+        "import bfc\n"
+        "assert {*bfc.__all__, 'study'} <= {*dir(bfc)}\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(bfc.report.__name__ != 'report')\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "assert 'bfc_tools' not in sys.modules\n"
+        "barrier, found = threading.Barrier(8), []\n"
+        "def ask(names):\n"
+        "    barrier.wait()\n"
+        "    found.append({name: getattr(bfc, name) for name in names})\n"
+        "names = sorted(bfc._HOMES)\n"
+        "orders = [names[i:] + names[:i] for i in range(8)]\n"
+        "threads = [threading.Thread(target=ask, args=[order]) for order in orders]\n"
+        "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+        "assert len(found) == 8\n"
+        "assert all(one[name] is vars(bfc)[name] for one in found for name in names)\n"
+        "assert bfc.study.compare is sys.modules['bfc.study'].compare\n"
+        "from bfc import *\n"
+        "assert predict is bfc.predict\n",
+        *("-W", "error"),
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'bfc' has no attribute 'nothing'$"):
+        _ = bfc.nothing
+    with pytest.raises(ImportError, match="cannot import name 'nothing' from 'bfc'"):
+        from bfc import nothing  # noqa: F401
 
 
 def test_a_checkout_that_was_never_built_says_what_to_do(tmp_path: Path) -> None:
