@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-cdef bint exiting       # from then on finalisers free nothing: the driver, or half of Python, may be gone
+cdef bint exiting       # finalisers then free nothing: the driver, or half of Python, may be gone
 
 cdef cbool start_entering() noexcept nogil
 cdef void has_entered() noexcept nogil

@@ -59,7 +59,7 @@ cdef void has_entered() noexcept nogil:
 
 
 def is_exiting():
-    """Whether Python's exit has begun. From then on finalisers free nothing: the driver, or half of Python, may be gone.
+    """Whether Python's exit has begun. Finalisers then free nothing: the driver, or half of Python, may be gone.
 
     Returns
     -------
