@@ -247,13 +247,16 @@ private:
     }
 
     // The level of a kind is above its limit, or what is waiting has changed.
-    __attribute__((noinline, cold)) void note_rise(int kind, int what) {
-        for (int k : {kind, kKinds}) {
-            const int64_t now = level(k, what);
-            active_peak_[k][what] = std::max(active_peak_[k][what], now);
-            owned_peak_[k][what] = std::max(owned_peak_[k][what], now - waiting_[k][what]);
-        }
+    __attribute__((noinline)) void note_rise(int kind, int what) {
+        const int64_t now = level(kind, what);
+        note_level(kind, what, now);
+        note_level(kKinds, what, now + level(1 - kind, what));
         set_limits(what);
+    }
+
+    void note_level(int kind, int what, int64_t now) {
+        active_peak_[kind][what] = std::max(active_peak_[kind][what], now);
+        owned_peak_[kind][what] = std::max(owned_peak_[kind][what], now - waiting_[kind][what]);
     }
 
     // The ceiling is the highest level that is a new peak neither of active chunks nor of owned ones.
