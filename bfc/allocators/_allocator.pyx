@@ -1479,6 +1479,8 @@ cdef class Allocator(BufferOwner):
         return 0
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if exiting and is_finalizing():
+            return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
         if self.recorder.keeps_free_frames:
             self.recorder.keep_free_frames(allocation_id)
         if self.reasons.has(FREES_PENDING):

@@ -50,6 +50,9 @@ from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
 
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
+    bint is_finalizing()
+
 cdef extern from "usage.hpp":
     pass
 
@@ -1586,6 +1589,8 @@ cdef class PinnedAllocator(BufferOwner):
                 report_unraisable(error, _PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        if exiting and is_finalizing():
+            return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
         if self.is_live(handle, allocation_id):
             self.free_block(handle, allocation_id)
             self.buffers -= 1

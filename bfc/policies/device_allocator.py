@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, SupportsIndex
@@ -382,9 +383,9 @@ class DeviceAllocator:
 
         Notes
         -----
-        While the interpreter exits it does nothing.
+        While the interpreter finalises, it does nothing.
         """
-        if handle == 0 or is_exiting():
+        if handle == 0 or (is_exiting() and sys.is_finalizing()):
             return
         known = self._live.pop(handle, None)
         if known is None:

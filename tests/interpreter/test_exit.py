@@ -88,17 +88,37 @@ def test_what_is_freed_as_the_interpreter_ends_can_be_allocated_again(policy: st
         f"""
         import atexit
 
+        @atexit.register     # it runs after all that bfc registers
         def allocate_and_free():
             for _ in range(1000):    # 3 GiB in all
                 allocator.allocate(3 << 20).free()
 
-        class Last:
-            __del__ = staticmethod(allocate_and_free)
-
-        atexit.register(lambda: allocate_and_free())    # after all that bfc has registered
         import bfc
         allocator = {ALLOCATORS[policy]}
-        last = Last()
+        """
+    )
+
+
+@pytest.mark.parametrize("use", ["record_history()", "record_stream(last.buffer.ptr, 7)"])
+def test_a_free_in_the_last_finaliser_is_quiet(use: str) -> None:
+    """By then the names in bfc's modules are None, and what writes down a stack finds no `sys`."""
+    run(
+        f"""
+        import ctypes, sys, types
+        oldest = sys.modules["oldest"] = types.ModuleType("oldest")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(oldest))    # its names are cleared last
+        import bfc
+        exec('''
+        class Last:
+            def __del__(self):
+                assert self.is_finalizing()
+                self.buffer.free()
+        ''', vars(oldest))
+        oldest.last = last = oldest.Last()
+        last.is_finalizing = sys.is_finalizing
+        allocator = {ALLOCATORS["caching"]}
+        last.buffer = allocator.allocate(1000)
+        allocator.{use}
         """
     )
 
