@@ -38,6 +38,7 @@ def test_what_is_not_python_is_installed_too(tmp_path: Path) -> None:
     assert Path("bfc_torch_opencl/extension.cpp") in wanted
     assert wanted - installed == set()
     assert not moved.exists()
+    assert {Path(package.name, "py.typed") for package in PACKAGES} < installed  # PEP 561
     assert {Path("bfc/study.py"), Path("bfc_tools/predicting/rules/orders.json")} < installed
 
 
