@@ -18,9 +18,9 @@ imports only from lines above it. In order:
     __main__.py
 """
 
+import typing as _typing
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
-from typing import TYPE_CHECKING
 
 from bfc.interpreter.subinterpreters import is_subinterpreter as _is_subinterpreter
 
@@ -44,6 +44,12 @@ except ImportError as _error:
         f"if {__path__[0]} is a checkout, it was built from other sources: run `make dev`"
     )
     raise
+if _find_spec("bfc_tools") is None:  # which is loaded when it is first asked for
+    raise ImportError(
+        f"{__path__[0]} was installed before bfc_tools stood beside it: run `make dev` in the "
+        "checkout, or install it again"
+    )
+
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.allocators.graph_pool import GraphPool
@@ -96,7 +102,7 @@ from bfc.suballocators import (
 )
 from bfc.trace import Occupancy, Replay, Timeline, Trace
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from bfc import study as study
     from bfc_tools.browser.report import report
     from bfc_tools.predicting.prediction import Prediction

@@ -92,6 +92,13 @@ def test_a_name_of_bfc_tools_comes_when_it_is_asked_for() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
+def test_an_installation_that_lacks_bfc_tools_says_what_to_do() -> None:
+    """As one into a checkout is that was made before there was such a package."""
+    run = run_python("import sys; sys.modules['bfc_tools'] = None; import bfc")
+    assert run.returncode == 1
+    assert "run `make dev` in the checkout, or install it again" in run.stderr
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"^module 'bfc' has no attribute 'nothing'$"):
         _ = bfc.nothing
