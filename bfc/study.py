@@ -4,9 +4,9 @@ such figures, and a program that looks for the best settings compares them.
 Its sources are in a package of their own, `bfc_tools`.
 """
 
-from bfc_tools.study import recorded_settings as recorded_settings  # the reference names its class
 from bfc_tools.study.experiment import Comparison, Policy, Row, compare
 from bfc_tools.study.figure import plot
 from bfc_tools.study.python_policy import PythonPolicy
+from bfc_tools.study.recorded_settings import Recorded
 
-__all__ = ["Comparison", "Policy", "PythonPolicy", "Row", "compare", "plot"]
+__all__ = ["Comparison", "Policy", "PythonPolicy", "Recorded", "Row", "compare", "plot"]
