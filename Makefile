@@ -97,13 +97,14 @@ peers: originals ## compare with these originals
 	$(BIN)/python -m pytest $(PARALLEL) -m peers
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
-ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned plans policies))
+PLANNING := $(patsubst %,tests/plans/test_%.py,layout matching)   # no allocator is in them
+ALLOCATING := $(wildcard $(patsubst %,tests/%,allocators mapping pinned policies)) $(filter-out $(PLANNING),$(wildcard tests/plans/test_*.py))
 PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BIN)/python -m pytest $(PARALLEL)
 
 # A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; nor about
 # what makes no allocator. And the tests of headers compile these themselves.
 READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native predicting repo study pytorch/test_packed_entries.py \
-	copying/test_kernels.py \
+	copying/test_kernels.py $(PLANNING:tests/%=%) \
 	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
@@ -130,7 +131,7 @@ soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL wi
 	.venv-torch/bin/python tests/torch_opencl/soak_torch.py
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
-	$(BIN)/python .ci/packages.py
+	$(BIN)/python .ci/packages.py $(if $(OUT),--out $(OUT))
 
 wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.13 that is found
 	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13

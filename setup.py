@@ -265,12 +265,13 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
 
 
 class BuildModules(build_py):  # type: ignore[misc]
-    """Also deletes modules that an earlier build left in its folder, and whose source was moved: a
+    """Also deletes files that an earlier build left in its folder, and whose source was moved: a
     wheel would have them, and a folder hides the module of the same name."""
 
     def run(self) -> None:
-        for left in Path(self.build_lib).glob("bfc*/**/*.py"):
-            if not (HERE / left.relative_to(self.build_lib)).exists():
+        for left in Path(self.build_lib).glob("bfc*/**/*"):
+            is_source = left.is_file() and left.suffix not in (".so", ".pyd")
+            if is_source and not (HERE / left.relative_to(self.build_lib)).exists():
                 left.unlink()
         super().run()
 

@@ -1,8 +1,8 @@
 """The commands, and what they are made of: they read recorded runs, and predict runs. bfc hands out
 memory; bfc_tools looks at what programs did with it, or would do.
 
-Users reach it through `bfc`: the command, `bfc.study`, and functions such as `bfc.predict`. In
-order:
+Users reach it through `bfc`: the command, `bfc.study`, and functions such as `bfc.predict`.
+In order:
 
     study/          what a run needs under other settings, and what grew between two
     predicting/     PyTorch's programs, without a GPU

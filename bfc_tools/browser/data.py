@@ -305,7 +305,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
 
 
 def _version() -> str:
-    version: str = sys.modules["bfc"].__version__  # not imported: bfc has names of this module
+    version: str = sys.modules["bfc"].__version__  # an import would point upwards
     return version
 
 

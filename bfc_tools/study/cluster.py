@@ -107,5 +107,5 @@ class Cluster:
 
 def version() -> str:
     """The version of bfc in this process."""
-    text: str = sys.modules["bfc"].__version__  # not imported: bfc has names of this package
+    text: str = sys.modules["bfc"].__version__  # an import would point upwards
     return text

@@ -10,7 +10,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PACKAGE = CHECKOUT / "bfc"
-#: The packages beside it, and the module of bfc on whose layer each stands: users reach it there.
+#: The packages beside it, and the module of bfc through which users reach each: they are one layer.
 BESIDE = {
     "bfc_cuda_emulator": "bfc.testing.cuda_emulator",
     "bfc_slow_models": "bfc.testing.differential",

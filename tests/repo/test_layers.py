@@ -28,7 +28,7 @@ from sources import PACKAGE as ROOT
 FOLDERS = sorted({path.parent for path in FILES})
 
 #: What uses `bfc` as a user does.
-USERS = {"cli", "testing", "__main__"}
+USERS = {("testing",), ("__main__",), ("study", "cli")}  # seen from bfc
 
 HEADER = re.compile(r'^(?:\s*#include|cdef extern from) "([^"]+\.h(?:pp)?)"', re.MULTILINE)
 
@@ -107,7 +107,8 @@ def is_below(target: Path, source: Path) -> bool:
     if source == target or source in target.parents:
         return True
     if target in source.parents:
-        return target == ROOT and not USERS.isdisjoint(source.relative_to(ROOT).parts[:2])
+        parts = source.relative_to(ROOT).parts
+        return target == ROOT and not USERS.isdisjoint((parts[:1], parts[:2]))
     folder = next(parent for parent in source.parents if parent in target.parents)
     layers = LAYERS[folder]
     mine, theirs = source.relative_to(folder).parts[0], target.relative_to(folder).parts[0]
