@@ -28,7 +28,7 @@ def test_a_run_has_a_row_and_an_instance_has_one(tmp_path: Path, monkeypatch, ca
     assert row[1:5] == ["5", "1.000", "1.000", "1.000"]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2m_adam", "unet_buckets"])
 def test_disturbed_runs_in_pages_take_what_is_live(name: str):
     """The reach: 1.03 at worst, and 1.005 on average. Of all traces these two have the largest and

@@ -79,6 +79,7 @@ def facts(data: bytes, frames: bool) -> Any:
     }
 
 
+@pytest.mark.long
 def test_a_trace_is_the_same_whether_entries_are_packed(monkeypatch):
     refused = 0
     for seed in range(200):

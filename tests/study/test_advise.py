@@ -354,6 +354,7 @@ def test_a_refusal_that_the_run_survived_is_left_out():
 # Executors -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_processes_and_threads_say_the_same(advice: bfc.Advice):
     assert bfc.advise(DECOMFL, SIZE, jobs=2) == advice
     with ThreadPoolExecutor(2) as threads:

@@ -125,6 +125,7 @@ def test_a_diff_is_what_a_recount_finds(seed: int) -> None:
     check(random_trace(seed, **plain), random_trace(seed + 1000))
 
 
+@pytest.mark.long
 @given(bfc.testing.traces(releases=True), bfc.testing.traces())
 def test_any_two_traces_compare(a: bfc.Trace, b: bfc.Trace) -> None:
     check(a, b)
@@ -212,6 +213,7 @@ def test_a_line_is_the_users_innermost(stack: int, line: str) -> None:
     assert part.name == line == line_of(trace, 0)
 
 
+@pytest.mark.long
 def test_a_stack_of_a_million_frames_takes_no_time() -> None:
     deep = 1_000_000
     stacks = [(0, 0), *((at, 3) for at in range(deep))]

@@ -76,6 +76,7 @@ def test_histories_are_long_enough_to_matter() -> None:
     assert set(trace.size.tolist()) == {1}
 
 
+@pytest.mark.long
 def test_a_history_shrinks_to_what_is_needed() -> None:
     """Two live at once, of more than a MiB together: one could do it, so that two need a reason."""
     trace = reached(
