@@ -19,7 +19,7 @@ from bfc.errors import (
     InvalidPointerError,
     SubAllocatorError,
 )
-from bfc.interpreter._process import ForkSafeLock, is_exiting
+from bfc.interpreter._process import ForkSafeLock
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST, rules_of
@@ -385,7 +385,7 @@ class DeviceAllocator:
         -----
         While the interpreter finalises, it does nothing.
         """
-        if handle == 0 or (is_exiting() and sys.is_finalizing()):
+        if handle == 0 or sys.is_finalizing():
             return
         known = self._live.pop(handle, None)
         if known is None:

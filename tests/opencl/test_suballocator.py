@@ -775,6 +775,21 @@ def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
+def test_handles_freed_as_the_interpreter_ends_can_be_allocated_again(cl) -> None:
+    """`raw_delete` did nothing once the functions of `atexit` ran, and memory ran out."""
+    run = run_python(
+        "import atexit\n"
+        "@atexit.register\n"  # it runs after all that bfc registers
+        "def allocate_and_free():\n"
+        "    for _ in range(100):\n"
+        "        memory.raw_delete(memory.allocate(3 << 20))\n"
+        "import bfc\n"
+        "memory = bfc.opencl.DeviceAllocator(memory_limit='64 MiB')\n"
+        "print('end')"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
+
+
 def test_every_device_is_counted_and_has_memory_of_its_own(cl) -> None:
     run = run_python(
         "import pocl; n = len(pocl.devices())  # two of each driver that is installed\n"
