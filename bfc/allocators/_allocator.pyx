@@ -20,7 +20,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_store
-from bfc.interpreter._process cimport exiting, run_handlers
+from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
     COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
     NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
@@ -82,9 +82,6 @@ cdef extern from "pool_usage.hpp":
     pass
 cdef extern from "plan_server.hpp":
     pass
-
-cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
-    bint is_finalizing()
 
 cdef extern from "quick_methods.hpp" namespace "bfc":
     ctypedef PyObject** Arguments

@@ -7,6 +7,9 @@ from libcpp cimport bool as cbool
 
 cdef bint exiting       # finalisers then free nothing: the driver, or half of Python, may be gone
 
+cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
+    bint is_finalizing()
+
 cdef cbool start_entering() noexcept nogil
 cdef void has_entered() noexcept nogil
 

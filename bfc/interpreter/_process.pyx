@@ -84,7 +84,6 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
-    bint is_finalizing()
     bint holds_gil()
 
 cdef extern from "<pthread.h>" nogil:

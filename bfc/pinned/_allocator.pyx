@@ -20,7 +20,9 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room, try_push_back, try_store
-from bfc.interpreter._process cimport Deferral, defer_handlers, exiting, resume_handlers, run_handlers
+from bfc.interpreter._process cimport (
+    Deferral, defer_handlers, exiting, is_finalizing, resume_handlers, run_handlers,
+)
 from bfc._core cimport ChunkHandle, Gauge
 from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
@@ -49,9 +51,6 @@ from bfc.suballocators.base import SubAllocator, check_members
 from bfc.suballocators.cuda import CUDASubAllocator
 from bfc.suballocators.host import HostSubAllocator
 from bfc.units import format_bytes, parse_bytes
-
-cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
-    bint is_finalizing()
 
 cdef extern from "usage.hpp":
     pass
