@@ -1,4 +1,4 @@
-"""Sizes as people write them: "4 GiB" is 4294967296."""
+"""Sizes as people write them: "4 GiB" is 4294967296; and columns, and texts of strangers."""
 
 from __future__ import annotations
 
@@ -101,6 +101,27 @@ def format_bytes(nbytes: int) -> str:
         if abs(nbytes) < 1 << (shift + 10):
             return f"{nbytes / (1 << shift):.2f} {unit}"
     return f"{nbytes / (1 << 50):.2f} PiB"
+
+
+def printable(text: str) -> str:
+    """A stranger's text as it is shown: it must not move the terminal's cursor.
+
+    Parameters
+    ----------
+    text : str
+        Such as the name of a module, or of a file.
+
+    Returns
+    -------
+    str
+        The same, or its `ascii` if it has anything that cannot be printed.
+
+    Examples
+    --------
+    >>> print(printable("layers.0"), printable("layers.0" + chr(27)))
+    layers.0 'layers.0\\x1b'
+    """
+    return text if text.isprintable() else ascii(text)
 
 
 def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -85,6 +85,11 @@ def _shades(size: int, used: Sequence[tuple[int, int]]) -> list[int]:
     return [min(-int(-part * SHADES // 1), SHADES) for part in filled]
 
 
+def preformatted(text: str) -> str:
+    """A text for a terminal, as it stands."""
+    return f'<pre style="margin:.5em 0;overflow-x:auto">{html.escape(text)}</pre>'
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table. Its texts are escaped."""
 

@@ -11,9 +11,9 @@ import bfc
 from bfc.errors import PlanError
 from bfc.files import open_regular
 from bfc.plans.plan import FIGURES, PART_FACTS
-from bfc.units import format_bytes
+from bfc.units import format_bytes, printable
 from bfc_tools.cli.runs import FILE, add_snapshot_device, add_torch, read_trace
-from bfc_tools.cli.tables import Cells, add_formats, printable, show
+from bfc_tools.cli.tables import Cells, add_formats, show
 
 HELP = "find places for a recorded run's blocks, and say what they take"
 EPILOG = """\

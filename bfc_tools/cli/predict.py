@@ -6,17 +6,15 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
 from bfc_tools.cli.sizes import device_bytes
-from bfc_tools.cli.tables import printable
 from bfc_tools.predicting import devices
 from bfc_tools.predicting import script as scripts
-from bfc_tools.predicting.prediction import REPEATS
+from bfc_tools.predicting import text as texts
 from bfc_tools.predicting.script import STEPS, Ran, causes
 from bfc_tools.study.advise import advise
 
@@ -53,8 +51,6 @@ A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to 
 
 exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed, 130 interrupted.
 """
-#: How many rows a table has.
-ROWS = 10
 #: Seconds between two lines that tell how far it is.
 EVERY = 10.0
 #: Values of an option --device that are the script's, not ours.
@@ -173,7 +169,7 @@ def run(arguments: argparse.Namespace) -> bool:
     if arguments.json:
         print(_json(ran, fits, advice))
     else:
-        print("\n".join(_text(ran, fits, advice, TABLES[arguments.by or "module"])))
+        print(_text(ran, fits, advice, TABLES[arguments.by or "module"]))
     failed = _failed(script, ran)
     if failed is not None and not (arguments.oom and _ran_out(ran)):
         sys.stdout.flush()
@@ -351,6 +347,15 @@ class _Progress:
             )
 
 
+def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> str:
+    failed = ran.error is not None and not _ran_out(ran)
+    stopped = f"{ran.steps} steps of the optimizer" if ran.stopped else ""
+    said = texts.lines(
+        ran.prediction, table, fits=fits, advice=advice, failed=failed, stopped=stopped
+    )
+    return "\n".join(said)
+
+
 def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
     import json
 
@@ -364,187 +369,3 @@ def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
     }
     figures["advice"] = None if advice is None else json.loads(advice.to_json())
     return json.dumps(figures, indent=1, default=str)
-
-
-def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> Iterator[str]:
-    found = ran.prediction
-    failed = ran.error is not None and not _ran_out(ran)
-    yield ("Until it failed: " if failed else "") + _answer(found, fits)
-    yield from _peaks(found)
-    yield from _at_other_addresses(found)
-    yield from _repeated(found)
-    yield ""
-    yield from _moment(found)
-    yield ""
-    yield from _rows("whose memory at the peak", found.peak.by_kind)
-    yield ""
-    title = {"by_module": "by module", "by_operator": "by operator", "by_line": "by line"}[table]
-    rows: Mapping[str, int] = getattr(found.peak, table)
-    yield from _rows(title, _joined(rows) if table == "by_module" else rows)
-    if advice is not None:
-        yield ""
-        yield str(advice)
-    yield ""
-    yield "not in these numbers (the ranges are rough):"
-    for one in found.not_counted:
-        yield (f"  {one.what}: {format_bytes(one.low)} to {format_bytes(one.high)}, {one.why}")
-    names: dict[str, list[str]] = {}
-    for name, why in found.unknown.items():
-        names.setdefault(why, []).append(name)
-    yield from (f"  {', '.join(alike)}: {why}" for why, alike in names.items())
-    yield ""
-    yield "assumed:"
-    yield from (f"  {line}" for line in _assumed(ran))
-
-
-def _answer(found: Prediction, fits: bool) -> str:
-    held = format_bytes(found.peak_reserved)
-    device = f"{found.gpu.name}, of which PyTorch can take {format_bytes(found.gpu.usable)}"
-    if found.gpu.memory == found.gpu.usable:
-        device = found.gpu.name
-    if found.limited:
-        word = "fits on" if fits else "runs out of memory on"
-        return f"It {word} {device}: it reserves {held} at most."
-    if fits and found.peak_reserved > found.gpu.usable:
-        return f"It fits on {device}, if only just: with more room it would reserve {held}."
-    if fits:
-        return f"It fits on {device}: it reserves at most {held}."
-    return f"It does not fit on {device}: it would reserve {held}."
-
-
-def _peaks(found: Prediction) -> Iterator[str]:
-    yield f"live       {format_bytes(found.peak_requested)} at most, asked for by the program"
-    yield f"allocated  {format_bytes(found.peak_allocated)} at most, in blocks of the allocator"
-    if found.settings:
-        yield (
-            f"reserved   {format_bytes(found.peak_reserved)} at most under {found.settings}, "
-            f"{format_bytes(found.reserved_under(''))} under the defaults"
-        )
-    else:
-        yield (
-            f"reserved   {format_bytes(found.peak_reserved)} at most, under PyTorch's default "
-            "settings"
-        )
-
-
-def _at_other_addresses(found: Prediction) -> Iterator[str]:
-    """What is reserved in other processes, where that varies."""
-    low, high = found.reserved_range()
-    if low < high:
-        fits = ", which may not fit" if found.peak_reserved <= found.gpu.usable < high else ""
-        yield (
-            f"           {format_bytes(low)} to {format_bytes(high)} by the addresses that the "
-            f"driver gives{fits}: PyTorch 2.13 and later do not depend on them"
-        )
-
-
-def _repeated(found: Prediction) -> Iterator[str]:
-    """What many steps reserve, where that is more."""
-    held = found.reserved_after()
-    if held is not None and held > found.peak_reserved:
-        fits = "" if held <= found.gpu.usable else ", which does not fit"
-        yield f"           {format_bytes(held)} if the last step is repeated {REPEATS} times{fits}"
-
-
-_PHASES = {
-    "": "outside of a step",
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer's step",
-}
-
-
-def _moment(found: Prediction) -> Iterator[str]:
-    peak = found.peak
-    yield f"The peak is {_PHASES[peak.phase]}, at {peak.line or 'an unknown line'}:"
-    if peak.of_line:
-        yield f"  the gradient of {peak.of_line}"
-    place = f"{peak.module}, " if peak.module else ""
-    yield f"  {place}operator {peak.operator}"
-
-
-def _joined(rows: Mapping[str, int]) -> dict[str, int]:
-    """Modules whose names differ only in numbers, as one."""
-    totals: dict[str, int] = {}
-    for name, nbytes in rows.items():
-        joined = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        totals[joined] = totals.get(joined, 0) + nbytes
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-def _rows(title: str, rows: Mapping[str, int]) -> Iterator[str]:
-    total = sum(rows.values()) or 1
-    yield f"{title}:"
-    shown = list(rows.items())[:ROWS]
-    for name, nbytes in shown:
-        named = printable(name) or "(no module)"
-        yield f"  {format_bytes(nbytes):>11}  {nbytes / total:6.1%}  {named}"
-    if len(rows) > ROWS:
-        rest = total - sum(nbytes for _, nbytes in shown)
-        yield f"  {format_bytes(rest):>11}  {rest / total:6.1%}  {len(rows) - ROWS} others"
-
-
-def _assumed(ran: Ran) -> Iterator[str]:
-    found, gpu = ran.prediction, ran.prediction.gpu
-    yield (
-        f"torch {found.torch_version}: predict with the version that will run, since others may "
-        "call other operators"
-    )
-    yield (
-        f"compute capability {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} multiprocessors of "
-        f"{gpu.threads_per_sm} threads"
-    )
-    if ran.stopped:
-        yield (
-            f"what follows needs no more: it was stopped after {ran.steps} steps of the optimizer; "
-            "--steps 0 runs all of it"
-        )
-    values = [one for one in found.assumptions if one["what"].startswith(".")]
-    in_packages = [one for one in values if _INSTALLED in one["where"]]
-    hidden = in_packages if len(in_packages) > FEW else []
-    for one in found.assumptions:
-        if one in hidden:
-            continue
-        place = _place(one["where"])
-        times = "" if one["times"] == 1 else f", {one['times']} times"
-        if one["what"].startswith("."):
-            yield f"{one['what']}{place} is {one['value']}{times}"
-        else:
-            yield f"{one['what']} ({one['value']}){place}{times}"
-    if hidden:
-        names = sorted({one["where"].rpartition(_INSTALLED)[2].split("/")[0] for one in hidden})
-        yield (
-            f".item() and the like at {len(hidden)} lines of {', '.join(names)}: 1, 1.0, False or "
-            "zeros; --json lists them"
-        )
-    yield from _about_files(found)
-
-
-#: More values than these that packages have read are counted, and not listed.
-FEW = 3
-_INSTALLED = "/site-packages/"
-
-
-def _place(where: str) -> str:
-    """Where a line is: with its package, if it is in one."""
-    if where == "?":
-        return " in the backward pass"  # whose thread has no lines
-    _, installed, path = where.rpartition(_INSTALLED)
-    return f" at {path if installed else where.rsplit('/', 1)[-1]}"
-
-
-def _about_files(found: Prediction) -> Iterator[str]:
-    """What became of the files that the program has changed."""
-    written, removed = found.files_written, found.files_removed
-    if written:
-        yield f"the program wrote {_some(written)}: thrown away"
-    if removed:
-        yield f"it removed or renamed {_some(removed)}: yours are there still"
-
-
-def _some(paths: list[str]) -> str:
-    """A few paths, and how many there are."""
-    here = Path.cwd()
-    first = Path(paths[0])
-    name = printable(str(first.relative_to(here) if first.is_relative_to(here) else first))
-    return name if len(paths) == 1 else f"{name} and {len(paths) - 1} more"

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bfc.units import printable
+
 if TYPE_CHECKING:
     from tqdm import tqdm
 
@@ -54,11 +56,6 @@ def _csv(rows: list[Cells]) -> str:
         cells = [row.get(name) for name in columns]
         writer.writerow([printable(it) if isinstance(it, str) else it for it in cells])
     return out.getvalue()
-
-
-def printable(name: str) -> str:
-    """A name as it is shown: one in a stranger's file must not move the terminal's cursor."""
-    return name if name.isprintable() else ascii(name)
 
 
 def bar(**options: Any) -> tqdm[NoReturn] | None:

@@ -16,7 +16,8 @@ from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import KINDS, MADE_ONCE
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc_tools.predicting.places import PHASES
-from bfc_tools.predicting.repeats import repeated
+from bfc_tools.predicting.repeats import REPEATS, repeated
+from bfc_tools.predicting.text import lines
 from bfc_tools.study.source_lines import Lines
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from bfc_tools.study.advice import Advice
 
 MIB = 1 << 20
-#: How often a step is repeated to see what many steps reserve.
-REPEATS = 100
 #: At how many layouts of addresses a trace is replayed.
 LAYOUTS = 8
 
@@ -418,6 +417,19 @@ class Prediction:
             The text.
         """
         return json.dumps(self.to_dict(), indent=1, default=str)
+
+    def __str__(self) -> str:
+        """What `bfc predict` prints, but for a search for settings, which takes longer."""
+        fits = self.fits()
+        advice = None if fits else "run.advise() looks for settings that make it fit."
+        return "\n".join(lines(self, fits=fits, advice=advice))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same, the answer first."""
+        from bfc.snapshots import inline
+
+        answer, _, rest = str(self).partition("\n")
+        return inline.framed(answer, inline.preformatted(rest))
 
     def __repr__(self) -> str:
         return (

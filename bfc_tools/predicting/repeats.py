@@ -13,6 +13,9 @@ from bfc.libraries import np
 from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 
+#: How often a step is repeated to see what many steps reserve.
+REPEATS = 100
+
 
 def repeated(trace: Trace, begin: int, end: int, times: int, lasting: Container[int] = ()) -> Trace:
     """A trace up to the end of a step, and then that step again, so many times. `begin` and `end`

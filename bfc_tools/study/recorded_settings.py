@@ -13,7 +13,7 @@ from bfc.pytorch.settings import CachingSettings
 from bfc.pytorch.words import CONF, SEGMENT_CHANGES
 from bfc.trace import Trace
 from bfc.trace.beginning import reserved_at_the_start
-from bfc.units import format_bytes
+from bfc.units import format_bytes, printable
 from bfc_tools.study.candidates import CACHING, Point
 
 #: The most characters of a text that is shown.
@@ -85,7 +85,7 @@ PREDICTED = "the run was predicted"
 
 def shown(text: str) -> str:
     """A text from a file, as it can be printed in one line on a terminal."""
-    text = text if text.isprintable() else ascii(text)
+    text = printable(text)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import html
+import re
 import weakref
 
 import pytest
@@ -108,6 +110,34 @@ def test_advice_on_a_prediction_speaks_of_no_recording(trained) -> None:
     assert f"whose rules torch {torch.__version__} has" in advice
     assert trained.trace.torch in ("2.11", "2.15")
     assert "addresses" not in advice
+
+
+def test_printed_it_tells_what_the_command_prints(trained) -> None:
+    lines = str(trained).splitlines()
+    assert lines[0].startswith("It fits on NVIDIA H100 80GB HBM3, of which PyTorch can take ")
+    assert [line.split()[0] for line in lines[1:4]] == ["live", "allocated", "reserved"]
+    for title in ("whose memory at the peak:", "by module:", "assumed:"):
+        assert title in lines
+    with bfc.predict("1GiB") as run:
+        held = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    del held
+    assert "run.advise() looks for settings that make it fit." in str(run).splitlines()
+    with bfc.predict("1GiB") as run:
+        assert str(run) == "It has allocated nothing on the GPU."
+
+
+def test_a_notebook_shows_the_same_and_names_are_text() -> None:
+    with bfc.predict("h100") as run:
+        model = nn.Sequential()
+        model.add_module("<b>", nn.Linear(64, 64, device="cuda"))
+        kept = model(torch.empty(64, device="cuda"))
+    del kept
+    answer, _, rest = str(run).partition("\n")
+    assert "<b>" in rest
+    page = run._repr_html_()
+    assert "<b>" not in page
+    shown = html.unescape(re.sub(r"<[^>]*>", "", page))
+    assert shown == answer + rest
 
 
 def test_nothing_of_the_program_is_held() -> None:
