@@ -6,7 +6,7 @@
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
     advise.py, devices.py, diff.py, predict.py, replay.py
-    anonymise.py, plan.py, report.py
+    anonymise.py, completion.py, plan.py, report.py
     miniature.py           a training to record
     demo.py                all of it, on that training
 """
@@ -14,16 +14,28 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import bfc
 from bfc import __version__
-from bfc_tools.cli import advise, anonymise, demo, devices, diff, plan, predict, replay, report
+from bfc_tools.cli import (
+    advise,
+    anonymise,
+    completion,
+    demo,
+    devices,
+    diff,
+    plan,
+    predict,
+    replay,
+    report,
+)
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -49,10 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
     _print_in_any_encoding()
     warnings.formatwarning = _in_a_line
-    parser, _ = commands()
-    parsed = parser.parse_args(arguments)
+    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
     if "run" not in parsed:
-        parser.print_help()
+        parsed.parser.print_help()
         return OK
     parsed.ends_process = arguments is None  # so the caller is the command itself
     try:
@@ -74,6 +85,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """As `parse_args`, which does not say what was meant."""
+    parser, known = commands()
+    name = next((word for word in words if not word.startswith("-")), "")  # no option has a value
+    if name and name not in known:
+        meant = _meant([name], known) or f". There are {', '.join(known)}"
+        parser.error(f"there is no command {name!r}{meant}")
+    parsed, left = parser.parse_known_args(words, argparse.Namespace(parser=parser))
+    if left:
+        asked = known.get(name, parser)
+        meant = _meant([word.partition("=")[0] for word in left], asked._option_string_actions)
+        asked.error(f"unrecognized arguments: {' '.join(left)}{meant}")
+    return parsed
+
+
+def _meant(words: Iterable[str], known: Iterable[str]) -> str:
+    """The name that the first of the words with one near it may stand for."""
+    for word in words:
+        for name in difflib.get_close_matches(word, known, 1):
+            return f". Did you mean {name!r}?"
+    return ""
+
+
 def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """What reads the command line, and what reads the rest of it, for each command."""
     parser = argparse.ArgumentParser(
@@ -83,7 +117,8 @@ def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     )
     parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
-    for command in (demo, predict, advise, report, replay, diff, plan, anonymise, devices):
+    listed = (demo, predict, advise, report, replay, diff, plan, anonymise, devices, completion)
+    for command in listed:
         name = command.__name__.rpartition(".")[2]
         one = added.add_parser(name, help=command.HELP, epilog=command.EPILOG)
         command.add_options(one)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 import bfc
 from bfc import trace
 from bfc_tools import cli
-from bfc_tools.cli import commands, devices, main
+from bfc_tools.cli import commands, completion, devices, main
 from bfc_tools.study import advise
 
 ODD = "café 中文 \U0001f600"
@@ -22,12 +24,11 @@ ODD = "café 中文 \U0001f600"
 
 def test_without_a_command_there_is_a_line_for_each(capsys):
     assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out = " ".join(capsys.readouterr().out.split())
     names = commands()[1]
     assert {"advise", "demo", "devices", "replay", "report"} <= names.keys()
     for name in names:
-        (line,) = (line for line in lines if line.split()[:1] == [name])
-        assert len(line.split()) > 3
+        assert re.search(rf" {name} \w+ \w+ \w+", out)
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,68 @@ def test_a_warning_of_either_package_is_bfcs():
     assert of_a_script.startswith(f"{__file__}:1: UserWarning: odd")
 
 
-def test_a_command_that_is_not_there_is_answered_with_those_that_are(capsys):
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["predcit"], "bfc: error: there is no command 'predcit'. Did you mean 'predict'?"),
+        (["--traceback", "replya", "x.npz"], "'replya'. Did you mean 'replay'?"),
+        (["xyzzy"], "there is no command 'xyzzy'. There are demo, predict, advise,"),
+        (["replay", "x", "--jsno"], "bfc replay: error: unrecognized arguments: --jsno. Did"),
+        (["predict", "--devcie=h100", "t.py"], "--devcie=h100. Did you mean '--device'?"),
+        (["--versoin"], "unrecognized arguments: --versoin. Did you mean '--version'?"),
+        (["devices", "all"], "bfc devices: error: unrecognized arguments: all\n"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_one_that_is(capsys, words, said):
     with pytest.raises(SystemExit) as ended:
-        main(["replya", str(Path(__file__))])
+        main(words)
     assert ended.value.code == 2
-    assert "'replay'" in capsys.readouterr().err
+    assert said in capsys.readouterr().err
+
+
+COMPLETED = [
+    ("bfc pre", "predict"),
+    ("bfc diff --al", "--allow"),
+    ("bfc predict --by m", "module"),
+    ("bfc advise LICE", "LICENSE"),
+    ("bfc predict --device 24GiB READ", "README.md"),
+]
+
+
+@pytest.mark.parametrize(("typed", "completed"), COMPLETED)
+def test_bash_completes_commands_options_and_files(capsys, tmp_path, typed, completed):
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    script = tmp_path / "bfc"
+    script.write_text(capsys.readouterr().out)
+    *_, last = words = typed.split()
+    tried = (
+        f"source {script}; COMP_WORDS=({typed}); COMP_CWORD={len(words) - 1}; "
+        '_shtab_bfc bfc {last}; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", tried.replace("{last}", last)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stdout.split(), done.stderr) == ([completed], "")
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_a_shell_takes_the_script(capsys, tmp_path, shell):
+    pytest.importorskip("shtab")
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert main(["completion", shell]) == 0
+    script = tmp_path / "script"
+    script.write_text(capsys.readouterr().out)
+    done = subprocess.run([shell, "-n", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_shtab_it_is_said_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "zsh"]) == 2
+    assert "pip install 'bfc-allocator[cli]'" in capsys.readouterr().err
