@@ -15,11 +15,11 @@ from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.predicting import devices
 from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
-from bfc_tools.predicting.script import STEPS, Ran, causes
+from bfc_tools.predicting.script import Ran, causes
+from bfc_tools.predicting.stopping import STEPS, Limits
 from bfc_tools.study.advise import advise
 
 if TYPE_CHECKING:
-    from bfc_tools.predicting.prediction import Prediction
     from bfc_tools.study.advice import Advice
 
 HELP = "predict how much GPU memory a PyTorch program needs, without a GPU"
@@ -39,7 +39,9 @@ script's alone: bfc predict train.py --device h100 -- --steps 1000.
 
 It is stopped after {STEPS} steps of the optimizer, since the state of optimizers appears in the
 first, and what is kept for the next step in the second; or, if its files call _dump_snapshot, once
-it has written that. --steps says otherwise; --steps 0 lets it run to its end.
+it has written that. --steps says otherwise; --steps 0 lets it run to its end. A program without an
+optimizer runs to its end: --forwards stops it after so many calls of a model, --seconds after so
+much time. Of several limits, the first that is reached counts.
 
 The first line answers. "live" is what the program asked for, "allocated" what
 torch.cuda.max_memory_allocated() counts, "reserved" what is taken from the device: that must fit.
@@ -53,6 +55,8 @@ exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed, 130 i
 """
 #: Seconds between two lines that tell how far it is.
 EVERY = 10.0
+#: More seconds than this a timer of the system does not take.
+MOST_SECONDS = 1e8
 #: Values of an option --device that are the script's, not ours.
 SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
 #: What a module's file is called, behind the module's name.
@@ -89,6 +93,14 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
     add("--sms", type=int, metavar="N", default=default, help="its number of multiprocessors")
     add("--steps", type=int, metavar="N", default=default, help="stop after N optimizer steps")
     add(
+        "--forwards",
+        type=int,
+        metavar="N",
+        default=default,
+        help="stop after N calls of a model, where there is no optimizer",
+    )
+    add("--seconds", type=float, metavar="N", default=default, help="stop after N seconds")
+    add(
         "--settings",
         metavar="CONF",
         default=default,
@@ -120,9 +132,7 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
 def run(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits."""
     script, rest = _split(arguments)
-    steps = arguments.steps
-    if steps is not None and steps < 0:
-        raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
+    limits = _limits(arguments)
     if arguments.save is not None and arguments.save.suffix != ".npz":
         raise ValueError(
             f"--save writes the run as an .npz trace, not {arguments.save}. "
@@ -140,7 +150,7 @@ def run(arguments: argparse.Namespace) -> bool:
         script,
         rest,
         module=arguments.module is not None,
-        steps=sys.maxsize if steps == 0 else steps,
+        limits=limits,
         progress=_Progress(),
         device=device,
         cc=arguments.cc,
@@ -177,6 +187,18 @@ def run(arguments: argparse.Namespace) -> bool:
     return fits
 
 
+def _limits(arguments: argparse.Namespace) -> Limits:
+    """After what the program is stopped."""
+    steps, forwards, seconds = arguments.steps, arguments.forwards, arguments.seconds
+    if steps is not None and steps < 0:
+        raise ValueError(f"--steps is 0 (no limit) or more, not {steps}")
+    if forwards is not None and forwards < 1:
+        raise ValueError(f"--forwards is 1 or more, not {forwards}")
+    if seconds is not None and not 0 < seconds < MOST_SECONDS:
+        raise ValueError(f"--seconds is more than 0, not {seconds:g}")
+    return Limits(sys.maxsize if steps == 0 else steps, forwards, seconds)
+
+
 def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     """The script, or module, and its arguments; options of ours among these are taken out.
 
@@ -207,7 +229,8 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 HIDDEN = "\0"
 #: Our options that may stand behind the script.
 OPTIONS = re.compile(
-    r"--(device|cc|sms|steps|settings|oom|real-files|save|by|no-advice|json)(=.*)?", re.DOTALL
+    r"--(device|cc|sms|steps|forwards|seconds|settings|oom|real-files|save|by|no-advice|json)(=.*)?",
+    re.DOTALL,
 )
 
 
@@ -335,13 +358,15 @@ class _Progress:
         self._began = self._next = time.monotonic()
         self._next += EVERY
 
-    def __call__(self, found: Prediction, steps: int) -> None:
+    def __call__(self, ran: Ran) -> None:
+        found, stopping = ran.prediction, ran.stopping
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
             print(
                 f"bfc: {now - self._began:.0f} s, {found.operators} operators, "
-                f"{steps} optimizer steps, {format_bytes(found.peak_requested)} live at most",
+                f"{stopping.steps} optimizer steps, {stopping.forwards} forward passes, "
+                f"{format_bytes(found.peak_requested)} live at most",
                 file=sys.stderr,
                 flush=True,
             )
@@ -349,7 +374,8 @@ class _Progress:
 
 def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> str:
     failed = ran.error is not None and not _ran_out(ran)
-    stopped = f"{ran.steps} steps of the optimizer" if ran.stopped else ""
+    all_of_it = "; --steps 0 runs all of it" if ran.stopping.limits.is_default else ""
+    stopped = ran.stopped and ran.stopped + all_of_it
     said = texts.lines(
         ran.prediction, table, fits=fits, advice=advice, failed=failed, stopped=stopped
     )
@@ -364,7 +390,9 @@ def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
     figures |= {
         "fits": fits if error is None or not fits else None,
         "steps": ran.steps,
-        "stopped": ran.stopped,
+        "forwards": ran.stopping.forwards,
+        "stopped": bool(ran.stopped),
+        "stopped_after": ran.stopped,
         "error": error,
     }
     figures["advice"] = None if advice is None else json.loads(advice.to_json())

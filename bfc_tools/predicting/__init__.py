@@ -26,5 +26,6 @@ The program runs on tensors that are only shapes. What its operators would alloc
     text.py               what is said of it
     prediction.py         what was found
     session.py            `bfc.predict`
+    stopping.py           when a program has run long enough
     script.py             a script, run as `python` would run it
 """

@@ -27,12 +27,16 @@ from bfc_tools.predicting.recorder import Recorder
 
 class Follower:
     """What the hooks call. `steps` is how many steps the optimizer has made that made the fewest,
-    of those that made any; `after_step`, if given, is called after each step of an optimizer."""
+    of those that made any; `forwards` is how many forward passes were made of modules that no other
+    module calls. `after_step` and `after_forward`, if given, are called
+    after each, with these numbers."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.places: Places = recorder.places
-        self.after_step: Callable[[], object] | None = None
+        self.after_step: Callable[[int], object] | None = None
+        self.after_forward: Callable[[int], object] | None = None
+        self.forwards = 0
         #: By the id of a parameter: itself, and its module.
         self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._named: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -60,8 +64,13 @@ class Follower:
         places = self.places
         places.leave()
         outermost = not places.modules.get(threading.get_ident())
-        if outermost and places.phase == FORWARD and not torch.is_grad_enabled():
+        if not outermost or places.phase == BACKWARD:  # what a checkpoint computes again
+            return
+        if places.phase == FORWARD and not torch.is_grad_enabled():
             places.phase = NONE
+        self.forwards += 1
+        if self.after_forward is not None:
+            self.after_forward(self.forwards)
 
     def _name(self, module: Any) -> None:
         """Names a module and all below it, by their place in the outermost one that runs."""
@@ -141,7 +150,7 @@ class Follower:
         # of several the one that comes last: a step of the program ends with it
         memory.step_ends = min(self._ends.values(), key=lambda ends: (len(ends), -ends[-1]))
         if self.after_step is not None:
-            self.after_step()
+            self.after_step(self.steps)
 
     def mark(self, value: Any, kind: int, owner: int = 0, only: int | None = None) -> None:
         """Notes what the memory of a tensor on the GPU is for, and whose it is; with `only`, if

@@ -11,25 +11,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bfc.pytorch.owners import is_the_users
 from bfc_tools.predicting.places import is_machinery
 from bfc_tools.predicting.prediction import Prediction
 from bfc_tools.predicting.session import predict
-
-#: The steps after which a program is stopped that says nothing else.
-STEPS = 2
-#: What is told where it goes on: a program may have the call and never make it.
-WAITS = (
-    f"bfc: {STEPS} steps are made; it goes on until the program writes a snapshot, as its files "
-    f"call _dump_snapshot. --steps {STEPS} stops it here"
-)
-
-
-class Stopped(BaseException):
-    """Ends the program after enough steps. No `except Exception` of its own catches it."""
+from bfc_tools.predicting.stopping import Limits, Stopped, Stopping
 
 
 @dataclass
@@ -37,9 +24,18 @@ class Ran:
     """A program that ran."""
 
     prediction: Prediction  # what it needed until it ended
-    steps: int = 0  # how many steps its optimizers made
-    stopped: bool = False  # whether it was stopped after enough of them
+    stopping: Stopping  # what would stop it
     error: BaseException | None = None  # what it raised
+
+    @property
+    def steps(self) -> int:
+        """How many steps its optimizers made."""
+        return self.stopping.steps
+
+    @property
+    def stopped(self) -> str:
+        """After what it was stopped, as "2 steps of the optimizer"; empty if it was not."""
+        return self.stopping.stopped
 
 
 def run(
@@ -47,14 +43,13 @@ def run(
     arguments: Sequence[str],
     *,
     module: bool = False,
-    steps: int | None = None,
-    progress: Callable[[Prediction, int], object] | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[Ran], object] | None = None,
     **device: Any,
 ) -> Ran:
     """Runs a script, or a module, under `predict`, which gets the other arguments.
 
-    Its standard output goes to standard error. Without `steps` it is stopped after two steps of the
-    optimizer, or, if its own files call `_dump_snapshot`, once it has done that.
+    Its standard output goes to standard error. It is stopped at the `limits`.
     """
     if not module and not os.path.isfile(script):
         raise FileNotFoundError(f"no such script: {script}")
@@ -65,27 +60,32 @@ def run(
     ran: Ran | None = None
     process = os.getpid()
 
-    def after_step(made: int) -> None:
-        assert ran is not None
-        ran.steps = made
-        if made >= (STEPS if steps is None else steps):
-            waits = steps is None and not ran.prediction.snapshots and dumps_snapshot(folder)
-            if not waits:
-                ran.stopped = True
-                raise Stopped
-            if made == STEPS:
-                print(WAITS, file=sys.stderr, flush=True)
-
     folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
-    tell = None if progress is None else lambda found: progress(found, ran.steps if ran else 0)
-    with predict(after_step=after_step, progress=tell, **device) as found:
-        ran = Ran(found)
-        with _as_main(script, arguments, folder), _threads_count(ran), _ended_in_order():
+    stopping = Stopping(limits or Limits(), folder, lambda: bool(ran and ran.prediction.snapshots))
+
+    def tell(found: Prediction) -> None:
+        stopping.look_at_the_clock()
+        if progress is not None and ran is not None:
+            progress(ran)
+
+    with predict(
+        after_step=stopping.after_step,
+        after_forward=stopping.after_forward,
+        progress=tell,
+        **device,
+    ) as found:
+        ran = Ran(found, stopping)
+        with (
+            _as_main(script, arguments, folder),
+            _threads_count(ran),
+            _ended_in_order(),
+        ):
             try:
-                if module:
-                    runpy.run_module(script, run_name="__main__", alter_sys=True)
-                else:
-                    runpy.run_path(script, run_name="__main__")
+                with stopping.clock():
+                    if module:
+                        runpy.run_module(script, run_name="__main__", alter_sys=True)
+                    else:
+                        runpy.run_path(script, run_name="__main__")
             except Stopped:
                 pass
             except SystemExit as error:
@@ -100,19 +100,6 @@ def run(
         sys.stderr.flush()
         os._exit(0 if ran.error is None else 1)
     return ran
-
-
-def dumps_snapshot(folder: str) -> bool:
-    """Whether a file of the program, the script or a module beside it, calls `_dump_snapshot`."""
-    for module in list(sys.modules.values()):
-        name = getattr(module, "__file__", None)
-        if not isinstance(name, str) or not is_the_users(name):
-            continue
-        if os.path.abspath(name).startswith(os.path.join(folder, "")):
-            with contextlib.suppress(OSError, UnicodeError):
-                if "_dump_snapshot" in Path(name).read_text():
-                    return True
-    return False
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ def predict(
     real_files: bool = False,
     until_exit: bool = False,
     after_step: Callable[[int], object] | None = None,
+    after_forward: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
 ) -> Iterator[Prediction]:
     """Find how much GPU memory a block of a PyTorch program needs, without a GPU.
@@ -59,8 +60,11 @@ def predict(
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
+    after_forward : callable, optional
+        The same after each forward pass of a module that no other module calls, with the number of
+        these passes.
     progress : callable, optional
-        Called with the prediction after each thousand operators.
+        Called with the prediction after each thousand operators. What it raises ends the program.
 
     Yields
     ------
@@ -111,8 +115,7 @@ def predict(
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream
     found = Prediction(gpu, memory, recorder)
-    if after_step is not None:
-        follower.after_step = lambda: after_step(follower.steps)
+    follower.after_step, follower.after_forward = after_step, after_forward
     if progress is not None:
         recorder.progress = lambda: progress(found)
     with contextlib.ExitStack() as stack:

@@ -161,9 +161,7 @@ def _assumed(found: Prediction, stopped: str) -> Iterator[str]:
         f"{gpu.threads_per_sm} threads"
     )
     if stopped:
-        yield (
-            f"what follows needs no more: it was stopped after {stopped}; --steps 0 runs all of it"
-        )
+        yield f"what follows needs no more: it was stopped after {stopped}"
     values = [one for one in found.assumptions if one["what"].startswith(".")]
     in_packages = [one for one in values if _INSTALLED in one["where"]]
     hidden = in_packages if len(in_packages) > FEW else []

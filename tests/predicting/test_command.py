@@ -167,7 +167,9 @@ def test_how_far_it_is_is_told(script, capsys, monkeypatch) -> None:
     monkeypatch.setattr(predict, "EVERY", 0.0)
     text = "import torch\nx = torch.ones(3, device='cuda')\nfor _ in range(3000): x = x + 1\n"
     assert main(["predict", script(text), "--json"]) == 0
-    assert "0 optimizer steps, 1.50 KiB live" in capsys.readouterr().err.replace("24 B", "1.50 KiB")
+    assert "0 optimizer steps, 0 forward passes, 1.50 KiB live" in capsys.readouterr().err.replace(
+        "24 B", "1.50 KiB"
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,6 +249,8 @@ def test_a_script_that_raises_is_told_with_the_figures_until_then(script, capsys
         (["predict", "notebook.ipynb"], "jupyter nbconvert --to script notebook.ipynb"),
         (["predict", "train.py", "--settings", "no_such_key:1"], "no_such_key"),
         (["predict", "train.py", "--steps", "-1"], "--steps is 0"),
+        (["predict", "train.py", "--forwards", "0"], "--forwards is 1 or more"),
+        (["predict", "train.py", "--seconds", "nan"], "--seconds is more than 0"),
         (["predict", "train.py", "--save", "model.pt"], "an .npz trace, not model.pt"),
     ],
 )
@@ -288,6 +292,52 @@ def test_it_waits_for_the_snapshot_that_the_script_writes(script, capsys) -> Non
     found = json.loads(told.out)
     assert (found["steps"], found["stopped"], found["snapshots"]) == (4, False, ["s.pickle"])
     assert len(bfc.Trace.from_torch("s.pickle")) > 5
+
+
+SERVE = """
+import time, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).cuda()
+x = torch.randn(8, 64, device="cuda")
+for _ in range(1_000_000):
+    model(x)
+"""
+
+
+def test_a_program_without_an_optimizer_is_stopped_after_calls_of_its_model(script, capsys) -> None:
+    assert main(["predict", script(SERVE), "--forwards", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["forwards"], found["stopped_after"]) == (3, "3 forward passes")
+    assert (found["fits"], found["stopped"], found["steps"]) == (True, True, 0)
+    assert main(["predict", script(SERVE), "--forwards", "1"]) == 0
+    assert "it was stopped after 1 forward pass\n" in capsys.readouterr().out
+
+
+def test_what_a_checkpoint_computes_again_is_no_call_of_a_model(script, capsys) -> None:
+    text = (
+        "import torch\nfrom torch.utils.checkpoint import checkpoint\n"
+        "model = torch.nn.Linear(64, 64).cuda()\nx = torch.randn(8, 64, device='cuda')\n"
+        "for _ in range(3): checkpoint(model, x, use_reentrant=False).sum().backward()\n"
+    )
+    assert main(["predict", script(text), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["forwards"] == 3
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "    model(x)",
+        "    time.sleep(60)",
+        "    sum(range(1000))",
+        "    try:\n        time.sleep(60)\n    except BaseException:\n        time.sleep(60)",
+        "    model(x).sum().backward()",
+    ],
+)
+def test_a_program_is_stopped_after_seconds(script, capsys, loop: str) -> None:
+    text = SERVE.replace("    model(x)\n", f"{loop}\n")
+    assert main(["predict", script(text), "--seconds", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["stopped"], found["stopped_after"]) == (True, "2 seconds")
+    assert found["peak_requested"] > 0
 
 
 HOSTILE = """
