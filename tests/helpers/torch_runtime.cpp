@@ -29,12 +29,19 @@ cudaError_t call(const char* name, Arguments... arguments) {
     return result ? last_error = static_cast<cudaError_t>(result) : cudaSuccess;
 }
 
-// The runtime makes the primary context of a device current, and keeps it for good.
-cudaError_t use_device(int device) {
+// The runtime keeps the primary context of a device for good, once it has used it.
+cudaError_t context_of(int device, Handle* out) {
     static Handle contexts[16];
     if (!contexts[device])
         if (cudaError_t error = call("cuDevicePrimaryCtxRetain", &contexts[device], device)) return error;
-    return call("cuCtxSetCurrent", contexts[device]);
+    *out = contexts[device];
+    return cudaSuccess;
+}
+
+cudaError_t use_device(int device) {
+    Handle context = nullptr;
+    if (cudaError_t error = context_of(device, &context)) return error;
+    return call("cuCtxSetCurrent", context);
 }
 
 // It does so for device 0 when a thread first needs one.
@@ -102,9 +109,14 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return act("cuCtxGetStreamPriorityRange", least, greatest);
 }
-API cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-    *can = 0;
-    return cudaSuccess;
+API cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+    return act("cuDeviceCanAccessPeer", can, device, peer);
+}
+API cudaError_t cudaDeviceEnablePeerAccess(int device, unsigned flags) {
+    Handle peer = nullptr;
+    if (cudaError_t error = with_context()) return error;
+    if (cudaError_t error = context_of(device, &peer)) return error;
+    return call("cuCtxEnablePeerAccess", peer, flags);
 }
 API cudaError_t cudaDeviceSynchronize() { return act("cuCtxSynchronize"); }
 
@@ -125,6 +137,14 @@ API cudaError_t cudaMemcpy(void* to, const void* from, size_t nbytes, cudaMemcpy
 }
 API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t nbytes, cudaMemcpyKind, cudaStream_t stream) {
     return act("cuMemcpyAsync", at(to), at(from), nbytes, stream);
+}
+API cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, size_t nbytes,
+                                    cudaStream_t stream) {
+    Handle there = nullptr, here = nullptr;
+    if (cudaError_t error = with_context()) return error;
+    if (cudaError_t error = context_of(to_device, &there)) return error;
+    if (cudaError_t error = context_of(from_device, &here)) return error;
+    return call("cuMemcpyPeerAsync", at(to), there, at(from), here, nbytes, stream);
 }
 API cudaError_t cudaMemset(void* to, int value, size_t nbytes) {
     return act("cuMemsetD8_v2", at(to), byte(value), nbytes);
@@ -174,8 +194,35 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) { return act("cuEventDestroy
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return act("cuEventRecord", event, stream);
 }
+API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+    return act("cuEventRecordWithFlags", event, stream, flags);
+}
 API cudaError_t cudaEventQuery(cudaEvent_t event) { return act("cuEventQuery", event); }
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) { return act("cuEventSynchronize", event); }
+
+// -- other processes, and the driver itself -------------------------------------------------------
+// The emulated driver gives handles, and opens none: what it lacks is an error that names the call.
+
+API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* pointer) {
+    return act("cuIpcGetMemHandle", out, at(pointer));
+}
+API cudaError_t cudaIpcOpenMemHandle(void** out, cudaIpcMemHandle_t handle, unsigned flags) {
+    return act("cuIpcOpenMemHandle_v2", out, handle, flags);
+}
+API cudaError_t cudaIpcCloseMemHandle(void* pointer) { return act("cuIpcCloseMemHandle", at(pointer)); }
+API cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* out, cudaEvent_t event) {
+    return act("cuIpcGetEventHandle", out, event);
+}
+API cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* out, cudaIpcEventHandle_t handle) {
+    return act("cuIpcOpenEventHandle", out, handle);
+}
+API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** out, unsigned version,
+                                                 unsigned long long flags, cudaDriverEntryPointQueryResult* found) {
+    int status = 0;
+    const cudaError_t error = call("cuGetProcAddress_v2", name, out, static_cast<int>(version), flags, &status);
+    if (found) *found = static_cast<cudaDriverEntryPointQueryResult>(status);
+    return error;
+}
 
 // -- captures and graphs --------------------------------------------------------------------------
 
