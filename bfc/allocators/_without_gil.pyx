@@ -1,7 +1,7 @@
 """Allocate and free for callers without the GIL.
 
-PyTorch's CUDA back end calls with its own mutex held, and must not take the GIL: `allocate_without_gil` and
-`free_without_gil` never do. Other callers may take it, and need it only where `hit_without_gil` and
+PyTorch asks a `MemPool` for segments with its own mutex held, and the GIL must not be taken then: `allocate_without_gil`
+and `free_without_gil` never do. Other callers may take it, and need it only where `hit_without_gil` and
 `free_at_once_without_gil` have answered False.
 """
 
@@ -75,11 +75,33 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         allocator.place_where_refused(&request, &placed)
     allocator.last_fault.set(request.asking.fault)
     if placed.handle >= NO_HOST_MEMORY:
+        if not closed and not request.asking.fault:
+            count_refusal(allocator)
         return False
     ptr[0] = placed.ptr
-    if stream == allocator.home_stream or is_apart(allocator, &request.lane) or wait_for_home(allocator, stream):
+    return is_apart(allocator, &request.lane) or lead_from_home(allocator, placed.ptr, stream)
+
+
+cdef void count_refusal(Allocator allocator) noexcept nogil:
+    allocator.acquire()
+    allocator.recorder.num_ooms += 1
+    allocator.lock.release()
+
+
+cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
+    """Like `hit_without_gil`, and makes a stream wait for the home stream where memory is reused in the order of that one.
+    False, and nothing has changed, where a free chunk does not serve the request, or the driver fails."""
+    if allocator.by_stream or stream == allocator.home_stream:
+        return hit_without_gil(allocator, nbytes, stream, ptr)
+    return (not allocator.has_lanes and hit_without_gil(allocator, nbytes, allocator.home_stream, ptr)
+            and lead_from_home(allocator, ptr[0], stream))
+
+
+cdef cbool lead_from_home(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil:
+    """Makes memory of the home stream safe to use on another one. Frees it again, and returns False, if that fails."""
+    if stream == allocator.home_stream or wait_for_home(allocator, stream):
         return True
-    free_without_gil(allocator, placed.ptr, allocator.home_stream, False)
+    free_without_gil(allocator, ptr, allocator.home_stream, False)
     return False
 
 

@@ -1,11 +1,15 @@
 """The functions that PyTorch looks up by name in this extension module, as CUDAPluggableAllocator wants them.
 
-PyTorch calls them from any thread with its own mutex held. Meanwhile another thread may hold the GIL and wait for that
-mutex, as it does to free a tensor. To take the GIL here would be a deadlock, so nothing that allocates or frees takes
-it, nor does what notes a stream. See `bfc/native/source.h`. What begins or ends a pool, or empties, takes it: PyTorch
-holds no mutex then.
+PyTorch asks a `MemPool` for segments from any thread with its own mutex held. Meanwhile another thread may hold the GIL
+and wait for that mutex, as it does to free a tensor. To take the GIL then would be a deadlock, so the pairs of functions
+for pools never take it. See `bfc/native/source.h`.
+
+Where we stand in the place of its allocator, PyTorch holds no mutex. A request that a free block serves takes no GIL, nor
+does a free, nor what notes a stream. Any other request takes it, since memory is mapped, and a plan in pages served,
+with the GIL held; but not one for the pool of a graph. What begins or ends a pool, or empties, takes it too.
 """
 
+from cpython.exc cimport PyErr_SetInterrupt
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
@@ -15,7 +19,9 @@ from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._frees cimport QUERY, RECORD, report_unraisable
 from bfc.allocators._allocator cimport Allocator
-from bfc.allocators._without_gil cimport allocate_without_gil, free_without_gil, use_without_gil
+from bfc.allocators._without_gil cimport (
+    allocate_without_gil, free_without_gil, hit_on_any_stream, lead_from_home, use_without_gil,
+)
 
 from bfc.errors import ClosedError
 
@@ -42,6 +48,7 @@ cdef extern from *:
     static void* (*bfc_pool)(int);      /* the allocator of a pool's pair of functions, or NULL */
     static void* (*bfc_device)(int);    /* the one that serves a device instead of PyTorch's, or NULL */
     static bool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**);
+    static bool (*bfc_serve)(void*, size_t, void*, void**, char*, size_t);  /* false: the text says why, or is empty */
     static bool (*bfc_free)(void*, void*, void*, bool);
     static void (*bfc_record)(void*, void*);
     static void (*bfc_read)(void*, bfc_figures*);
@@ -52,9 +59,13 @@ cdef extern from *:
     namespace {
     /* PyTorch shows what() as the text of its error. */
     struct OutOfMemory : std::bad_alloc {
-        char text[360];
-        OutOfMemory(void* allocator, size_t size, int device) noexcept {
+        char text[1000] = "";
+        OutOfMemory(void* allocator, size_t size, int device, const char* why) noexcept {
             bfc_figures now = {0, 0, 0, 0, 0, 0};
+            if (*why) {
+                std::snprintf(text, sizeof text, "bfc: %s", why);
+                return;
+            }
             if (allocator) bfc_read(allocator, &now);
             if (!allocator)
                 std::snprintf(text, sizeof text, "bfc: no allocator serves device %d: "
@@ -158,9 +169,11 @@ cdef extern from *:
         void* ptr = nullptr;
         void* allocator = bfc_device(device);
         uint64_t pool[2];
-        const uint64_t* wanted = find_scope(device, stream, pool) ? pool : nullptr;
-        if (!allocator || !bfc_allocate(allocator, size, stream, wanted, &ptr))
-            throw OutOfMemory(allocator, size, device);
+        char why[900] = "";
+        if (!allocator) throw OutOfMemory(allocator, size, device, why);
+        if (find_scope(device, stream, pool) ? !bfc_allocate(allocator, size, stream, pool, &ptr)
+                                             : !bfc_serve(allocator, size, stream, &ptr, why, sizeof why))
+            throw OutOfMemory(allocator, size, device, why);
         return ptr;
     }
     BFC_EXPORT void bfc_torch_free(void* ptr, size_t, int device, void* stream) {
@@ -191,6 +204,7 @@ cdef extern from *:
     void* (*bfc_pool)(int) noexcept nogil
     void* (*bfc_device)(int) noexcept nogil
     cbool (*bfc_allocate)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil
+    cbool (*bfc_serve)(void*, size_t, void*, void**, char*, size_t) noexcept nogil
     cbool (*bfc_free)(void*, void*, void*, cbool) noexcept nogil
     void (*bfc_record)(void*, void*) noexcept nogil
     void (*bfc_read)(void*, bfc_figures*) noexcept nogil
@@ -267,6 +281,38 @@ cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uin
         return False
     ptr[0] = <void*>address
     return True
+
+
+cdef cbool serve(Allocator allocator, size_t size, void* stream, void** ptr, char* text, size_t room) noexcept nogil:
+    """Serves a request instead of PyTorch's allocator. Of one that is out of memory, the text says nothing."""
+    cdef uint64_t address = 0, on = <size_t>stream
+    on = 0 if on == allocator.default_stream_alias else on
+    if not allocator.by_stream and allocator.has_lanes and on != allocator.home_stream:
+        return allocate_in(allocator, size, stream, NULL, ptr)  # it is a scope's if that takes this very stream
+    if size and not hit_on_any_stream(allocator, size, on, &address):
+        if not (start_entering() and miss_with_gil(allocator, size, on, &address, text, room)):
+            return False
+    ptr[0] = <void*>address
+    return True
+
+
+cdef cbool miss_with_gil(Allocator allocator, size_t size, uint64_t on, uint64_t* address, char* text,
+                         size_t room) noexcept with gil:
+    has_entered()
+    allocator.last_fault.set(0)
+    try:
+        if allocator.by_stream:
+            address[0] = <uint64_t>allocator.allocate_raw(size, on)
+            return True
+        address[0] = <uint64_t>allocator.allocate_raw(size, allocator.home_stream)
+    except MemoryError:
+        return False
+    except BaseException as error:
+        say(str(error), text, room)
+        if isinstance(error, KeyboardInterrupt):    # raised again as soon as Python code runs
+            PyErr_SetInterrupt()
+        return False
+    return lead_from_home(allocator, address[0], on)
 
 
 cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool waits) noexcept nogil:
@@ -391,6 +437,7 @@ cdef void say(str words, char* text, size_t room) noexcept:
 bfc_pool = pool_at
 bfc_device = device_at
 bfc_allocate = <cbool (*)(void*, size_t, void*, const uint64_t*, void**) noexcept nogil>allocate_in
+bfc_serve = <cbool (*)(void*, size_t, void*, void**, char*, size_t) noexcept nogil>serve
 bfc_free = <cbool (*)(void*, void*, void*, cbool) noexcept nogil>free_in
 bfc_record = record_in_any
 bfc_read = <void (*)(void*, bfc_figures*) noexcept nogil>figures_of

@@ -9,14 +9,16 @@ once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats
 then raise errors, and `torch.compile` cannot use CUDA graphs. `torch.cuda.graph` and
 `make_graphed_callables` get private pools of the allocator.
 
-PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`. Memory
-that was freed behind a fence is only looked at by calls from Python (`stats()` is one).
+PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`.
 
-Memory is mapped and unmapped with the GIL held. So if a `CachingAllocator` has expandable segments,
+Memory is mapped and unmapped with the GIL held, and PyTorch asks a memory pool for segments while
+it holds locks of its own. So if a `CachingAllocator` under `mem_pool` has expandable segments,
 PyTorch's requests use mapped memory that is free, but where there is none they take an ordinary
 segment. `allocator.allocate(nbytes).free()` maps memory for them beforehand. A request of PyTorch's
 that runs out of memory gives back ordinary segments alone: call `allocator.empty_cache()` for the
-rest.
+rest. Memory that was freed behind a fence is only looked at by calls from Python (`stats()` is
+one). Under `replace` a request that no free block serves takes the GIL, and is served as one from
+Python: it maps, stitches, follows a plan and belongs to the tag of its thread.
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ def replace(allocators: OneOrMore) -> None:
     -----
     On the allocator's own stream an allocation makes no driver call. On another stream, that stream
     waits for the allocator's at an allocation, and the reverse at a free: two driver calls each.
-    Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text.
+    Out of memory is a RuntimeError or a MemoryError of PyTorch, with our figures in its text. A
+    request that a free block serves takes no GIL; any other does, but one for a graph's pool.
 
     `Tensor.record_stream(s)` makes the stream of the tensor's memory wait at its free for what is
     queued on `s` then, two driver calls. In a capture the free is put off until that is over.

@@ -1,6 +1,6 @@
-/* A sub-allocator's calls for callers that must not take the GIL, in a capsule (SubAllocator.native). PyTorch calls an
- * allocator while it holds its own mutex, and frees tensors while it holds the GIL and waits for that mutex: an
- * allocator that took the GIL would be a deadlock. Every function may be called from any thread, and holds no lock
+/* A sub-allocator's calls for callers that must not take the GIL, in a capsule (SubAllocator.native). PyTorch asks a
+ * MemPool for segments while it holds its own mutex, and frees tensors while it holds the GIL and waits for that mutex:
+ * to take the GIL would be a deadlock. Every function may be called from any thread, and holds no lock
  * while it calls the driver. */
 #pragma once
 

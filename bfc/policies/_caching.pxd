@@ -82,6 +82,7 @@ cdef class CachingAllocator(Allocator):
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
     cdef void search(self, Request* request, Placement* placed) noexcept nogil
     cdef int run_callbacks(self) except -1 with gil
+    cdef void count_wait(self) noexcept nogil
     cdef int wait_for_all(self) except -1 with gil
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil

@@ -833,7 +833,9 @@ cdef class CachingAllocator(Allocator):
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil:
         """Waits for other streams, gives cached regions back, and asks once more (PyTorch's behaviour, 2.5, step 7)."""
         cdef cbool asked = False
-        if not request.asking.without_gil:
+        if request.asking.without_gil:
+            self.count_wait()   # upstream counts it whether there is something to wait for or not
+        else:
             self.wait_for_all()
         if self.release_only_what_is_needed and self.release_some(request):
             self.grow(request, placed, True)
@@ -980,10 +982,13 @@ cdef class CachingAllocator(Allocator):
     cdef int run_callbacks(self) except -1 with gil:
         return self.observers.run_callbacks()
 
-    cdef int wait_for_all(self) except -1 with gil:
+    cdef void count_wait(self) noexcept nogil:
         self.acquire()
         self.recorder.num_sync_all_streams += 1
         self.lock.release()
+
+    cdef int wait_for_all(self) except -1 with gil:
+        self.count_wait()
         return self.frees.drain(RECORD | QUERY | AGAIN | WAIT)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
