@@ -31,9 +31,11 @@ sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).paren
 
 import soak_native  # noqa: E402
 from caching_subject import CommonPeer, Ours  # noqa: E402
+from soak_captures import captures  # noqa: E402
 from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
 from soak_pinned import pinned  # noqa: E402
+from soak_plans import plans, replans  # noqa: E402
 from strategies import play  # noqa: E402
 from torch_histories import (  # noqa: E402
     BROKEN,
@@ -89,6 +91,15 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "hostile": (soak_native.hostile, "the same on sources that fail and streams that are held"),
     "threads": (soak_native.threads, "the same with native threads on one allocator"),
     "forks": (soak_native.forks, "the same while children are forked, and in them"),
+    "plans": (
+        plans,
+        "the same where most requests get the places of a plan; the same addresses again",
+    ),
+    "captures": (
+        captures,
+        "the same, and what a graph was given goes to nobody else until it is gone",
+    ),
+    "replans": (replans, "the same where a program changes, and gets new plans"),
     "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
     "mixed": (mixed, "threads, scrapes, forks, Dask and pools of each device, in one process"),
 }

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import soak_native
+from soak_captures import captures
 from soak_native import Game, habits
 from soak_pinned import Pinned, pinned
+from soak_plans import plans, play_replans
 
 import bfc
 
@@ -26,6 +28,34 @@ def test_the_model_in_c_says_where_each_request_is_served(seed: int) -> None:
 @pytest.mark.parametrize("name", ["marks", "hostile", "threads", "forks"])
 def test_no_two_blocks_share_a_byte(name: str) -> None:
     assert getattr(soak_native, name)(1, 8000) > 4000
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_most_requests_of_a_program_that_repeats_get_their_places(seed: int) -> None:
+    assert plans(seed, 20) > 200
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:the plan does not pay any more:RuntimeWarning")
+def test_a_program_that_changes_gets_plans_again_and_again() -> None:
+    assert sum(play_replans(seed, 200)[1] for seed in range(8)) >= 8
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_graph_was_given_goes_to_nobody_else(seed: int) -> None:
+    assert captures(seed, 4000) > 2000
+
+
+def test_memory_of_a_graph_that_goes_to_others_is_found() -> None:
+    """The game takes the requests of a stream for those of a graph, and the allocator does not."""
+    wanted = habits("bfc", random.Random(1), 4)
+    with bfc.BFCAllocator(bfc.HostSubAllocator("64 MiB"), allow_growth=True) as pool:
+        game = Game("marks", pool, 1, 1, ctypes.byref(wanted))
+        game.call("pool", 1, 7)
+        with pytest.raises(AssertionError, match="handed out"):
+            game.call("play", 4000)
 
 
 @pytest.mark.long

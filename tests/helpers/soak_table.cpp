@@ -1,7 +1,8 @@
 // Plays random histories through the C table of bfc_allocator.h, without the GIL, and verifies each answer.
 //
 // Marks: the memory itself says who owns it. Each piece of 256 bytes of a live block begins with the block's number, and
-// a free piece with 0. So a block that shares a piece with another is found when it is handed out, at whatever address.
+// a free piece with 0. So a block that shares a piece with another is found when it is handed out, at whatever address. What
+// a graph has freed begins with the number of the graph's pool: it goes to nobody else, until the pool is released.
 //
 // Places: a model of the policy, written apart from the allocator, says at which address each request is served.
 #include <bfc_allocator.h>
@@ -21,7 +22,8 @@
 namespace {
 
 constexpr uint64_t kPiece = 256, kKiB = 1024, kMiB = kKiB * kKiB;
-constexpr int kStreams = 4, kSlots = 64;
+constexpr int kStreams = 4, kSlots = 64, kPools = 4096;
+constexpr uint64_t kOfPool = uint64_t{1} << 63;
 
 struct Random {
     uint64_t state;
@@ -69,6 +71,7 @@ struct Block {
     uint8_t* ptr;
     uint64_t size, id;
     int64_t stream;
+    uint64_t pool;                              // of a graph; 0: none
     uint32_t users;                             // other streams that use it
     uint64_t rounds[kStreams];                  // the rounds of those at the free
 };
@@ -85,36 +88,55 @@ struct Marks {
     std::atomic<uint32_t> held{0};              // streams that do not finish for now
     std::atomic<uint64_t> rounds[kStreams] = {};
     std::atomic<Block*> slots[kSlots] = {};     // blocks on their way from a thread to another
+    std::atomic<uint64_t> pools[kStreams] = {}; // of the graph that a stream's requests belong to
+    std::atomic<bool> released[kPools] = {};    // whether a pool belongs to no graph any more
     Fault fault;
     std::atomic<bool> stops{false};
 
     Marks(const bfc_allocator& functions, const Habits& wanted) : table(functions), habits(wanted) {}
 };
 
-bool write_marks(Marks& all, const Block& block, uint64_t was, uint64_t becomes) {
+uint64_t mark_when_free(const Block& block) { return block.pool ? kOfPool | block.pool : 0; }
+
+bool may_take(const Marks& all, const Block& block, uint64_t found) {
+    if (!(found & kOfPool)) return found == 0;
+    const uint64_t pool = found & ~kOfPool;
+    return pool == block.pool || (pool < kPools && all.released[pool].load());
+}
+
+// Of a block that is handed out, or else freed.
+bool write_marks(Marks& all, const Block& block, bool takes) {
+    const uint64_t becomes = takes ? block.id : mark_when_free(block);
     for (uint64_t at = 0; at + 8 <= block.size; at += kPiece) {
         uint64_t* word = reinterpret_cast<uint64_t*>(block.ptr + at);
         const uint64_t found = __atomic_load_n(word, __ATOMIC_RELAXED);
-        if (found != was)
-            return all.fault("block %lu at %p of %lu bytes: at %lu is %lx and not %lx (becomes %lx)", block.id,
-                             static_cast<void*>(block.ptr), block.size, at, found, was, becomes);
+        if (takes ? !may_take(all, block, found) : found != block.id)
+            return all.fault("block %lu at %p of %lu bytes, pool %lu, %s: at %lu is %lx", block.id,
+                             static_cast<void*>(block.ptr), block.size, block.pool, takes ? "handed out" : "freed", at, found);
         __atomic_store_n(word, becomes, __ATOMIC_RELAXED);
     }
     if (block.size % kPiece >= 16) {            // the end, where the last piece has room behind its beginning
         uint64_t found;
         uint8_t* end = block.ptr + block.size - 8;
         memcpy(&found, end, 8);
-        if (becomes == 0 && found != was) return all.fault("the end of block %lu is overwritten: %lx", block.id, found);
+        if (!takes && found != block.id) return all.fault("the end of block %lu is overwritten: %lx", block.id, found);
         memcpy(end, &becomes, 8);
     }
     return true;
 }
+
+// Of a step that is played: an allocation, or a free if the size is 0.
+struct Event {
+    int64_t key, size, stream;
+    uint64_t* address;                          // where to write it, or null
+};
 
 // One thread's part of a history.
 struct Player {
     Marks& all;
     Random random;
     std::vector<Block> live, waiting;
+    std::map<int64_t, std::vector<Block>> keyed{};  // blocks of `follow`, one or none for each key
     Counts counts;
 
     Player(Marks& marks, uint64_t seed) : all(marks), random(seed) {}
@@ -132,7 +154,7 @@ struct Player {
                 ++i;
                 continue;
             }
-            if (!write_marks(all, waiting[i], waiting[i].id, 0)) return false;
+            if (!write_marks(all, waiting[i], false)) return false;
             waiting[i] = waiting.back();
             waiting.pop_back();
         }
@@ -140,11 +162,18 @@ struct Player {
     }
 
     bool allocate() {
+        const bool has_other = all.habits.streams > 1 && random.once_in(4);
+        const uint64_t size = draw_size(random, all.habits.large);
+        return allocate(size, has_other ? static_cast<int64_t>(random.below(all.habits.streams)) : 0, &live);
+    }
+
+    bool allocate(uint64_t size, int64_t stream, std::vector<Block>* into) {
         char why[512];
         void* ptr = nullptr;
         Block block{};
-        block.size = draw_size(random, all.habits.large);
-        block.stream = all.habits.streams > 1 && random.once_in(4) ? static_cast<int64_t>(random.below(all.habits.streams)) : 0;
+        block.size = size;
+        block.stream = stream;
+        block.pool = all.pools[stream].load(std::memory_order_relaxed);
         const bfc_result result = all.table.allocate(all.table.self, 0, block.size, block.stream, &ptr, why, sizeof why);
         if (result != BFC_OK) {
             ++counts.refused;
@@ -156,11 +185,11 @@ struct Player {
         block.id = all.next_id.fetch_add(1);
         if (ptr == nullptr || reinterpret_cast<uint64_t>(ptr) % all.habits.alignment)
             return all.fault("%lu bytes at %p are not aligned to %lu", block.size, ptr, all.habits.alignment);
-        if (!let_go() || !write_marks(all, block, 0, block.id)) return false;
+        if (!let_go() || !write_marks(all, block, true)) return false;
         if (random.once_in(16) && (all.table.device_of(all.table.self, block.ptr) != 0 ||
                                    all.table.device_of(all.table.self, block.ptr + block.size - 1) != 0))
             return all.fault("%p of %lu bytes lies in no region", ptr, block.size);
-        live.push_back(block);
+        into->push_back(block);
         ++counts.calls, ++counts.allocated;
         return true;
     }
@@ -171,7 +200,7 @@ struct Player {
         for (int stream = 0; stream < kStreams; ++stream) block.rounds[stream] = all.rounds[stream].load();
         if (block.users) {
             waiting.push_back(block);           // still marked: whoever gets it too early finds that
-        } else if (!write_marks(all, block, block.id, 0)) {
+        } else if (!write_marks(all, block, false)) {
             return false;
         }
         if (all.table.free(all.table.self, block.ptr) != BFC_OK) return all.fault("free(%p) failed", static_cast<void*>(block.ptr));
@@ -216,7 +245,42 @@ struct Player {
         return true;
     }
 
+    // The events of a step. Of a thousand, `wrong` come otherwise: left out, put in, of another size, or freed late.
+    bool follow(const Event* events, int64_t count, uint64_t wrong) {
+        for (int64_t i = 0; i < count; ++i) {
+            if (!live.empty() && random.once_in(8) && !drop_late()) return false;
+            const Event& event = events[i];
+            const bool is_wrong = random.below(1000) < wrong;
+            auto& block = keyed[event.key];
+            if (event.size == 0) {              // a free
+                if (block.empty()) continue;
+                if (is_wrong)
+                    live.push_back(block[0]);
+                else if (!free(block[0]))
+                    return false;
+                block.clear();
+                continue;
+            }
+            const uint64_t kind = is_wrong ? random.below(3) : 3;
+            if (kind == 0 || !block.empty()) continue;
+            if (kind == 1 && !allocate(8 + random.below(2 * event.size), event.stream, &live)) return false;
+            const uint64_t size = kind == 2 ? event.size / 2 + 8 + random.below(event.size) : event.size;
+            if (!allocate(size, event.stream, &block)) return false;
+            if (event.address) *event.address = reinterpret_cast<uint64_t>(block[0].ptr);
+        }
+        return true;
+    }
+    bool drop_late() {
+        const Block block = live[random.below(live.size())];
+        live.erase(std::find_if(live.begin(), live.end(), [&](const Block& other) { return other.id == block.id; }));
+        return free(block);
+    }
+
     bool drain() {
+        for (auto& [key, block] : keyed) {
+            if (!block.empty() && !free(block[0])) return false;
+            block.clear();
+        }
         for (; !live.empty(); live.pop_back())
             if (!free(live.back())) return false;
         for (auto& slot : all.slots) {
@@ -530,6 +594,15 @@ void marks_finish(MarksGame* game, int stream) {
     ++game->all.rounds[stream];
 }
 
+// From here on the requests of a stream belong to a graph's pool. And a pool belongs to no graph any more.
+void marks_pool(MarksGame* game, int64_t stream, int64_t pool) { game->all.pools[stream] = static_cast<uint64_t>(pool); }
+void marks_released(MarksGame* game, int64_t pool) { game->all.released[pool] = true; }
+
+// Plays the events of a step.
+void marks_follow(MarksGame* game, const Event* events, int64_t count, int64_t wrong) {
+    game->players[0].follow(events, count, static_cast<uint64_t>(wrong));
+}
+
 // Frees everything, and verifies it.
 void marks_drain(MarksGame* game) {
     for (Player& player : game->players)
@@ -545,6 +618,8 @@ Counts marks_counts(MarksGame* game) {
         sum.calls += player.counts.calls, sum.refused += player.counts.refused;
         sum.allocated += player.counts.allocated, sum.freed += player.counts.freed;
         for (const Block& block : player.live) count(block);
+        for (const auto& [key, block] : player.keyed)
+            if (!block.empty()) count(block[0]);
     }
     for (const auto& slot : game->all.slots)
         if (const Block* block = slot.load()) count(*block);
