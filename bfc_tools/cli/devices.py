@@ -46,6 +46,8 @@ def _lines(kinds: dict[str, Any]) -> Iterator[str]:
         yield found["reason"] if kind != "host" else "The host is always available"
         for name, device in _named(kind, found):
             yield "  ".join(["", name, *_words(device)])
+            if device.get("no_kernels"):
+                yield f"    {device['no_kernels']}"
 
 
 def _rows(kinds: dict[str, Any]) -> Iterator[Cells]:
@@ -65,6 +67,7 @@ _NO_FACTS = dict.fromkeys(
         "largest_allocation_bytes",
         "alignment_bytes",
         "svm",
+        "no_kernels",
         "fault",
     )
 )
@@ -111,6 +114,7 @@ def _opencl_device(number: int) -> dict[str, Any]:
         "largest_allocation_bytes": int(device.max_mem_alloc_size),
         "alignment_bytes": int(device.mem_base_addr_align) // 8,
         "svm": _opencl.has_svm(device),
+        "no_kernels": _opencl.why_no_kernels(device),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import Any
 
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
@@ -14,6 +15,12 @@ INSTALL = "pip install 'bfc-allocator[opencl]'"
 DRIVERS = (
     "for a device install its vendor's OpenCL driver, and for the processor pip install "
     "pocl-binary-distribution"
+)
+
+NEW_PROCESSOR = (
+    "no kernel compiles there (\"unknown target CPU 'generic'\"): this PoCL is older than the "
+    "processor. Intel's driver takes it: pip install intel-opencl-rt intel-cmplr-lib-rt, and set "
+    "OCL_ICD_VENDORS to the lib/libintelocl.so that they bring"
 )
 
 #: OpenCL's error codes that can only mean "no room": for a buffer, for resources, on the host, and
@@ -133,6 +140,18 @@ def has_svm(device: Any) -> bool:
         return bool(device.svm_capabilities & cl.device_svm_capabilities.COARSE_GRAIN_BUFFER)
     except cl.Error:
         return False  # OpenCL 1.x does not know this query
+
+
+def why_no_kernels(device: Any) -> str:
+    """Why no kernel can be compiled for a device, and what to do; empty where nothing is known.
+
+    PoCL up to 3.0, which pip has, asks LLVM for the processor's name, which stands at the end of
+    the device's version. Its compiler then refuses "generic", LLVM's name for newer processors.
+    """
+    is_old = re.search(r"pocl ([0-2]\.|3\.0)", str(device.platform.version), re.IGNORECASE)
+    if is_old and re.search(r"x86_64.*-generic$", str(device.version).strip()):
+        return NEW_PROCESSOR
+    return ""
 
 
 def name_of(device: Any) -> str:
