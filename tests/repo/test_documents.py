@@ -7,6 +7,8 @@ import re
 from documents import BLOCK, DOCUMENTS, ROOT
 from sources import PACKAGES, READ, assert_none
 
+from bfc_tools.predicting.guard import NEWEST, OLDEST
+
 
 def test_every_link_of_a_document_leads_somewhere():
     assert_none(
@@ -68,3 +70,29 @@ def test_a_name_that_the_package_lacks_is_found_out():
     assert not is_defined("BFCAllocator.request")
     assert not is_defined("request")
     assert not is_defined("_no_such_file.pyx")
+
+
+VERSIONS = (ROOT / "docs" / "reference" / "versions.md").read_text()
+
+
+def test_the_page_on_versions_has_the_bounds_of_the_project_file():
+    project = (ROOT / "pyproject.toml").read_text()
+    bounds = re.findall(r"`([\w-]+[<>=]=?[^`]+)`", VERSIONS)
+    assert len(bounds) > 10
+    assert [bound for bound in bounds if not re.search(rf'"{re.escape(bound)}["; ]', project)] == []
+    pythons = set(re.findall(r"Python :: (3\.\d+)", project))
+    (supported,) = re.findall(r"CPython ([^|]+) \|", VERSIONS)
+    assert set(re.findall(r"3\.\d+", supported)) == pythons
+
+
+def test_the_page_on_versions_has_the_pytorches_that_are_tried():
+    makefile = (ROOT / "Makefile").read_text()
+    (tried,) = re.findall(r"^TORCHES := (.*)", makefile, re.MULTILINE)
+    (named,) = re.findall(r"`make test-predict-versions` with ([^|]*) \|", VERSIONS)
+    assert re.findall(r"[\d.]+\d", named) == tried.split()
+    (usual,) = re.findall(
+        r"^torch==(.*)", (ROOT / ".ci" / "constraints.txt").read_text(), re.MULTILINE
+    )
+    for target in ("test-predict", "test-torch"):
+        assert f"`make {target}` with {usual}" in VERSIONS
+    assert "2.{} to 2.{}, for CPUs".format(*(minor for _, minor in (OLDEST, NEWEST))) in VERSIONS

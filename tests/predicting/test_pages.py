@@ -1,0 +1,87 @@
+"""Pages about predictions, run as they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from documents import BLOCK, ROOT
+
+from bfc_tools.cli import main
+
+HOW_TO = ROOT / "docs" / "how-to"
+IN_CI = (HOW_TO / "continuous-integration.md").read_text()
+TRAIN = """
+import sys, torch
+model = torch.nn.Linear(1024, WIDTH).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a training that has grown since a branch `main`."""
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    for width, branch in ((1024, "main"), (8192, "wider")):
+        (tmp_path / "train.py").write_text(TRAIN.replace("WIDTH", str(width)))
+        if branch == "main":
+            subprocess.run([*git, "init", "-q", "-b", branch], check=True)
+        else:
+            subprocess.run([*git, "checkout", "-q", "-b", branch], check=True)
+        subprocess.run([*git, "add", "train.py"], check=True)
+        subprocess.run([*git, "commit", "-q", "-m", branch], check=True)
+    return tmp_path
+
+
+def run_sh(code: str) -> subprocess.CompletedProcess[str]:
+    folder = str(Path(sys.executable).parent)
+    return subprocess.run(
+        ["bash", "-e", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "BASE": "main"},
+    )
+
+
+def test_the_gates_of_the_page_on_continuous_integration(repository: Path) -> None:
+    margin, growth = (code for kind, code in BLOCK.findall(IN_CI) if kind == "sh")
+    ran = run_sh(margin)
+    assert (ran.returncode, ran.stdout) == (0, "0.1% of the GPU\n"), ran.stderr
+    ran = run_sh(margin.replace("a100", "64MiB"))
+    assert ran.returncode == 1
+    ran = run_sh(growth)
+    assert ran.returncode == 0, ran.stderr  # 56 MiB more
+    assert "Linear" in ran.stdout
+    run_sh("git worktree remove --force base; rm -rf base")
+    assert run_sh(growth.replace("256MiB", "16MiB")).returncode == 1
+
+
+def test_the_page_has_every_key_of_the_json(repository: Path, capsys) -> None:
+    assert main(["predict", "train.py", "--json"]) == 0
+    table = IN_CI.partition("## The keys of the JSON")[2]
+    cells = "".join(re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE))
+    assert sorted(re.findall(r"`(\w+)`", cells)) == sorted(json.loads(capsys.readouterr().out))
+
+
+def test_a_cell_of_the_page_on_notebooks() -> None:
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+
+    (cell,) = (
+        code for kind, code in BLOCK.findall((HOW_TO / "notebooks.md").read_text()) if kind == "py"
+    )
+    names = {"Net": lambda: torch.nn.Linear(64, 64), "step": step}
+    exec(compile(cell, "notebooks.md", "exec"), names)
+    assert "It fits on NVIDIA H100 80GB HBM3" in names["run"]._repr_html_()
