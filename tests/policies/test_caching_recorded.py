@@ -28,6 +28,14 @@ SNAPSHOTS = {
 }
 
 
+def test_the_documents_count_the_allocations_of_these_runs() -> None:
+    runs = [*ALLOCATIONS.values(), *SNAPSHOTS.values()]
+    assert len(runs) == 11
+    root = Path(__file__).parents[2]
+    for name in ("README.md", "docs/how-to/pytorch.md", "docs/behaviour/pytorch.md"):
+        assert f"{sum(runs):,} allocations" in " ".join((root / name).read_text().split()), name
+
+
 class Recorded(bfc.SubAllocator):
     """A device that gives the segments of a recorded run, in their order, and says what it was
     asked for."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 from documents import BLOCK, DOCUMENTS, ROOT
 from sources import PACKAGES, READ, assert_none
@@ -70,6 +72,29 @@ def test_a_name_that_the_package_lacks_is_found_out():
     assert not is_defined("BFCAllocator.request")
     assert not is_defined("request")
     assert not is_defined("_no_such_file.pyx")
+
+
+#: Of PyTorch and of readers: files with these names are not here.
+OTHERS_FILES = {"behaviour", "compare-two-runs.md"}
+
+
+def test_the_files_targets_and_benchmarks_that_documents_name_are_there():
+    listed = subprocess.run(
+        ["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    files = [Path(name).parts for name in listed.stdout.splitlines()]
+    ends = {"/".join(parts[at:]) for parts in files for at in range(len(parts))}
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    missing = []
+    for path in (*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "bench" / "README.md"):
+        prose = BLOCK.sub("", path.read_text())
+        named = re.findall(r"`([\w./-]+\.(?:pyx|pxd|pyi?|hpp|h|cpp|c|js|md|toml))`", prose)
+        named += [f"bench/{name}.py" for name in re.findall(r"`python -m bench\.(\w+)", prose)]
+        if not OTHERS_FILES & {path.name, path.parent.name}:
+            missing += [f"{path.name}: {name}" for name in named if name not in ends]
+        made = re.findall(r"`make ([a-z0-9-]+)", prose)
+        missing += [f"{path.name}: make {name}" for name in made if name not in targets]
+    assert_none(missing)
 
 
 VERSIONS = (ROOT / "docs" / "reference" / "versions.md").read_text()
