@@ -3,7 +3,7 @@
 Importing it calls no driver, and imports neither NumPy nor `bfc_tools`. Each line of the list
 imports only from lines above it. In order:
 
-    native/, include/, units.py, streams.py, devices.py   words, and structures in C++
+    native/, include/, version.py, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
     libraries.py                                  others', imported when needed; tables of pandas
     _core.pyx, files.py, compiling.py, drivers/   the engine; all code that calls a driver
@@ -101,6 +101,7 @@ from bfc.suballocators import (
     SubAllocator,
 )
 from bfc.trace import Occupancy, Replay, Timeline, Trace
+from bfc.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
     from bfc import study as study
@@ -137,8 +138,6 @@ else:
     def __dir__() -> list[str]:
         return sorted({*globals(), *_HOMES})
 
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Advice",

@@ -107,7 +107,6 @@ stacks are listed, and then fewer of the blocks at the peak. Packed columns are 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -120,6 +119,7 @@ from bfc.pytorch.rules import NEWEST
 from bfc.trace import Trace
 from bfc.trace.from_snapshot import live_in
 from bfc.units import format_bytes
+from bfc.version import __version__
 from bfc_tools.browser import segments
 from bfc_tools.browser.aggregates import lines_held, owners_over_time, view_of
 from bfc_tools.browser.encoding import packed
@@ -248,7 +248,7 @@ def _page(
     room = MOST_CHARACTERS - _length(runs)
     return {
         "format": 1,
-        "version": _version(),
+        "version": __version__,
         "title": title,
         "kind": kind,
         "events": 0 if is_state else len(subject.trace),
@@ -302,11 +302,6 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "segments": segments.with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
     }
     return _page("state", subject, addresses, [run], title or snapshot.device)
-
-
-def _version() -> str:
-    version: str = sys.modules["bfc"].__version__  # an import would point upwards
-    return version
 
 
 def _device(capacity: int) -> Callable[[], Counted]:

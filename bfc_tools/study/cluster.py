@@ -11,6 +11,7 @@ from typing import Any
 
 from bfc.libraries import client
 from bfc.trace import Trace
+from bfc.version import __version__
 
 #: How long a scheduler may take to answer, and a cluster to have a worker, in seconds.
 PATIENCE = 10.0
@@ -107,5 +108,4 @@ class Cluster:
 
 def version() -> str:
     """The version of bfc in this process."""
-    text: str = sys.modules["bfc"].__version__  # an import would point upwards
-    return text
+    return __version__
