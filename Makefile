@@ -103,7 +103,7 @@ PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BI
 
 # A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; nor about
 # what makes no allocator. And the tests of headers compile these themselves.
-READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents native predicting repo study pytorch/test_packed_entries.py \
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing native predicting repo study pytorch/test_packed_entries.py \
 	copying/test_kernels.py $(PLANNING:tests/%=%) \
 	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
 
@@ -239,8 +239,8 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	@touch $@
 
 # Other builds of the modules, perhaps by another environment's Cython, stand beside a copy of the package, and share all else with the checkout.
-BESIDE := bench docs examples tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py
-BUILD_APART = $(or $(2),$(VENV))/bin/python setup.py --quiet build --build-base build/$(1)-temp --build-lib build/$(1) \
+BESIDE := bench docs examples tests CHANGELOG.md LICENSE Makefile README.md pyproject.toml setup.py setup_stubs.py
+BUILD_APART = $(or $(2),$(VENV))/bin/python setup.py --quiet build --build-lib build/$(1) \
 	&& ln -sfn $(foreach name,$(BESIDE),$(CURDIR)/$(name)) build/$(1)
 
 # What is checked all the time need not be optimised: a third of the time to compile it.

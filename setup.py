@@ -7,21 +7,29 @@ lines: a sanitizer's flags, say.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
-import re
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import zlib
 from collections import Counter
+from glob import glob
 from importlib.metadata import version
 from pathlib import Path
 
+import Cython
+from Cython.Build import cythonize
+from Cython.Build.Dependencies import create_dependency_tree
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 DEBUG = os.environ.get("BFC_DEBUG", "0")
 if DEBUG not in ("0", "1", "2"):
@@ -29,8 +37,12 @@ if DEBUG not in ("0", "1", "2"):
 
 FLAGS = os.environ.get("BFC_CFLAGS", "").split()
 LINK_FLAGS = os.environ.get("BFC_LDFLAGS", "").split()
-
-HERE = Path(__file__).parent
+CC, CXX = (
+    shlex.split(os.environ.get(name) or sysconfig.get_config_var(name) or usual)
+    for name, usual in (("CC", "cc"), ("CXX", "c++"))
+)
+IS_GCC = sys.platform == "linux" and "clang" not in f"{CC} {CXX}"
+CYTHON = version("Cython")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 COMMON = ["-g0", "-fvisibility=hidden"]
@@ -63,8 +75,7 @@ if sys.platform == "linux":
 
     # A new Buffer is cleared with plain stores. The instruction that GCC takes for 88 bytes starts
     # slowly: to allocate and drop one took up to a tenth longer. Clang does not know the flag.
-    compilers = [os.environ.get(name) or sysconfig.get_config_var(name) for name in ("CC", "CXX")]
-    if platform.machine() == "x86_64" and "clang" not in str(compilers):
+    if platform.machine() == "x86_64" and IS_GCC:
         CALLS += ["-mmemset-strategy=vector_loop:256:noalign,libcall:-1:noalign"]
 
 #: How a module is compiled, by the longest entry that its name begins with.
@@ -87,7 +98,7 @@ OPTIMISATION = {
     "policies._caching": CALLS,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
-SHARED = "_cython"
+SHARED = "bfc._cython"
 HEADERS = "bfc/native"
 #: Headers that others compile with, too.
 PUBLIC_HEADERS = "bfc/include"
@@ -116,162 +127,173 @@ FIRST = "#define PY_SSIZE_T_CLEAN\n" + "".join(
 )
 
 
-def headers_of(source: Path) -> set[str]:
-    """The headers of ours that a source includes, by itself or through what it cimports, and those
-    that they include: a class whose layout is in a header is laid out anew in all that use it."""
-    headers: set[str] = set()
-    read: set[Path] = set()
-    left = [source, source.with_suffix(".pxd")]
-    while left:
-        path = left.pop()
-        if path in read or not path.exists():
-            continue
-        read.add(path)
-        text = path.read_text()
-        names = re.findall(r'(?:#include|cdef extern from) "(\w+\.hp?p?)"', text)
-        cimported = re.findall(r"from (bfc[\w.]*) cimport", text)
-        names += [f"{name.rpartition('.')[2]}.hpp" for name in cimported]
-        places = (f"{folder}/{name}" for folder in (HEADERS, PUBLIC_HEADERS) for name in names)
-        found = {place for place in places if (HERE / place).exists()}
-        left += [HERE / place for place in found]
-        left += [HERE / f"{name.replace('.', '/')}.pxd" for name in cimported]
-        headers |= found
-    return headers
+#: A compiled module depends on all this, beside the files of the checkout.
+BUILT_WITH = [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS")]
+BUILT_WITH += [DEBUG, *FLAGS, "and", *LINK_FLAGS, sys.version, CYTHON]
+
+UNABLE = """
+bfc is compiled when it is installed: that needs a C++ compiler, and the header files of Python.
+{0}
+Install both, and run the same command again:
+    apt-get install g++ python3-dev       (Debian, Ubuntu)
+    dnf install gcc-c++ python3-devel     (Fedora, RHEL)
+    conda install gxx                     (conda, whose Python brings its header files)
+Or name a compiler that is there: CC=clang CXX=clang++ pip install .
+"""
+READ_ONLY = """
+{0} cannot be written, and an editable install puts there what it compiles.
+Copy it to a folder of yours, or leave out --editable.
+"""
 
 
-def sources() -> list[Path]:
-    """What takes longest to compile comes first, since several are compiled at once."""
-    found = (HERE / "bfc").rglob("*.pyx")
-    return sorted(found, key=lambda source: source.stat().st_size, reverse=True)
+def build_folder() -> str:
+    """`build`, or, if the checkout is mounted read-only, belongs to another user or was built by
+    one, a folder that is removed at the end."""
+    if all(os.access(path, os.W_OK) for path in (".", *glob("*.egg-info"), *glob("build/**/"))):
+        return "build"
+    folder = tempfile.mkdtemp(prefix="bfc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+BUILD = build_folder()
+TRANSLATED = f"{BUILD}/cython{CYTHON}"  # the same for every Python and set of flags
+KEPT = f"{BUILD}/{sysconfig.get_config_var('SOABI')}-{zlib.crc32(repr(BUILT_WITH).encode()):08x}"
 
 
 def extension(source: Path) -> Extension:
-    name = ".".join(source.relative_to(HERE / "bfc").with_suffix("").parts)
+    name = ".".join(source.relative_to("bfc").with_suffix("").parts)
     rule = max((start for start in OPTIMISATION if name.startswith(start)), key=len)
     return Extension(
         f"bfc.{name}",
-        [str(source.relative_to(HERE))],
+        [str(source)],
         language="c++",
         include_dirs=[HEADERS, PUBLIC_HEADERS],
-        depends=sorted(headers_of(source)),
         extra_compile_args=COMMON + CPP + OPTIMISATION[rule] + FLAGS,
         extra_link_args=LINK_FLAGS,
         define_macros=[("BFC_DEBUG", DEBUG)],
     )
 
 
+def extensions() -> list[Extension]:
+    """What takes longest to compile comes first, since several are compiled at once. The source of
+    the shared module is written by Cython, before version 3.2.9 only in C."""
+    found = sorted(Path("bfc").rglob("*.pyx"), key=lambda path: path.stat().st_size, reverse=True)
+    shared = Extension(SHARED, [], extra_compile_args=COMMON + COLD + FLAGS)
+    return [shared, *map(extension, found)]
+
+
+def translated_from(source: str) -> list[str]:
+    """The files of ours that a module is translated from. Cython's own declarations do not count:
+    they are as new as the environment, and each version of Cython has a folder."""
+    found = map(Path, create_dependency_tree(quiet=True).all_dependencies(source))
+    theirs = Path(Cython.__file__).parent
+    return ["setup.py", *(str(path) for path in found if theirs not in path.absolute().parents)]
+
+
+def compiled_from(compiled: str) -> list[str]:
+    """The files that a module was compiled from, as the compiler wrote them down (-MMD). Without
+    that list it is what is missing, and so the module is compiled."""
+    rule = Path(compiled).with_suffix(".d")
+    if not rule.exists():
+        return [str(rule)]
+    return ["setup.py", *shlex.split(rule.read_text().replace("\\\n", " "))[1:]]
+
+
 class BuildExtensions(build_ext):  # type: ignore[misc]
-    """Translates what is older than its sources, several modules at once, and compiles likewise.
-
-    What is built into the checkout (`pip install --editable`, `build_ext --inplace`) keeps its
-    intermediate files in build/, for each Python and each set of flags apart, so that nothing is
-    made twice; setuptools alone would make an editable install from nothing each time.
-    """
-
-    parallel: int
+    """Translates and compiles what is older than what it is made from, several modules at once."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.parallel = self.parallel or JOBS
-        if self.inplace or self.editable_mode:
-            self.build_temp = f"{self.kept_in()}/temp"
-            self.build_lib = f"{self.kept_in()}/lib"
-
-    def kept_in(self) -> str:
-        """The folder for this Python, this Cython and these flags."""
-        variant = f"-{zlib.crc32(' '.join(FLAGS).encode()):x}" if FLAGS else ""
-        return (
-            f"build/{sysconfig.get_config_var('SOABI')}-cython{version('Cython')}-{DEBUG}{variant}"
-        )
+        if self.editable_mode:  # setuptools would make everything anew in a folder that it removes
+            self.build_lib, self.build_temp = f"{KEPT}/lib", f"{KEPT}/temp"
 
     def build_extensions(self) -> None:
-        folder = f"build/cython{version('Cython')}"  # the same for each Python and set of flags
-        shared, *modules = self.extensions
-        shared.sources = [self.shared_code(folder)]
-        self.translate(modules, folder)
-        for built in self.extensions:
-            built.depends.append("setup.py")
-        if sys.platform == "linux" and "clang" not in str(self.compiler.compiler_so_cxx):
-            self.precompile(modules)
+        self.require_compiler()
+        self.translate()
+        self.precompile()
+        for module in self.extensions:
+            (made,) = self.compiler.object_filenames(module.sources, output_dir=self.build_temp)
+            module.depends = compiled_from(made)
+            module.extra_compile_args = [*module.extra_compile_args, "-MMD"]
         super().build_extensions()
+        self.remove_others(self.build_lib)
 
-    def copy_extensions_to_source(self) -> None:
-        """Also deletes modules of the checkout whose source was moved or joined with another: they
-        could still be imported, and would hide that something names them."""
-        super().copy_extensions_to_source()
-        suffix = sysconfig.get_config_var("EXT_SUFFIX")
-        kept = {HERE / (module.name.replace(".", "/") + suffix) for module in self.extensions}
-        for left in set((HERE / "bfc").rglob(f"*{suffix}")) - kept:
-            left.unlink()
+    def require_compiler(self) -> None:
+        """Ends what cannot succeed before it has begun."""
+        places = [f"-I{place}" for place in self.include_dirs]
+        program = b"#include <Python.h>\n#include <string>\n"
+        try:
+            subprocess.run([*CC, "--version"], check=True, capture_output=True)
+            look = [*CXX, *places, *CPP, "-E", "-x", "c++", "-"]
+            subprocess.run(look, check=True, capture_output=True, input=program)
+        except OSError as error:
+            raise SystemExit(UNABLE.format(error)) from None
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(UNABLE.format(error.stderr.decode(errors="replace"))) from None
 
-    def precompile(self, modules: list[Extension]) -> None:
-        """Has GCC read once what nearly every module includes, for each set of flags that several
-        modules have. GCC takes such a file only for the flags that it was made with, and makes the
-        same code with it as without."""
-        sets = Counter(tuple(module.extra_compile_args) for module in modules)
-        for flags in (flags for flags, count in sets.items() if count > 3):
-            places = [f"-I{place}" for place in self.compiler.include_dirs]
-            command = [*self.compiler.compiler_so_cxx, *places, *flags, "-x", "c++-header"]
-            key = zlib.crc32(f"{command} {sys.version} {FIRST}".encode())
-            header = Path(self.kept_in(), f"first-{key:x}.hpp")
-            if not header.with_suffix(".hpp.gch").exists():
-                header.parent.mkdir(parents=True, exist_ok=True)
-                header.write_text(FIRST)
-                made = header.with_suffix(f".{os.getpid()}")
-                subprocess.run([*command, str(header), "-o", str(made)], check=True)
-                made.rename(header.with_suffix(".hpp.gch"))
-            for module in (one for one in modules if tuple(one.extra_compile_args) == flags):
-                module.extra_compile_args = ["-include", str(header), *flags]
-
-    def shared_code(self, folder: str) -> str:
-        source = Path(folder, f"{SHARED}.c")  # before Cython 3.2.9 it cannot be C++
-        if not source.exists() or source.stat().st_mtime < (HERE / "setup.py").stat().st_mtime:
-            source.parent.mkdir(parents=True, exist_ok=True)
-            generate = [sys.executable, "-m", "cython", f"--generate-shared={source}"]
-            subprocess.run(generate, check=True)
-        return str(source)
-
-    def translate(self, modules: list[Extension], folder: str) -> None:
-        """Cython alone would do it again in each environment, where its own declarations are as new
-        as the environment."""
-        from Cython.Build import cythonize
-        from Cython.Build.Dependencies import create_dependency_tree
-
-        def newest_source(source: str) -> float:
-            dependencies = map(Path, create_dependency_tree(quiet=True).all_dependencies(source))
-            ours = (path for path in dependencies if (HERE / "bfc") in path.absolute().parents)
-            return max(path.stat().st_mtime for path in ours)
-
+    def translate(self) -> None:
+        shared, *modules = self.extensions
         outdated = []
         for module in modules:
-            (source,) = module.sources
-            made = Path(folder, source).with_suffix(".cpp")
-            if made.exists() and made.stat().st_mtime >= newest_source(source):
-                module.sources = [str(made)]
-            else:
+            made = Path(TRANSLATED, module.sources[0]).with_suffix(".cpp")
+            if newer_group(translated_from(module.sources[0]), str(made)):
+                made.unlink(missing_ok=True)  # which Cython might take for new enough
                 outdated.append(module)
-        translated = cythonize(
-            outdated,
-            build_dir=folder,
+        cythonize(
+            [shared, *outdated],
+            build_dir=TRANSLATED,
             nthreads=self.parallel,
             compiler_directives=DIRECTIVES,
             quiet=not self.distribution.verbose,
-            shared_utility_qualified_name=f"bfc.{SHARED}",
+            shared_utility_qualified_name=SHARED,
         )
-        by_name = {module.name: module for module in translated}
-        for module in outdated:
-            module.sources = by_name[module.name].sources
-            module.depends = by_name[module.name].depends
+        shared.sources = [f"{TRANSLATED}/{SHARED.replace('.', '/')}.c"]
+        for module in modules:
+            module.sources = [str(Path(TRANSLATED, module.sources[0]).with_suffix(".cpp"))]
+
+    def precompile(self) -> None:
+        """Has GCC read once what nearly every module includes, for each set of flags that several
+        modules have. GCC takes such a file only for the flags that it was made with, and makes the
+        same code with it as without."""
+        sets = Counter(tuple(module.extra_compile_args) for module in self.extensions)
+        for flags in (flags for flags, count in sets.items() if count > 3 and IS_GCC):
+            header = Path(KEPT, f"first-{zlib.crc32(repr(flags).encode()):x}.hpp")
+            made = f"{header}.gch"
+            if newer_group(["setup.py"], made):
+                self.mkpath(KEPT)
+                header.write_text(FIRST)
+                places = [f"-I{place}" for place in self.compiler.include_dirs]
+                command = [*self.compiler.compiler_so_cxx, *places, *flags, "-x", "c++-header"]
+                self.spawn([*command, str(header), "-o", f"{made}.unfinished"])
+                os.rename(f"{made}.unfinished", made)
+            for module in self.extensions:
+                if tuple(module.extra_compile_args) == flags:
+                    module.extra_compile_args = ["-include", str(header), *flags]
+
+    def copy_extensions_to_source(self) -> None:
+        if not os.access("bfc", os.W_OK):
+            raise SystemExit(READ_ONLY.format(Path.cwd()))
+        self.force = True  # what lies there may be younger, and built with other flags
+        super().copy_extensions_to_source()
+        self.remove_others(".")
+
+    def remove_others(self, folder: str) -> None:
+        """Deletes modules whose source was moved or joined with another: they could still be
+        imported, and would hide that something names them."""
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        kept = {Path(folder, module.name.replace(".", "/") + suffix) for module in self.extensions}
+        for left in set(Path(folder, "bfc").rglob(f"*{suffix}")) - kept:
+            left.unlink()
 
 
 class BuildModules(build_py):  # type: ignore[misc]
-    """Also deletes files that an earlier build left in its folder, and whose source was moved: a
-    wheel would have them, and a folder hides the module of the same name."""
+    """Copies all files anew: a wheel would have those whose source was moved since another build,
+    and a folder hides the module of the same name."""
 
     def run(self) -> None:
         for left in Path(self.build_lib).glob("bfc*/**/*"):
-            is_source = left.is_file() and left.suffix not in (".so", ".pyd")
-            if is_source and not (HERE / left.relative_to(self.build_lib)).exists():
+            if left.is_file() and left.suffix != ".so":
                 left.unlink()
         super().run()
 
@@ -280,18 +302,20 @@ class BuildWheel(bdist_wheel):  # type: ignore[misc]
     """Puts the docstrings of the compiled modules into their stubs: editors show no others."""
 
     def run(self) -> None:
+        self.get_finalized_command("build_ext").require_compiler()  # before anything is copied
         self.run_command("build")
         folder = str(Path(self.get_finalized_command("build").build_lib).absolute())
-        script = HERE / "tests/helpers/stub_docstrings.py"
-        subprocess.run([sys.executable, str(script), folder], check=True, cwd=folder)
+        subprocess.run([sys.executable, "setup_stubs.py", folder], check=True)
+        self.skip_build = True  # it would build the modules a second time
         super().run()
 
 
-def shared_extension() -> Extension:
-    return Extension(f"bfc.{SHARED}", [], language="c++", extra_compile_args=COMMON + COLD + FLAGS)
-
-
 setup(
-    ext_modules=[shared_extension(), *map(extension, sources())],
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildExtensions, "build_py": BuildModules, "bdist_wheel": BuildWheel},
+    options={
+        "build": {"build_base": KEPT, "build_lib": f"{KEPT}/lib", "build_temp": f"{KEPT}/temp"},
+        "build_ext": {"parallel": JOBS},
+        "egg_info": {} if BUILD == "build" else {"egg_base": BUILD},
+    },
 )

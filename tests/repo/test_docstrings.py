@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import pytest
 from sources import BESIDE, assert_none
-from stub_docstrings import with_docstrings
 
 import bfc
 import bfc.testing
+from setup_stubs import with_docstrings
 
 ROOT = Path(bfc.__file__).parent
 SECTIONS = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "Examples"]

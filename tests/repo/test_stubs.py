@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from sources import assert_none
-from stub_docstrings import ROOT, SLOTS, STUBS, UNPICKLABLE, documented, module_of, with_docstrings
 
 import bfc
+from setup_stubs import ROOT, SLOTS, STUBS, UNPICKLABLE, documented, module_of, with_docstrings
 
 COMPILED = sorted(path.with_suffix(".pyi") for path in ROOT.rglob("*.pyx"))
 

@@ -24,7 +24,17 @@ def test_no_test_imports_another() -> None:
 def test_each_room_of_tests_is_one_of_the_packages() -> None:
     tests = CHECKOUT / "tests"
     folders = {path.parent.relative_to(tests).parts[0] for path in tests.rglob("*/test_*.py")}
-    own = {"cuda", "opencl", "torch_opencl", "repo", "documents", "bench", "peers", "dask"}
+    own = {
+        "cuda",
+        "opencl",
+        "torch_opencl",
+        "repo",
+        "documents",
+        "bench",
+        "peers",
+        "dask",
+        "installing",
+    }
     rooms = {path.name for package in PACKAGES for path in package.rglob("*") if path.is_dir()}
     assert sorted(folders - own - rooms) == []
 

@@ -1,9 +1,9 @@
-"""The docstrings of the compiled modules, put into their stubs, where editors look for them.
+"""The docstrings of the compiled modules, put into the stubs of a wheel, where editors look.
 
-The checkout's stubs have none: the docstrings stand in the .pyx. A wheel's stubs have them, since
-setup.py runs this with the folder that the package was built into.
+The checkout's stubs have none: the docstrings stand in the .pyx. setup.py runs this with the folder
+that a wheel is made from. It reads the stubs of the checkout, and writes those of that folder.
 
-    python tests/helpers/stub_docstrings.py build/lib.linux-x86_64-cpython-311
+    python setup_stubs.py build/cpython-311-x86_64-linux-gnu-01234567/lib
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-
-import bfc
-
-ROOT = Path(bfc.__file__).parent
+ROOT = Path(__file__).parent / "bfc"
 STUBS = sorted(ROOT.rglob("*.pyi"))
 #: Special methods that are slots of the type: those of Python itself, with docstrings of Python's.
 SLOTS = (types.WrapperDescriptorType, types.BuiltinMethodType)
@@ -84,6 +79,13 @@ def with_docstrings(path: Path) -> str:
     return "\n".join(lines) + "\n" * bool(lines)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Imports the modules from the folder given, and writes their stubs there."""
+    sys.path.insert(0, sys.argv[1])
     for stub in STUBS:
-        stub.write_text(with_docstrings(stub))
+        made = Path(sys.argv[1], stub.relative_to(ROOT.parent))
+        made.write_text(with_docstrings(stub))
+
+
+if __name__ == "__main__":
+    main()
