@@ -30,6 +30,7 @@ IN_SDIST = [
     "README.md",
     "pyproject.toml",
     "setup.py",
+    "setup_stubs.py",
     ".ci/run",
     "bench/replay.py",
     "bench/traces/gpt2m_adam.npz",
