@@ -73,8 +73,8 @@ test-predict-versions: $(VENV)/built ## run the tests of predictions with every 
 		rm -rf .venv-torch-$$version; \
 	done
 
-test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch's captures of CUDA graphs in our pools, without a GPU (downloads gigabytes)
-	.venv-torch-2.15.0/bin/python -m pytest tests/cuda/test_torch_captures.py
+test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, its allocator replaced, without a GPU (downloads gigabytes)
+	.venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) tests/cuda/test_torch_captures.py tests/cuda/test_torch_whole.py
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1

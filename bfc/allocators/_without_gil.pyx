@@ -208,6 +208,29 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     return is_hit
 
 
+cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, const uint64_t* pool,
+                                   uint64_t* ptr) noexcept nogil:
+    """The same from the private pool of an id, two numbers, under a policy that keeps streams apart."""
+    cdef Placement placed
+    cdef Request request
+    cdef uint32_t owner
+    placed.handle = NO_CHUNK
+    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not allocator.reasons.none() or not allocator.by_stream:
+        return False
+    owner = owner_without_gil()
+    allocator.acquire()
+    if not allocator.is_closed and allocator.pool.owned.knows(owner):
+        allocator.set_request(&request, nbytes, stream)
+        request.captured[0], request.captured[1] = pool[0], pool[1]
+        request.asking.without_gil = True
+        request.owner = owner
+        if not request.refused:
+            allocator.fill(allocator.place(&request), &request, &placed)
+    allocator.lock.release()
+    ptr[0] = placed.ptr
+    return placed.handle < NO_HOST_MEMORY
+
+
 cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil:
     """Frees memory that one stream alone has used."""
     cdef cbool freed

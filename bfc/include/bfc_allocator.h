@@ -44,6 +44,15 @@ typedef struct {
     int64_t invalid_frees;  /* of addresses that were not live, on any device */
 } bfc_device_stats;
 
+/* A live allocation, and the pool that it is in. */
+typedef struct {
+    int device;             /* -1: no live allocation begins at the address, and nothing else is set */
+    int64_t allocation_id;  /* counted from 1 on in each pool, also in its history and its snapshots */
+    uint64_t size, requested_size;
+    int64_t stream;
+    uint64_t bytes_in_use, bytes_reserved;  /* of the pool */
+} bfc_block;
+
 typedef struct bfc_allocator {
     uint32_t version;       /* BFC_ALLOCATOR_VERSION */
     uint32_t size;          /* of this structure, in bytes */
@@ -71,6 +80,12 @@ typedef struct bfc_allocator {
     /* `retain` keeps the table and its pools alive beyond the capsule; `release` ends that. */
     void (*retain)(void *self);
     void (*release)(void *self);
+
+    /* Like `allocate`, from the private pool of an id, two numbers, whatever scope is open. */
+    bfc_result (*allocate_in_pool)(void *self, int device, size_t nbytes, int64_t stream, uint64_t first, uint64_t second,
+                                   void **ptr, char *why, size_t room);
+    /* What is known of a live allocation. Takes no GIL. */
+    void (*look)(void *self, const void *ptr, bfc_block *block);
 } bfc_allocator;
 
 #ifdef __cplusplus

@@ -9,19 +9,22 @@ from cpython.exc cimport PyErr_Fetch, PyErr_Restore, PyErr_SetInterrupt
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cython.operator cimport dereference as deref
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
+from libcpp.map cimport map as cmap
 
 from bfc.interpreter._process cimport call_in_child, exiting, has_entered, start_entering
-from bfc._core cimport NO_CHUNK, ChunkHandle
+from bfc._core cimport FREE, NO_CHUNK, NO_HOST_MEMORY, ChunkHandle, Counters, Pool, Region
 from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
+from bfc.allocators._reasons cimport IS_TOLD
 from bfc.allocators._frees cimport report_unraisable
-from bfc.allocators._allocator cimport Allocator
-from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_without_gil
+from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_in_pool_without_gil, hit_without_gil
 
 from bfc.errors import InvalidPointerError
 from bfc.integrations._torch_stats import STATS as _STATS, memory_stats
@@ -81,6 +84,14 @@ cdef extern from "bfc_allocator.h" nogil:
         int64_t num_device_free
         int64_t max_split_size
         int64_t invalid_frees
+    ctypedef struct bfc_block:
+        int device
+        int64_t allocation_id
+        uint64_t size
+        uint64_t requested_size
+        int64_t stream
+        uint64_t bytes_in_use
+        uint64_t bytes_reserved
     ctypedef struct bfc_allocator:
         uint32_t version
         uint32_t size
@@ -97,6 +108,8 @@ cdef extern from "bfc_allocator.h" nogil:
         int (*device_of)(void*, const void*) noexcept
         void (*retain)(void*) noexcept
         void (*release)(void*) noexcept
+        bfc_result (*allocate_in_pool)(void*, int, size_t, int64_t, uint64_t, uint64_t, void**, char*, size_t) noexcept
+        void (*look)(void*, const void*, bfc_block*) noexcept
 
 cdef enum:
     DEVICES = 64
@@ -265,6 +278,50 @@ cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t
     except BaseException as error:
         return explain(error, why, room)
     return BFC_OK
+
+
+cdef bfc_result allocate_in_pool(Table self, int device, size_t nbytes, int64_t stream, uint64_t first, uint64_t second,
+                                 void** ptr, char* why, size_t room) noexcept nogil:
+    cdef uint64_t address = 0
+    cdef uint64_t[2] pool = [first, second]
+    ptr[0] = NULL
+    if self.is_lost():
+        return refuse(FORKED, why, room)
+    if (0 <= device < self.devices and self.pools[device].load() != NULL
+            and hit_in_pool_without_gil(<Allocator>self.pools[device].load(), nbytes, stream, pool, &address)):
+        note_device(device)
+        ptr[0] = <void*>address
+        return BFC_OK
+    if exiting or not start_entering():
+        return refuse(EXITS, why, room)
+    return allocate_in_pool_with_gil(self, device, nbytes, stream, first, second, ptr, why, room)
+
+
+cdef bfc_result allocate_in_pool_with_gil(Table self, int device, size_t nbytes, int64_t stream, uint64_t first,
+                                          uint64_t second, void** ptr, char* why, size_t room) noexcept with gil:
+    has_entered()
+    try:
+        ptr[0] = <void*><uintptr_t>take_in_pool(self.usable_pool_of(device), nbytes, stream, first, second)
+    except BaseException as error:
+        return explain(error, why, room)
+    return BFC_OK
+
+
+cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uint64_t first,
+                           uint64_t second) except? 0xFFFFFFFFFFFFFFFF:
+    cdef Request request
+    cdef Placement placed
+    pool.set_request(&request, nbytes, stream)
+    request.captured[0], request.captured[1] = first, second
+    cdef uint64_t seen = pool.frees.count.get(), changes = pool.source.changes.get()
+    pool.attempt(&request, &placed)
+    if placed.handle == NO_CHUNK and nbytes:
+        pool.try_harder(&request, None, seen, &placed)
+        if placed.handle == NO_CHUNK:
+            raise pool.refusal_of(&request)
+    if pool.reasons.has(IS_TOLD) and placed.allocation_id:
+        pool.announce(&placed, changes)
+    return placed.ptr
 
 
 cdef bfc_result free(Table self, void* ptr) noexcept nogil:
@@ -503,6 +560,33 @@ cdef cbool lies_in(Allocator pool, uint64_t address) noexcept nogil:
     return found
 
 
+cdef void look(Table self, const void* ptr, bfc_block* block) noexcept nogil:
+    cdef int device
+    cdef void* pool
+    block.device = -1
+    for device in range(self.devices):
+        pool = self.pools[device].load()
+        if pool != NULL and look_in(<Allocator>pool, <uint64_t>ptr, block):
+            block.device = device
+            return
+
+
+cdef cbool look_in(Allocator pool, uint64_t address, bfc_block* block) noexcept nogil:
+    pool.acquire()
+    cdef ChunkHandle handle = pool.pool.handle_of(address)
+    cdef Counters counters
+    if handle != NO_CHUNK:
+        counters = pool.pool.totals()
+        block.allocation_id = pool.pool.chunks[handle].allocation_id
+        block.size = pool.pool.chunks[handle].size
+        block.requested_size = pool.pool.chunks[handle].requested_size
+        block.stream = <int64_t>pool.pool.chunks[handle].stream
+        block.bytes_in_use = counters.bytes_in_use
+        block.bytes_reserved = counters.pool_bytes
+    pool.lock.release()
+    return handle != NO_CHUNK
+
+
 cdef Allocator pool_at(Table self, uint64_t address):
     cdef int device = device_of(self, <void*>address)
     if device < 0:
@@ -551,7 +635,61 @@ cdef bfc_allocator functions_of(Table self) noexcept:
     set_function(table.device_of, <int (*)(void*, const void*) noexcept>device_of)
     set_function(table.retain, <void (*)(void*) noexcept>retain)
     set_function(table.release, <void (*)(void*) noexcept>release)
+    set_function(table.allocate_in_pool, <bfc_result (*)(void*, int, size_t, int64_t, uint64_t, uint64_t, void**, char*,
+                                                         size_t) noexcept>allocate_in_pool)
+    set_function(table.look, <void (*)(void*, const void*, bfc_block*) noexcept>look)
     return table
+
+
+# -- checkpoints of private pools ------------------------------------------------------------------------------------
+
+def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64_t nbytes, uint64_t stream):
+    """Allocates at an address of a private pool, where a free chunk covers it. RuntimeError if none does."""
+    cdef Request request
+    cdef ChunkHandle taken
+    pool.set_request(&request, nbytes, stream)
+    pool.acquire()
+    if not pool.is_closed:
+        taken = take_at(pool.pool, address, &request)
+    else:
+        taken = NO_CHUNK
+    pool.lock.release()
+    if taken >= NO_HOST_MEMORY:
+        raise RuntimeError(f"a block of a checkpoint of pool {pool_id} cannot be put back at {address:#x}: the memory there "
+                           f"is in use, or went back to the device")
+
+
+cdef ChunkHandle take_at(Pool pool, uint64_t address, Request* request) noexcept nogil:
+    """Hands out what lies before the address, then the block, and frees the former."""
+    cdef ChunkHandle before = NO_CHUNK, handle = free_chunk_over(pool, address)
+    if handle == NO_CHUNK:
+        return NO_CHUNK
+    if pool.chunks[handle].ptr < address:
+        before = pool.allocate_this(handle, address - pool.chunks[handle].ptr, 0, pool.chunks[handle].stream, True)
+        if before >= NO_HOST_MEMORY:
+            return before
+        handle = pool.chunks[before].next
+    if (handle != NO_CHUNK and pool.chunks[handle].ptr == address and pool.chunks[handle].state == FREE
+            and pool.chunks[handle].size >= request.rounded):
+        handle = pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, True)
+    else:
+        handle = NO_CHUNK
+    if before != NO_CHUNK:
+        pool.free_chunk(before)
+    return handle
+
+
+cdef ChunkHandle free_chunk_over(Pool pool, uint64_t address) noexcept nogil:
+    cdef cmap[uint64_t, Region].iterator it = pool.regions.upper_bound(address)
+    cdef ChunkHandle handle
+    if it == pool.regions.end():
+        return NO_CHUNK
+    handle = deref(it).second.first
+    while handle != NO_CHUNK and pool.chunks[handle].ptr + pool.chunks[handle].size <= address:
+        handle = pool.chunks[handle].next
+    if handle == NO_CHUNK or pool.chunks[handle].state != FREE or pool.chunks[handle].ptr > address:
+        return NO_CHUNK
+    return handle
 
 
 # -- failures in words -----------------------------------------------------------------------------------------------

@@ -1,15 +1,19 @@
-"""PyTorch's memory from an allocator of bfc: in a memory pool of PyTorch's, or everywhere.
+"""PyTorch's memory from an allocator of bfc: everywhere, or in a memory pool of PyTorch's.
 
-Begin with a memory pool: `mem_pool`, which `bfc.use(allocator, "torch")` uses too. PyTorch's own
-allocator stays in charge, with its statistics, snapshots and CUDA graphs, and takes its segments
-from the allocator of bfc. This works at any time, in the thread that enters the pool.
+Begin with `take_over`: a `CachingAllocator` takes the place of PyTorch's own in all that PyTorch
+does, with statistics, snapshots, private pools and CUDA graphs. It is compiled when first used.
 
-With `replace` every tensor of the process comes from the allocator of bfc. PyTorch allows it only
-once, before it has used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots
-then raise errors, and `torch.compile` cannot use CUDA graphs. `torch.cuda.graph` and
-`make_graphed_callables` get private pools of the allocator.
+A memory pool, `mem_pool`, which `bfc.use(allocator, "torch")` uses too, leaves PyTorch's own
+allocator in charge, which takes its segments from the allocator of bfc. This works at any time, in
+the thread that enters the pool, and compiles nothing.
 
-PyTorch calls the allocator from C, without the GIL, so it must be over a `CUDASubAllocator`.
+`replace` compiles nothing either, and works with every version of PyTorch and either policy. Every
+tensor of the process comes from the allocator of bfc. PyTorch allows it only once, before it has
+used CUDA, and it cannot be undone. `torch.cuda.memory_stats()` and snapshots then raise errors, and
+`torch.compile` cannot use CUDA graphs. `torch.cuda.graph` and `make_graphed_callables` get private
+pools of the allocator.
+
+PyTorch calls from C, without the GIL, so an allocator must be over a `CUDASubAllocator`.
 
 Memory is mapped and unmapped with the GIL held, and PyTorch asks a memory pool for segments while
 it holds locks of its own. So if a `CachingAllocator` under `mem_pool` has expandable segments,
@@ -17,8 +21,8 @@ PyTorch's requests use mapped memory that is free, but where there is none they 
 segment. `allocator.allocate(nbytes).free()` maps memory for them beforehand. A request of PyTorch's
 that runs out of memory gives back ordinary segments alone: call `allocator.empty_cache()` for the
 rest. Memory that was freed behind a fence is only looked at by calls from Python (`stats()` is
-one). Under `replace` a request that no free block serves takes the GIL, and is served as one from
-Python: it maps, stitches, follows a plan and belongs to the tag of its thread.
+one). Under `replace` and `take_over` a request that no free block serves takes the GIL, and is
+served as one from Python: it maps, stitches, follows a plan and belongs to the tag of its thread.
 """
 
 from __future__ import annotations
@@ -30,8 +34,10 @@ from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
-from bfc.integrations import _torch
+from bfc.integrations import _torch, _torch_cuda
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
+from bfc.integrations._torch_cuda import PoolMaker
+from bfc.policies._caching import CachingAllocator
 
 #: What else PyTorch calls: the methods of its class that take our functions.
 _HOOKS = {
@@ -153,6 +159,65 @@ def replace(allocators: OneOrMore) -> None:
         _hand_over_hooks(ours)
         torch.cuda.memory.change_current_allocator(ours)
         undo.pop_all()
+
+
+def take_over(pools: OneOrMore | PoolMaker | None = None) -> None:
+    """Put allocators in the place of PyTorch's own, for good and for all that PyTorch asks of it.
+
+    Parameters
+    ----------
+    pools : CachingAllocator, list, dict of int to CachingAllocator, or callable, optional
+        One for each device, or a function that makes the allocator of a device, by its number, when
+        PyTorch first uses that. None makes such that stitch, with the settings of
+        PYTORCH_CUDA_ALLOC_CONF.
+
+    Raises
+    ------
+    RuntimeError
+        If PyTorch has used CUDA already, or this was called before.
+    DeviceUnavailableError
+        If PyTorch or a C++ compiler is missing, PyTorch was built without CUDA, or its version is
+        not known: then `replace` is left.
+    ValueError
+        If the memory is not that of CUDA devices, one allocator for each, or
+        PYTORCH_CUDA_ALLOC_CONF names another back end.
+    TypeError
+        If one is no CachingAllocator.
+    SettingsError
+        If PYTORCH_CUDA_ALLOC_CONF has settings that cannot be followed.
+
+    Notes
+    -----
+    `torch.cuda.memory_stats()`, snapshots and histories, out-of-memory errors and observers,
+    private pools, `torch.cuda.graph` and the graphs of `torch.compile` work as with PyTorch's own.
+    Settings that are changed later go to every pool. Not served: a `MemPool` over another
+    allocator, and mapped memory that is shared with other processes; trackers see no segments. The
+    first call compiles for half a minute; the result is kept. A hit takes no GIL; a request that
+    needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
+    """
+    torch = _torch_cuda.checked_torch()
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "PyTorch has used CUDA already, and its allocator cannot be exchanged any more: call "
+            "take_over() before the first tensor on a GPU"
+        )
+    _torch_cuda.take_over(torch, _maker(torch, pools))
+
+
+def _maker(torch: Any, pools: OneOrMore | PoolMaker | None) -> PoolMaker:
+    """The function that makes the pool of a device."""
+    if pools is None:
+        return _torch_cuda.stitching(torch, _torch_cuda.settings_of_environment())
+    if callable(pools):
+        return pools
+    given = by_device(pools)
+
+    def pool_of(device: int) -> CachingAllocator:
+        if device not in given:
+            raise ValueError(f"no allocator serves device {device}: pass one for it to take_over")
+        return given[device]  # type: ignore[return-value]  # `Books` looks
+
+    return pool_of
 
 
 def install(allocators: Allocators) -> Callable[[], None]:

@@ -30,7 +30,6 @@ from bfc.include import get_include
 
 #: -O1 takes half the time of -O2, and the hot code is in the pool, which is compiled already.
 FLAGS = ("-std=c++20", "-O1", "-g0", "-fPIC", "-shared")
-LIBRARIES = ("c10", "torch_cpu", "torch", "torch_python")
 ERROR_LINES = 6
 COMPILING = "bfc: compiling {} {}, which takes up to a minute; later processes find it made"
 
@@ -47,6 +46,10 @@ class Extension:
     needed_by: str
     install: str  # the command that installs torch for it
     oldest: tuple[int, int]  # the oldest version of torch that it works with
+    libraries: tuple[str, ...] = ("c10", "torch_cpu", "torch", "torch_python")
+    headers: tuple[str, ...] = ()  # folders, besides PyTorch's, Python's and bfc's own
+    #: Headers by name that stand in where the compiler finds none.
+    stand_ins: tuple[tuple[str, str], ...] = ()
 
 
 def load(wanted: Extension) -> ModuleType:
@@ -98,7 +101,13 @@ def _key(torch: Any, wanted: Extension) -> str:
     """The name of a folder, from all that the extension is made from, except the compiler."""
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     parts: list[object] = [torch.__version__, torch.version.git_version, abi, platform.machine()]
-    parts += [FLAGS, LIBRARIES, _definitions(torch, wanted.name)]
+    parts += [
+        FLAGS,
+        wanted.libraries,
+        wanted.headers,
+        wanted.stand_ins,
+        _definitions(torch, wanted.name),
+    ]
     for folder in (wanted.source.parent, Path(get_include())):
         code = sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".hpp", ".h"))
         parts += [(path.name, path.read_bytes()) for path in code]
@@ -166,7 +175,17 @@ def _build(torch: Any, wanted: Extension, folder: Path) -> Path:
     print(COMPILING.format(wanted.what, torch.__version__), file=sys.stderr, flush=True)
     with kept_in(folder, wanted.what) as scratch:
         made = scratch / "made.so"
-        arguments = [*command, *_arguments(torch, wanted), "-o", str(made)]
+        for name, text in wanted.stand_ins:
+            (scratch / name).parent.mkdir(exist_ok=True)
+            (scratch / name).write_text(text)
+        arguments = [
+            *command,
+            *_arguments(torch, wanted),
+            "-idirafter",
+            str(scratch),
+            "-o",
+            str(made),
+        ]
         _compile(arguments, wanted.what, torch, folder)
         number = _digest(made.read_bytes())
         return made.replace(folder / f"{_compiler_number(command)}-{number}.so")
@@ -175,13 +194,13 @@ def _build(torch: Any, wanted: Extension, folder: Path) -> Path:
 def _arguments(torch: Any, wanted: Extension) -> list[str]:
     from torch.utils import cpp_extension
 
-    headers = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    headers = [*cpp_extension.include_paths(), sysconfig.get_path("include"), *wanted.headers]
     return [
         *(*FLAGS, *_definitions(torch, wanted.name), f"-I{get_include()}"),
         *(word for folder in headers for word in ("-isystem", folder)),
         str(wanted.source),
         *(f"-L{folder}" for folder in cpp_extension.library_paths()),
-        *(f"-l{library}" for library in LIBRARIES),
+        *(f"-l{library}" for library in wanted.libraries),
     ]
 
 

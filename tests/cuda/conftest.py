@@ -14,7 +14,9 @@ import cuda_machine
 import pytest
 import raw_cuda
 import torch_harness
+import torch_runtime
 from closing import close_all
+from cuda_machine import ON_GPU
 
 import bfc
 from bfc.integrations import _torch
@@ -94,6 +96,18 @@ def side() -> Iterator[int]:
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return torch_harness.build(tmp_path_factory.mktemp("torch"))
+
+
+@pytest.fixture(scope="session")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """The runtime library of the tests, to be loaded first; None on a GPU."""
+    return None if ON_GPU else torch_runtime.build(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture(scope="session")
+def run(runtime: Path | None) -> torch_runtime.Run:
+    """Runs a script with PyTorch in a process of its own."""
+    return torch_runtime.runner(runtime)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ library over that, if they only copy; those with kernels need a GPU, and BFC_TES
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -22,6 +20,7 @@ import torch_runtime
 from cuda_machine import ON_GPU
 from documents import BLOCK, ROOT
 from torch_harness import Harness
+from torch_runtime import Run, with_torch
 
 import bfc
 from bfc.integrations import _torch
@@ -297,44 +296,12 @@ def test_a_segment_for_a_stream_that_captures_is_waited_for_on_the_host(
 
 # -- PyTorch itself --------------------------------------------------------------------------------
 
-HAS_TORCH = torch_runtime.has_torch_for_cuda()
-Run = Callable[[str], str]
-
-
-def with_torch(test: Callable[..., None]) -> Callable[..., None]:
-    reason = "needs a build of PyTorch for CUDA: make test-torch-cuda"
-    return pytest.mark.skipif(not HAS_TORCH, reason=reason)(test)
-
 
 def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
-    skip = pytest.mark.skipif(not (ON_GPU and HAS_TORCH), reason="needs a GPU and PyTorch")
+    skip = pytest.mark.skipif(
+        not (ON_GPU and torch_runtime.HAS_TORCH), reason="needs a GPU and PyTorch"
+    )
     return pytest.mark.gpu(skip(test))
-
-
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a script in a process of its own: `replace` is for good."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    first = ""
-    if not ON_GPU:
-        library = torch_runtime.build(tmp_path_factory.mktemp("runtime"))
-        environment["LD_PRELOAD"] = str(library)
-        first = "from bfc.testing import cuda_emulator\ncuda_emulator.load().reset(devices=1)\n"
-
-    def run(script: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", first + textwrap.dedent(script)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            cwd=ROOT,
-            env=environment,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
 
 
 BEGIN = """

@@ -7,8 +7,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+from cuda_machine import ON_GPU
+from documents import ROOT
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NAME = "libcudart.so.13"
@@ -25,6 +33,44 @@ def has_torch_for_cuda() -> bool:
         return "+cpu" not in importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return False
+
+
+HAS_TORCH = has_torch_for_cuda()
+Run = Callable[..., str]
+
+
+def with_torch(test: Callable[..., None]) -> Callable[..., None]:
+    reason = "needs a build of PyTorch for CUDA: make test-torch-cuda"
+    return pytest.mark.skipif(not HAS_TORCH, reason=reason)(test)
+
+
+def environment(library: Path | None) -> dict[str, str]:
+    """That of a process in which PyTorch runs on the emulated driver; on a GPU, None is given."""
+    preload = {} if library is None else {"LD_PRELOAD": str(library)}
+    return os.environ | {"PYTHONPATH": str(ROOT)} | preload
+
+
+def runner(library: Path | None) -> Run:
+    """A function that runs a script in a process of its own, as what it changes is for good, and
+    returns what that prints."""
+    first = ""
+    if not ON_GPU:
+        first = "from bfc.testing import cuda_emulator\ncuda_emulator.load().reset(devices=1)\n"
+
+    def run(script: str, *arguments: str, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", first + textwrap.dedent(script), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            cwd=ROOT,
+            env=environment(library) | variables,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
 
 
 def packages() -> Path:

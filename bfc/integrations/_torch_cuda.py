@@ -1,0 +1,345 @@
+"""PyTorch's whole allocator over pools of bfc: what its C++ part asks Python, and how it is made.
+
+`torch_cuda.cpp` is compiled against the user's PyTorch when it is first used, and kept.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bfc.errors import DeviceUnavailableError, SettingsError
+from bfc.include import get_include
+from bfc.integrations._torch_table import Table, allocate_at
+from bfc.policies._caching import CachingAllocator
+from bfc.pytorch import extension
+from bfc.pytorch.settings import CachingSettings
+from bfc.suballocators.cuda import CUDASubAllocator
+
+#: The versions of torch whose table of functions was looked at. 2.12's was not.
+KNOWN = ((2, 11), (2, 13), (2, 14), (2, 15))
+DEVICES = 64
+
+#: What a header of NVIDIA's compiler defines, which the wheels of its runtime leave out.
+_NOTHING = (
+    "__host__ __device__ __device_builtin__ __device_builtin_texture_type__ __no_return__ "
+    "__device_builtin_surface_type__ __cudart_builtin__ CUDARTAPI CUDARTAPI_CDECL CUDA_CB CUDART_CB"
+)
+_DEFINITIONS = "\n".join(
+    (
+        *(f"#define {name}" for name in _NOTHING.split()),
+        "#define __builtin_align__(n) __attribute__((aligned(n)))",
+        "#define __align__(n) __attribute__((aligned(n)))",
+        "",
+    )
+)
+
+EXTENSION = extension.Extension(
+    source=Path(__file__).with_name("torch_cuda.cpp"),
+    name="_bfc_torch_cuda",
+    folder="torch_cuda",
+    what="the allocator for PyTorch",
+    needed_by="an allocator in PyTorch's place needs",
+    install="pip install torch",
+    oldest=KNOWN[0],
+    libraries=("c10", "c10_cuda", "torch", "torch_cuda"),
+    stand_ins=(("crt/host_defines.h", _DEFINITIONS), ("crt/host_config.h", "")),
+)
+
+PoolMaker = Callable[[int], CachingAllocator]
+
+
+class Books:
+    """The pools of the devices, and what PyTorch asks of them. Every method is called with the GIL
+    held and with no lock: another thread may run another one meanwhile."""
+
+    def __init__(self, make: PoolMaker) -> None:
+        self.is_initialized = False
+        self._make = make
+        self._pools: dict[int, CachingAllocator] = {}
+        self._history: dict[str, Any] | None = None
+        self._refusal = threading.local()
+
+    # -- pools -------------------------------------------------------------------------------------
+
+    def initialized(self) -> None:
+        self.is_initialized = True
+
+    def open(self, device: int) -> CachingAllocator:
+        """The pool of a device. Another thread may make it, too, meanwhile: the first one stays."""
+        pool = self._pools.get(device)
+        if pool is not None:
+            return pool
+        made = self._make(device)
+        if not isinstance(made, CachingAllocator):
+            raise TypeError(
+                f"PyTorch's whole allocator is a CachingAllocator, and device {device} has a "
+                f"{type(made).__name__}: bfc.integrations.torch.replace takes either policy"
+            )
+        pool = self._pools.setdefault(device, made)
+        if pool is made:
+            made.attach_oom_observer(self._note_refusal)
+            made.attach_oom_rejection_observer(self._note_rejection)
+            if self._history is not None:
+                made.record_history(**self._history)
+        return pool
+
+    @property
+    def pools(self) -> list[CachingAllocator]:
+        return list(self._pools.values())
+
+    def memory_fraction(self, device: int) -> float:
+        return float(self._pools[device].memory_fraction)
+
+    def set_memory_fraction(self, device: int, fraction: float) -> None:
+        self._pools[device].set_memory_fraction(fraction)
+
+    def empty_cache(self, first: int, second: int) -> None:
+        """Of one private pool, or of all that there is."""
+        for pool in self.pools:
+            if first or second:
+                pool._empty_pool((first, second))
+            else:
+                pool.empty_cache()
+
+    def enable_peer(self, device: int, peer: int) -> None:
+        """Lets another device reach what is mapped on a device."""
+        source: Any = self._pools[device].sub_allocator  # of CUDA
+        if source.supports_virtual_memory:
+            source.enable_peer(peer)
+
+    # -- figures -----------------------------------------------------------------------------------
+
+    def rows(self, device: int, with_history: bool) -> tuple[bytes, bytes, bytes]:
+        """Regions, chunks and the history as rows of numbers: see `native/columns.hpp`."""
+        pool = self._pools[device]
+        snapshot = pool.snapshot() if with_history else pool._look()
+        regions, history = snapshot._region_columns(), snapshot._history_columns()
+        return regions.regions, regions.chunks, history.records
+
+    def largest_free(self, device: int) -> int:
+        return int(self._pools[device].stats().largest_free_block_bytes)
+
+    def newer_stats(self, device: int) -> tuple[int, ...]:
+        """The requests that were rejected; then of each private pool its id, and the bytes that it
+        has reserved: twelve counters."""
+        stats = self._pools[device].memory_stats()
+        row = [stats.get("num_oom_rejections", 0)]
+        prefix = "reserved_bytes_by_private_pools."
+        ids = dict.fromkeys(key.split(".")[1] for key in stats if key.startswith(prefix))
+        for name in ids:
+            row += map(int, name.split("_"))
+            row += (
+                stats.get(f"{prefix}{name}.{kind}.{field}", 0)
+                for kind in ("all", "small_pool", "large_pool")
+                for field in ("current", "peak", "allocated", "freed")
+            )
+        return tuple(row)
+
+    def settings(self) -> tuple[float, int, bool, str, tuple[int, ...]]:
+        """Those of the first pool, as a snapshot shows them."""
+        found = next((pool.snapshot(history=False).settings for pool in self.pools), None)
+        if found is None:
+            return 0.0, 0, False, "", ()
+        largest = (1 << 64) - 1 if found.max_split_size is None else found.max_split_size
+        return (
+            found.garbage_collection_threshold,
+            largest,
+            found.expandable_segments,
+            found.text,
+            tuple(found.roundup_power2_divisions),
+        )
+
+    def set_settings(self, text: str) -> None:
+        """What `torch.cuda.memory._set_allocator_settings` calls from now on: for all devices, also
+        for those that come."""
+        for pool in self.pools:
+            pool.set_settings(text)
+        before = self._make
+
+        def make(device: int) -> CachingAllocator:
+            pool = before(device)
+            pool.set_settings(text)
+            return pool
+
+        self._make = make
+
+    def record_history(self, enabled: int, most: int, skipped: str) -> None:
+        """PyTorch keeps the frames itself: our pools record what happens."""
+        self._history = None
+        if enabled:
+            entries = None if most >= 1 << 62 else max(1, most)
+            self._history = {
+                "context": None,
+                "max_entries": entries,
+                "skip_actions": tuple(skipped.split()),
+            }
+        for pool in self.pools:
+            pool.record_history(**(self._history or {"enabled": None}))
+
+    # -- refusals ----------------------------------------------------------------------------------
+
+    def _note_refusal(self, device: int, asked: int, limit: int, device_free: int) -> None:
+        self._refusal.row = asked, limit, device_free, 0
+
+    def _note_rejection(self, device: int, asked: int, taken: int, total: int) -> None:
+        self._refusal.row = asked, taken, total, 1
+
+    def last_refusal(self) -> tuple[int, int, int, int]:
+        """What this thread was refused last: the bytes that were asked of the device, the limit,
+        and what the device had free; or of a rejection the bytes taken, and the device's total."""
+        row: tuple[int, int, int, int] = getattr(self._refusal, "row", (0, 0, 0, 0))
+        return row
+
+    # -- private pools -----------------------------------------------------------------------------
+
+    def begin_pool(self, device: int, first: int, second: int, marks: int) -> None:
+        """PyTorch's filter says which requests are the pool's, and not a scope of ours."""
+        pool = self._pools[device]
+        pool.begin_allocate_to_pool((first, second), "none")
+        if marks:
+            pool.mark_capture_begin()
+
+    def end_pool(self, device: int, first: int, second: int, marks: int) -> None:
+        pool = self._pools[device]
+        try:
+            if marks:
+                pool.mark_capture_end()
+        finally:
+            pool.end_allocate_to_pool((first, second))
+
+    def mark_capture(self, device: int, begins: int) -> None:
+        pool = self._pools[device]
+        if begins:
+            pool.mark_capture_begin()
+        else:
+            pool.mark_capture_end()
+
+    def release_pool(self, device: int, first: int, second: int) -> None:
+        self._pools[device].release_pool((first, second))
+
+    def create_pool(self, device: int, first: int, second: int) -> None:
+        self._pools[device]._create_pool((first, second))
+
+    def pool_use_count(self, device: int, first: int, second: int) -> int:
+        return int(self._pools[device]._pool_use_count((first, second)))
+
+    def set_use_on_oom(self, device: int, first: int, second: int, use: int) -> None:
+        self._pools[device]._set_use_on_oom((first, second), bool(use))
+
+    def set_no_split(self, device: int, first: int, second: int) -> None:
+        self._pools[device]._set_no_split((first, second))
+
+    def allocate_at(
+        self, device: int, first: int, second: int, address: int, nbytes: int, stream: int
+    ) -> None:
+        """Puts a block of a checkpoint back at its address."""
+        allocate_at(self._pools[device], (first, second), address, nbytes, stream)
+
+
+def checked_torch() -> Any:
+    """torch, a build with CUDA that is known. Raises DeviceUnavailableError, which says what else
+    there is."""
+    torch = extension.supported_torch(EXTENSION)
+    if torch.version.cuda is None:
+        raise DeviceUnavailableError(f"this PyTorch ({torch.__version__}) was built without CUDA")
+    if extension.torch_version(torch) not in KNOWN:
+        known = ", ".join(f"{major}.{minor}" for major, minor in KNOWN)
+        raise DeviceUnavailableError(
+            f"bfc can take the place of the allocator of torch {known}, and this is torch "
+            f"{torch.__version__}: bfc.integrations.torch.replace works with it, without "
+            "memory_stats() and snapshots"
+        )
+    return torch
+
+
+def rules_for(torch: Any) -> str:
+    """The version of PyTorch's policy that is nearest: 2.13 and 2.14 place as 2.15."""
+    return "2.11" if extension.torch_version(torch) < (2, 12) else "2.15"
+
+
+def load() -> ModuleType:
+    """The module of torch_cuda.cpp, compiled if it was not."""
+    torch = checked_torch()
+    headers = _cuda_headers(torch)
+    if headers is None:
+        raise DeviceUnavailableError(
+            "the allocator for PyTorch is compiled with the headers of CUDA's runtime, which are "
+            "not there\n  try: pip install nvidia-cuda-runtime, or set CUDA_HOME"
+        )
+    native = Path(get_include()).parent / "native"
+    made = extension.load(replace(EXTENSION, headers=(str(headers), str(native))))
+    if torch.__version__.partition("+")[0] != made.torch.partition("+")[0]:
+        raise RuntimeError(f"it was compiled for torch {made.torch}, not {torch.__version__}")
+    return made
+
+
+def _cuda_headers(torch: Any) -> Path | None:
+    """The folder with the runtime's headers: of the wheel that PyTorch needs, or CUDA_HOME's."""
+    packages = Path(torch.__file__).parents[1]
+    major = torch.version.cuda.partition(".")[0]
+    places = [
+        packages / "nvidia" / f"cu{major}" / "include",
+        packages / "nvidia" / "cuda_runtime" / "include",
+        Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include",
+    ]
+    found = (place for place in places if (place / "cuda_runtime_api.h").exists())
+    return next(found, None)
+
+
+def settings_of_environment() -> str:
+    """What PYTORCH_CUDA_ALLOC_CONF, or PYTORCH_ALLOC_CONF, says. Raises ValueError for another back
+    end, which would not be PyTorch's caching allocator, and so not ours."""
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    text = next((os.environ[name] for name in names if os.environ.get(name)), "")
+    words = ["".join(word.split()) for word in text.split(",")]
+    for word in words:
+        if word.startswith("backend:") and word != "backend:native":
+            raise ValueError(
+                f"PYTORCH_CUDA_ALLOC_CONF says {word}, and bfc takes the place of PyTorch's own "
+                "caching allocator: leave it out, or run without bfc"
+            )
+    return ",".join(word for word in words if not word.startswith("backend:"))
+
+
+def stitching(torch: Any, settings: str) -> PoolMaker:
+    """A function that makes pools that stitch. Raises SettingsError at once."""
+    version = rules_for(torch)
+    checked = CachingSettings().apply(settings, torch=version)
+    if checked.expandable_segments:
+        raise SettingsError(
+            "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:True, and memory is stitched here, "
+            "which does more: leave it out"
+        )
+
+    def make(device: int) -> CachingAllocator:
+        return CachingAllocator(
+            CUDASubAllocator(device), settings=checked, stitch=True, torch=version
+        )
+
+    return make
+
+
+def take_over(torch: Any, make: PoolMaker) -> Books:
+    """Puts pools in the place of PyTorch's allocator, for good. `make` returns the pool of a
+    device, when that is first used. Raises RuntimeError if PyTorch has used CUDA already."""
+    module = load()
+    books = Books(make)
+    module.serve(Table(books.open, DEVICES).capsule(), books)
+    torch.cuda.memory._set_allocator_settings = books.set_settings
+    torch._C._accelerator_setAllocatorSettings = books.set_settings
+    torch.cuda.memory.change_current_allocator = _refuse_change
+    torch.cuda.change_current_allocator = _refuse_change
+    return books
+
+
+def _refuse_change(allocator: object) -> None:
+    raise RuntimeError(
+        "bfc has taken the place of PyTorch's allocator in this process, and stays there: change "
+        "it to another one in a process without bfc"
+    )

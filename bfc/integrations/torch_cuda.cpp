@@ -1,0 +1,891 @@
+// PyTorch's allocator of CUDA memory, all of it, over pools of bfc: a c10::cuda::CUDACachingAllocator::CUDAAllocator.
+//
+// Compiled against the user's PyTorch, since the class's table of functions differs between versions. Memory is asked
+// for through the table of bfc_allocator.h: a hit and an ordinary free take no GIL, a miss takes it. Statistics,
+// snapshots and settings are asked of a Python object, the `Books` of _torch_cuda.py, with the GIL held. No lock of ours
+// is held while Python is called.
+//
+// What is allocated, and what happened, stands in the books of bfc alone. Here are only the contexts that PyTorch
+// gathers while a history is recorded, by the number that bfc gives an allocation.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <bfc_allocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <c10/util/ApproximateClock.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "columns.hpp"
+#include "history.hpp"
+
+namespace torch::cuda::CUDAPluggableAllocator {  // libtorch_cuda exports it
+void changeCurrentAllocator(const std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator>&);
+}
+
+namespace {
+using namespace c10::cuda::CUDACachingAllocator;
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+using c10::GatheredContext;
+using Action = TraceEntry::Action;
+using Context = std::shared_ptr<GatheredContext>;
+
+constexpr int kDevices = 64;
+constexpr size_t kWhy = 4096;
+constexpr MempoolId_t kDefault{0, 0};
+// Of bfc's own private pools, whose ids count like PyTorch's, PyTorch's differ in one bit.
+constexpr unsigned long long kOurs = 1ull << 32;
+
+const bfc_allocator* table;
+PyObject* books;
+
+int64_t handle(cudaStream_t stream) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(stream)); }
+void* address(uint64_t number) { return reinterpret_cast<void*>(static_cast<uintptr_t>(number)); }
+
+int64_t now_us() {
+    using namespace std::chrono;
+    return duration_cast<microseconds>(system_clock::now().time_since_epoch()).count();
+}
+
+// -- Python ------------------------------------------------------------------------------------------
+
+struct WithGil {
+    PyGILState_STATE state = PyGILState_Ensure();
+    ~WithGil() { PyGILState_Release(state); }
+};
+
+// What Python raised, as text.
+std::string raised() {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    PyObject* text = error ? PyObject_Str(error) : nullptr;
+    const char* said = text ? PyUnicode_AsUTF8(text) : nullptr;
+    const std::string why = said ? said : "unknown error";
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return why;
+}
+
+// Calls a method of the books; `read` takes what it returns. Preserves an exception that is being raised, since
+// destructors call this, too.
+template <class Read, class... Arguments>
+void ask(const char* method, Read read, const char* format, Arguments... arguments) {
+    std::string why;
+    {
+        WithGil gil;
+        PyObject *kind, *error, *trace;
+        PyErr_Fetch(&kind, &error, &trace);
+        PyObject* result = PyObject_CallMethod(books, method, format, arguments...);
+        if (result) read(result);
+        if (!result || PyErr_Occurred()) why = raised();
+        Py_XDECREF(result);
+        PyErr_Restore(kind, error, trace);
+    }
+    TORCH_CHECK(why.empty(), "bfc: ", why);
+}
+template <class... Arguments>
+void tell(const char* method, const char* format, Arguments... arguments) {
+    ask(method, [](PyObject*) {}, format, arguments...);
+}
+template <class... Arguments>
+uint64_t number(const char* method, const char* format, Arguments... arguments) {
+    uint64_t found = 0;
+    ask(method, [&](PyObject* it) { found = PyLong_AsUnsignedLongLongMask(it); }, format, arguments...);
+    return found;
+}
+
+template <class Row>
+std::vector<Row> rows_of(PyObject* bytes) {
+    std::vector<Row> rows(PyBytes_GET_SIZE(bytes) / sizeof(Row));
+    if (!rows.empty()) std::memcpy(rows.data(), PyBytes_AS_STRING(bytes), rows.size() * sizeof(Row));
+    return rows;
+}
+
+struct Rows {
+    std::vector<bfc::RegionRow> regions;
+    std::vector<bfc::ChunkRow> chunks;
+    std::vector<bfc::HistoryRecord> history;
+};
+
+Rows read_rows(DeviceIndex device, bool with_history) {
+    Rows rows;
+    ask("rows", [&](PyObject* it) {
+        rows.regions = rows_of<bfc::RegionRow>(PyTuple_GET_ITEM(it, 0));
+        rows.chunks = rows_of<bfc::ChunkRow>(PyTuple_GET_ITEM(it, 1));
+        rows.history = rows_of<bfc::HistoryRecord>(PyTuple_GET_ITEM(it, 2));
+    }, "ii", int(device), int(with_history));
+    return rows;
+}
+
+MempoolId_t pool_id(const uint64_t (&pool)[2]) { return {pool[0] & ~kOurs, pool[1]}; }
+
+// Calls with each region that is not asleep, and its chunks.
+template <class Each>
+void each_region(const Rows& rows, Each each) {
+    size_t begin = 0;
+    for (const auto& region : rows.regions) {
+        if (!(region.flags & bfc::kAsleep)) each(region, rows.chunks.data() + begin, rows.chunks.data() + region.chunks_end);
+        begin = region.chunks_end;
+    }
+}
+
+// -- what is known of an allocation while a history is recorded ---------------------------------------
+
+struct Note {
+    Context taken, freed;
+    std::string compiling, metadata;
+};
+
+thread_local std::vector<std::string> compiling;
+thread_local std::string metadata;
+
+class Notes {
+public:
+    void add(int64_t id, Context context) {
+        const std::lock_guard<std::mutex> held(lock_);
+        notes_[id] = {std::move(context), nullptr, compiling.empty() ? "" : compiling.back(), metadata};
+    }
+    void add_free(int64_t id, Context context) {
+        const std::lock_guard<std::mutex> held(lock_);
+        auto found = notes_.find(id);
+        if (found == notes_.end()) return;
+        found->second.freed = std::move(context);
+        freed_.push_back(id);
+        for (; freed_.size() > most_; freed_.pop_front()) notes_.erase(freed_.front());
+    }
+    void add_refusal(Context context) {
+        const std::lock_guard<std::mutex> held(lock_);
+        refused_.push_back(std::move(context));
+    }
+    void annotate(TraceEntry entry) {
+        const std::lock_guard<std::mutex> held(lock_);
+        annotated_.push_back(std::move(entry));
+    }
+    void restart(size_t most) {
+        const std::lock_guard<std::mutex> held(lock_);
+        notes_.clear();
+        freed_.clear();
+        refused_.clear();
+        annotated_.clear();
+        most_ = most;
+    }
+    Note find(int64_t id) {
+        const std::lock_guard<std::mutex> held(lock_);
+        auto found = notes_.find(id);
+        return found == notes_.end() ? Note{} : found->second;
+    }
+    std::vector<Context> refusals() {
+        const std::lock_guard<std::mutex> held(lock_);
+        return refused_;
+    }
+    std::vector<TraceEntry> annotations() {
+        const std::lock_guard<std::mutex> held(lock_);
+        return annotated_;
+    }
+
+private:
+    std::mutex lock_;
+    std::unordered_map<int64_t, Note> notes_;
+    std::deque<int64_t> freed_;  // the numbers of allocations that were freed, oldest first
+    std::vector<Context> refused_;
+    std::vector<TraceEntry> annotated_;
+    size_t most_ = SIZE_MAX;
+};
+
+// -- the allocator -----------------------------------------------------------------------------------
+
+// PyTorch's state of a private pool: what is live in it.
+struct Checkpoint final : AllocatorState {
+    struct Block {
+        uint64_t ptr, size;
+        cudaStream_t stream;
+    };
+    MempoolId_t pool;
+    std::vector<Block> live;
+};
+
+std::string in_words(size_t nbytes) {
+    char text[32];
+    const double size = static_cast<double>(nbytes);
+    if (nbytes <= 1024) std::snprintf(text, sizeof text, "%zu bytes", nbytes);
+    else if (nbytes <= 1048576) std::snprintf(text, sizeof text, "%.2f KiB", size / 1024);
+    else if (nbytes <= 1073741824) std::snprintf(text, sizeof text, "%.2f MiB", size / 1048576);
+    else std::snprintf(text, sizeof text, "%.2f GiB", size / 1073741824);
+    return text;
+}
+
+void free_memory(void* ptr) noexcept;
+
+class Whole final : public CUDAAllocator {
+public:
+    // -- memory --------------------------------------------------------------------------------------
+    void* take(size_t nbytes, DeviceIndex device, cudaStream_t stream) {
+        if (nbytes == 0) return nullptr;
+        open(device);
+        const Context context = gather(RecordContext::STATE);  // may take the GIL: no lock is held
+        MempoolId_t pool;
+        void* ptr = nullptr;
+        char why[kWhy] = "";
+        const bfc_result result =
+            find_scope(device, stream, pool)
+                ? table->allocate_in_pool(table->self, device, nbytes, handle(stream), pool.first | kOurs, pool.second, &ptr,
+                                          why, sizeof why)
+                : table->allocate(table->self, device, nbytes, handle(stream), &ptr, why, sizeof why);
+        if (result == BFC_OUT_OF_MEMORY) refuse(device, nbytes, context, why);
+        TORCH_CHECK(result == BFC_OK, "bfc: ", why);
+        if (watched()) note_taken(ptr, device, context);
+        return ptr;
+    }
+
+    void give(void* ptr) {
+        if (!ptr) return;
+        if (watched()) note_freed(ptr);
+        table->free(table->self, ptr);
+    }
+
+    c10::DataPtr allocate(size_t nbytes) override {
+        const DeviceIndex device = current();
+        void* ptr = take(nbytes, device, c10::cuda::getCurrentCUDAStream(device));
+        return {ptr, ptr, &free_memory, c10::Device(c10::DeviceType::CUDA, device)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
+    void* raw_alloc(size_t nbytes) override {
+        const DeviceIndex device = current();
+        return take(nbytes, device, c10::cuda::getCurrentCUDAStream(device));
+    }
+    void* raw_alloc_with_stream(size_t nbytes, cudaStream_t stream) override { return take(nbytes, current(), stream); }
+    void raw_delete(void* ptr) override { give(ptr); }
+    void copy_data(void* to, const void* from, size_t nbytes) const override {
+        C10_CUDA_CHECK(cudaMemcpy(to, from, nbytes, cudaMemcpyDeviceToDevice));
+    }
+    // Mapped memory of another device can be reached by the call for peers only, unless access was enabled.
+    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t nbytes, cudaStream_t stream,
+                            bool p2p_enabled) override {
+        if (p2p_enabled || to_device == from_device)
+            return cudaMemcpyAsync(to, from, nbytes, cudaMemcpyDeviceToDevice, stream);
+        return cudaMemcpyPeerAsync(to, to_device, from, from_device, nbytes, stream);
+    }
+    void recordStream(const c10::DataPtr& data, c10::cuda::CUDAStream stream) override {
+        if (!data.get() || data.get_deleter() != &free_memory) return;  // memory of another library
+        char why[kWhy] = "";
+        TORCH_CHECK(table->record_stream(table->self, data.get(), handle(stream.stream()), why, sizeof why) == BFC_OK,
+                    "bfc: ", why);
+    }
+
+    // -- life and settings ---------------------------------------------------------------------------
+    void init(int device_count) override {
+        devices_ = device_count;
+        initialized_ = true;
+        tell("initialized", nullptr);
+    }
+    bool initialized() override { return initialized_; }
+    double getMemoryFraction(DeviceIndex device) override {
+        double fraction = 1;
+        open(device);
+        ask("memory_fraction", [&](PyObject* it) { fraction = PyFloat_AsDouble(it); }, "i", int(device));
+        return fraction;
+    }
+    void setMemoryFraction(double fraction, DeviceIndex device) override {
+        TORCH_CHECK(0 <= fraction && fraction <= 1, "invalid fraction:", fraction, ". Please set within [0, 1].");
+        open(device);
+        tell("set_memory_fraction", "id", int(device), fraction);
+    }
+    std::vector<StreamSegmentSize> getExpandableSegmentSizes(DeviceIndex device) override {
+        std::vector<StreamSegmentSize> sizes;
+        if (!is_open(device)) return sizes;
+        const Rows rows = read_rows(device, false);
+        each_region(rows, [&](const bfc::RegionRow& it, auto*, auto*) {
+            if (it.flags & bfc::kInRange)
+                sizes.emplace_back(static_cast<cudaStream_t>(address(it.stream)), it.kind == 0, it.size);
+        });
+        return sizes;
+    }
+    void enable(bool value) override { enabled_ = value; }
+    bool isEnabled() const override { return enabled_; }
+    void emptyCache(MempoolId_t pool = {0, 0}) override {
+        tell("empty_cache", "KK", ours(pool), pool.second);
+    }
+    void cacheInfo(DeviceIndex device, size_t* largest) override {
+        if (*largest == 0) {  // as PyTorch's: what the device has free
+            size_t total = 0;
+            C10_CUDA_CHECK(cudaMemGetInfo(largest, &total));
+        }
+        if (is_open(device)) *largest = std::max<size_t>(*largest, number("largest_free", "i", int(device)));
+    }
+    void* getBaseAllocation(void* ptr, size_t* size) override {
+        const uint64_t at = reinterpret_cast<uintptr_t>(ptr);
+        uint64_t start = 0;
+        const int device = table->device_of(table->self, ptr);
+        TORCH_CHECK(device >= 0, "invalid device pointer: ", ptr);
+        const Rows rows = read_rows(static_cast<DeviceIndex>(device), false);
+        each_region(rows, [&](const bfc::RegionRow& it, auto*, auto*) {
+            if (at < it.ptr || at >= it.ptr + it.size) return;
+            TORCH_CHECK(!(it.flags & (bfc::kInRange | bfc::kIsView)),
+                        "Tensors in mapped memory (stitched pages, expandable segments) have no one base that another "
+                        "process could open: run this program with --policy caching to share them");
+            start = it.ptr;
+            if (size) *size = it.size;
+        });
+        TORCH_CHECK(start, "invalid device pointer: ", ptr);
+        return address(start);
+    }
+    void enablePeerAccess(DeviceIndex device, DeviceIndex to) override {
+        const c10::cuda::CUDAGuard guard(device);
+        const cudaError_t error = cudaDeviceEnablePeerAccess(to, 0);
+        if (error == cudaErrorPeerAccessAlreadyEnabled) (void)cudaGetLastError();
+        else C10_CUDA_CHECK(error);
+        open(to);
+        tell("enable_peer", "ii", int(to), int(device));
+    }
+    std::string name() override { return "bfc"; }
+
+    // -- figures -------------------------------------------------------------------------------------
+    DeviceStats getDeviceStats(DeviceIndex device) override {
+        DeviceStats to;
+        if (!is_open(device)) return to;
+        bfc_device_stats from;
+        char why[kWhy] = "";
+        TORCH_CHECK(table->stats(table->self, device, &from, why, sizeof why) == BFC_OK, "bfc: ", why);
+        fill(to.allocation, from.allocation);
+        fill(to.segment, from.segment);
+        fill(to.active, from.active);
+        fill(to.inactive_split, from.inactive_split);
+        fill(to.allocated_bytes, from.allocated_bytes);
+        fill(to.reserved_bytes, from.reserved_bytes);
+        fill(to.active_bytes, from.active_bytes);
+        fill(to.inactive_split_bytes, from.inactive_split_bytes);
+        fill(to.requested_bytes, from.requested_bytes);
+        fill(to.oversize_allocations, from.oversize_allocations);
+        fill(to.oversize_segments, from.oversize_segments);
+        to.num_alloc_retries = from.num_alloc_retries;
+        to.num_ooms = from.num_ooms;
+        to.num_sync_all_streams = from.num_sync_all_streams;
+        to.num_device_alloc = from.num_device_alloc;
+        to.num_device_free = from.num_device_free;
+        to.max_split_size = from.max_split_size;
+        fill_newer(to, device);
+        return to;
+    }
+    void resetAccumulatedStats(DeviceIndex device) override {
+        char why[kWhy] = "";
+        if (is_open(device))
+            TORCH_CHECK(table->reset_accumulated_stats(table->self, device, why, sizeof why) == BFC_OK, "bfc: ", why);
+    }
+    void resetPeakStats(DeviceIndex device) override {
+        char why[kWhy] = "";
+        if (is_open(device))
+            TORCH_CHECK(table->reset_peak_stats(table->self, device, why, sizeof why) == BFC_OK, "bfc: ", why);
+    }
+
+    // -- snapshots and history -----------------------------------------------------------------------
+    SnapshotInfo snapshot(MempoolId_t only = {0, 0}, bool with_traces = true) override {
+        SnapshotInfo info;
+        info.device_traces.resize(std::max(devices_, 1));
+        for (int device = 0; device < kDevices; ++device) {
+            if (!is_open(device)) continue;
+            const Rows rows = read_rows(static_cast<DeviceIndex>(device), with_traces);
+            add_segments(info.segments, rows, static_cast<DeviceIndex>(device), only);
+            if (with_traces && device < static_cast<int>(info.device_traces.size()))
+                info.device_traces[device] = traces(rows.history, static_cast<DeviceIndex>(device));
+        }
+        const auto clock = c10::ApproximateClockToUnixTimeConverter().makeConverter();
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            info.external_annotations = annotations_;
+        }
+        for (auto& it : info.external_annotations) it.time_.t_ = clock(it.time_.approx_t_) / 1000;
+        set_settings(info.config_metadata);
+        return info;
+    }
+    void recordHistory(bool enabled, CreateContextFn recorder, size_t most, RecordContext when, bool clear,
+                       const std::vector<std::string>& skipped) override {
+        TORCH_CHECK(when == RecordContext::NEVER || recorder, "contexts are to be kept, and nothing gathers them");
+        std::string words;
+        for (const auto& it : skipped) words += it + " ";
+        const bool restarts = !enabled || clear || !recording_;
+        if (restarts) {
+            tell("record_history", "iKs", int(enabled), static_cast<unsigned long long>(most), words.c_str());
+            for (auto& it : notes_) it.restart(std::max<size_t>(1, most));
+            const std::lock_guard<std::mutex> held(lock_);
+            annotations_.clear();
+        }
+        recorder_ = enabled ? recorder : nullptr;
+        when_ = enabled ? when : RecordContext::NEVER;
+        recording_ = enabled;
+        set_watched();
+    }
+    bool isHistoryEnabled() override { return recording_; }
+    void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& pairs) override {
+        c10::CachingDeviceAllocator::AnnotationEntry entry(current(), c10::getApproximateTime());
+        for (const auto& it : pairs) entry.recordUserMetadata(it.first, it.second);
+        const std::lock_guard<std::mutex> held(lock_);
+        annotations_.push_back(std::move(entry));
+    }
+    void pushCompileContext(std::string& text) override { compiling.push_back(text); }
+    void popCompileContext() override {
+        if (!compiling.empty()) compiling.pop_back();
+    }
+    void setUserMetadata(const std::string& text) override { metadata = text; }
+    std::string getUserMetadata() override { return metadata; }
+    void attachOutOfMemoryObserver(OutOfMemoryObserver observer) override {
+        const std::lock_guard<std::mutex> held(lock_);
+        observers_.push_back(std::move(observer));
+    }
+    void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            trackers_.push_back(std::move(tracker));
+            tracked_ = true;
+        }
+        set_watched();
+    }
+
+    // -- private pools -------------------------------------------------------------------------------
+    void beginAllocateToPool(DeviceIndex device, MempoolId_t pool, std::function<bool(cudaStream_t)> filter) override {
+        open(device);
+        tell("begin_pool", "iKKi", int(device), ours(pool), pool.second, int(kCapturesAreNotMarked));
+        const std::lock_guard<std::mutex> held(lock_);
+        scopes_.push_back({device, pool, std::move(filter)});
+        open_scopes_ = scopes_.size();
+    }
+    void endAllocateToPool(DeviceIndex device, MempoolId_t pool) override {
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            for (auto it = scopes_.begin(); it != scopes_.end(); ++it)
+                if (it->device == device && it->pool == pool) {
+                    scopes_.erase(it);
+                    break;
+                }
+            open_scopes_ = scopes_.size();
+        }
+        tell("end_pool", "iKKi", int(device), ours(pool), pool.second, int(kCapturesAreNotMarked));
+    }
+    void releasePool(DeviceIndex device, MempoolId_t pool) override {
+        tell("release_pool", "iKK", int(device), ours(pool), pool.second);
+    }
+    void createOrIncrefPool(DeviceIndex device, MempoolId_t pool, std::shared_ptr<CUDAAllocator> inner) override {
+        TORCH_CHECK(!inner || inner.get() == this,
+                    "bfc: a MemPool over another allocator (NCCL's, symmetric memory) is not served under bfc");
+        open(device);
+        tell("create_pool", "iKK", int(device), ours(pool), pool.second);
+    }
+    int getPoolUseCount(DeviceIndex device, MempoolId_t pool) override {
+        if (!is_open(device)) return 0;
+        return static_cast<int>(number("pool_use_count", "iKK", int(device), ours(pool), pool.second));
+    }
+    void setUseOnOOM(DeviceIndex device, MempoolId_t pool, bool use) override {
+        open(device);
+        tell("set_use_on_oom", "iKKi", int(device), ours(pool), pool.second, int(use));
+    }
+    void setNoSplit(DeviceIndex device, MempoolId_t pool) override {
+        open(device);
+        tell("set_no_split", "iKK", int(device), ours(pool), pool.second);
+    }
+
+    // -- graph trees ---------------------------------------------------------------------------------
+    bool checkPoolLiveAllocations(DeviceIndex device, MempoolId_t pool, const std::unordered_set<void*>& expected) override {
+        const auto live = live_in(device, pool);
+        if (live.size() != expected.size()) return false;
+        return std::all_of(live.begin(), live.end(), [&](const auto& it) { return expected.count(address(it.ptr)); });
+    }
+    std::shared_ptr<AllocatorState> getCheckpointState(DeviceIndex device, MempoolId_t pool) override {
+        auto state = std::make_shared<Checkpoint>();
+        state->pool = pool;
+        state->live = live_in(device, pool);
+        return state;
+    }
+    // As PyTorch's: all that is live is freed, and what was live then is allocated again, at its address. What stays
+    // where it is needs no call.
+    CheckpointDelta setCheckpointPoolState(DeviceIndex device, std::shared_ptr<AllocatorState> given) override {
+        auto* state = dynamic_cast<Checkpoint*>(given.get());
+        TORCH_CHECK(state, "bfc: this is no checkpoint of this allocator");
+        CheckpointDelta delta;
+        std::set<uint64_t> wanted, live;
+        for (const auto& it : state->live) wanted.insert(it.ptr);
+        for (const auto& it : live_in(device, state->pool)) {
+            live.insert(it.ptr);
+            delta.ptrs_freed.push_back(address(it.ptr));
+            if (!wanted.count(it.ptr)) give(address(it.ptr));
+        }
+        for (const auto& it : state->live) {
+            if (!live.count(it.ptr))
+                tell("allocate_at", "iKKKKL", int(device), ours(state->pool), state->pool.second,
+                     static_cast<unsigned long long>(it.ptr), static_cast<unsigned long long>(it.size), handle(it.stream));
+            delta.dataptrs_allocd.emplace_back(address(it.ptr), address(it.ptr), &free_memory,
+                                               c10::Device(c10::DeviceType::CUDA, device));
+        }
+        return delta;
+    }
+
+    // -- other processes -----------------------------------------------------------------------------
+    ShareableHandle shareIpcHandle(void* ptr) override {
+        auto* base = static_cast<char*>(getBaseAllocation(ptr, nullptr));
+        cudaIpcMemHandle_t made;
+        C10_CUDA_CHECK(cudaIpcGetMemHandle(&made, base));
+        return {static_cast<char*>(ptr) - base, std::string(reinterpret_cast<char*>(&made), sizeof made)};
+    }
+    std::shared_ptr<void> getIpcDevPtr(std::string text) override {
+        cudaIpcMemHandle_t given;
+        TORCH_CHECK(text.size() == sizeof given,
+                    "bfc: this is no handle of an allocator of bfc: both processes must run under it");
+        std::memcpy(&given, text.data(), sizeof given);
+        void* ptr = nullptr;
+        C10_CUDA_CHECK(cudaIpcOpenMemHandle(&ptr, given, cudaIpcMemLazyEnablePeerAccess));
+        return {ptr, [](void* it) { (void)cudaIpcCloseMemHandle(it); }};
+    }
+
+    // -- since 2.13 ----------------------------------------------------------------------------------
+#if TORCH_VERSION_MINOR >= 13
+    static constexpr bool kCapturesAreNotMarked = false;
+    void markCaptureBegin(DeviceIndex device) override {
+        open(device);
+        tell("mark_capture", "ii", int(device), 1);
+    }
+    void markCaptureEnd(DeviceIndex device) override { tell("mark_capture", "ii", int(device), 0); }
+    Context getContextForPointer(const void* ptr) override {
+        const bfc_block block = look(ptr);
+        return block.device < 0 ? nullptr : notes_[block.device].find(block.allocation_id).taken;
+    }
+    void attachOomRejectionObserver(OomRejectionObserver observer) override {
+        const std::lock_guard<std::mutex> held(lock_);
+        rejection_observers_.push_back(std::move(observer));
+    }
+#else
+    static constexpr bool kCapturesAreNotMarked = true;
+    void attachOomRejectionObserver(OutOfMemoryObserver) {}
+#endif
+
+    // -- since 2.14 ----------------------------------------------------------------------------------
+#if TORCH_VERSION_MINOR >= 14
+    bool supportsUserMetadata() override { return true; }
+    void annotateMemory(const void* ptr, const std::string& text) override {
+        const bfc_block block = look(ptr);
+        TORCH_CHECK(block.device >= 0, "bfc: no allocation begins at this address: ", ptr);
+        TraceEntry entry(Action::ANNOTATE, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr),
+                         block.requested_size, address(static_cast<uint64_t>(block.stream)), kDefault, 0,
+                         gather(RecordContext::ALLOC), "", text);
+        entry.time_.t_ = now_us();
+        if (recording_) notes_[block.device].annotate(std::move(entry));
+    }
+#endif
+
+private:
+    struct Scope {
+        DeviceIndex device;
+        MempoolId_t pool;
+        std::function<bool(cudaStream_t)> takes;
+    };
+
+    static unsigned long long ours(const MempoolId_t& pool) { return pool == kDefault ? 0 : pool.first | kOurs; }
+    static DeviceIndex current() {
+        DeviceIndex device = 0;
+        C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+        return device;
+    }
+    // A pool, and the context that it needs, is made for devices that are used.
+    void open(int device) {
+        TORCH_CHECK(0 <= device && device < kDevices, "bfc: there is no device ", device);
+        if (is_open(device)) return;
+        tell("open", "i", device);
+        opened_[device].store(true, std::memory_order_release);
+    }
+    bool is_open(int device) const {
+        return 0 <= device && device < kDevices && opened_[device].load(std::memory_order_acquire);
+    }
+    bool find_scope(DeviceIndex device, cudaStream_t stream, MempoolId_t& pool) {
+        if (!open_scopes_.load(std::memory_order_acquire)) return false;
+        const std::lock_guard<std::mutex> held(lock_);
+        for (const Scope& it : scopes_)
+            if (it.device == device && it.takes(stream)) {
+                pool = it.pool;
+                return true;
+            }
+        return false;
+    }
+
+    // PyTorch's words first, which programs look for, then ours.
+    [[noreturn]] void refuse(DeviceIndex device, size_t nbytes, const Context& context, const char* why) {
+        uint64_t asked = 0, limit = 0, device_free = 0, rejected = 0;
+        ask("last_refusal", [&](PyObject* it) {
+            asked = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 0));
+            limit = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 1));
+            device_free = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 2));
+            rejected = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 3));
+        }, nullptr);
+        if (recording_ && !rejected) notes_[device].add_refusal(context);
+        std::vector<OutOfMemoryObserver> observers;
+        decltype(rejection_observers_) rejection_observers;
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            observers = observers_;
+            rejection_observers = rejection_observers_;
+        }
+        if (rejected)
+            for (const auto& observer : rejection_observers) observer(device, asked, limit, device_free);
+        else
+            for (const auto& observer : observers) observer(device, asked, limit, device_free);
+        size_t now_free = 0, total = 0;
+        (void)cudaMemGetInfo(&now_free, &total);
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", in_words(nbytes), ". GPU ",
+                         static_cast<int>(device), " has a total capacity of ", in_words(total), " of which ",
+                         in_words(now_free), " is free. bfc: ", why);
+    }
+
+    // -- while a history is recorded, or a profiler or tracker looks on -------------------------------
+    bool watched() const { return watched_.load(std::memory_order_relaxed) || c10::memoryProfilingEnabled(); }
+    void set_watched() { watched_ = recording_ || tracked_; }
+    Context gather(RecordContext level) const {
+        const CreateContextFn recorder = recorder_.load();
+        return recorder && when_.load() >= level ? recorder() : nullptr;
+    }
+    static bfc_block look(const void* ptr) {
+        bfc_block block;
+        table->look(table->self, ptr, &block);
+        return block;
+    }
+    void note_taken(void* ptr, DeviceIndex device, const Context& context) {
+        const bfc_block block = look(ptr);
+        if (block.device < 0) return;
+        if (recording_) notes_[device].add(block.allocation_id, context);
+        track(Action::ALLOC, block, ptr, when_.load() >= RecordContext::ALLOC ? context : nullptr);
+        report(ptr, block, static_cast<int64_t>(block.size));
+    }
+    void note_freed(void* ptr) {
+        const Context context = gather(RecordContext::ALL);
+        bfc_block block = look(ptr);
+        if (block.device < 0) return;
+        if (recording_) notes_[block.device].add_free(block.allocation_id, context);
+        track(Action::FREE_REQUESTED, block, ptr, context);
+        track(Action::FREE_COMPLETED, block, ptr, context);
+        block.bytes_in_use -= block.size;
+        report(ptr, block, -static_cast<int64_t>(block.size));
+    }
+    static void report(void* ptr, const bfc_block& block, int64_t change) {
+        if (c10::memoryProfilingEnabled())
+            c10::reportMemoryUsageToProfiler(ptr, change, block.bytes_in_use, block.bytes_reserved,
+                                             c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(block.device)));
+    }
+    // NCCL's trackers want no more than allocations and segments; segments are not told yet.
+    void track(Action action, const bfc_block& block, void* ptr, Context context) {
+        if (!tracked_) return;
+        const TraceEntry entry(action, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr),
+                               block.requested_size, address(static_cast<uint64_t>(block.stream)), kDefault,
+                               c10::getApproximateTime(), std::move(context));
+        std::vector<AllocatorTraceTracker> trackers;
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            trackers = trackers_;
+        }
+        for (const auto& tracker : trackers) tracker(entry);
+    }
+
+    // -- rows of bfc as PyTorch's structures ----------------------------------------------------------
+    void add_segments(std::vector<SegmentInfo>& segments, const Rows& rows, DeviceIndex device, const MempoolId_t& only) {
+        each_region(rows, [&](const bfc::RegionRow& region, const bfc::ChunkRow* begin, const bfc::ChunkRow* end) {
+            if (only != kDefault && pool_id(region.pool) != only) return;
+            SegmentInfo segment;
+            segment.device = device;
+            segment.address = region.ptr;
+            segment.total_size = region.size;
+            segment.stream = address(region.stream);
+            segment.is_large = region.kind != 0;
+            segment.is_expandable = region.flags & bfc::kInRange;
+            segment.owner_private_pool_id = pool_id(region.pool);
+            for (const auto* chunk = begin; chunk != end; ++chunk) {
+                BlockInfo block;
+                block.size = chunk->size;
+                block.allocated = chunk->state == bfc::kRowInUse;
+                block.active = block.allocated || chunk->state == bfc::kRowWaiting;
+                block.requested_size = block.active ? chunk->requested_size : chunk->last_requested_size;
+                if (block.active) {
+                    segment.active_size += chunk->size;
+                    segment.requested_size += chunk->requested_size;
+                    segment.allocated_size += block.allocated ? chunk->size : 0;
+                    block.context_when_allocated = notes_[device].find(chunk->allocation_id).taken;
+                }
+                segment.blocks.push_back(std::move(block));
+            }
+            segments.push_back(std::move(segment));
+        });
+        std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) {
+            return std::pair(a.device, a.address) < std::pair(b.device, b.address);
+        });
+    }
+
+    std::vector<TraceEntry> traces(const std::vector<bfc::HistoryRecord>& history, DeviceIndex device) {
+        std::vector<TraceEntry> entries;
+        const bool keeps = when_.load() >= RecordContext::ALLOC;
+        const auto refusals = notes_[device].refusals();
+        size_t refused = 0;
+        for (const auto& it : history) refused += it.action == bfc::kOom;
+        size_t refusal = refusals.size() < refused ? 0 : refusals.size() - refused;
+        for (const auto& it : history) {
+            static constexpr Action kActions[] = {Action::ALLOC, Action::FREE_REQUESTED, Action::FREE_COMPLETED,
+                                                  Action::SEGMENT_ALLOC, Action::SEGMENT_FREE, Action::SNAPSHOT,
+                                                  Action::OOM, Action::SEGMENT_MAP, Action::SEGMENT_UNMAP};
+            if (it.action >= std::size(kActions)) continue;  // our own notes about pools
+            const Note note = notes_[device].find(it.allocation_id);
+            Context context = note.taken;
+            if (it.action == bfc::kFreeRequested || it.action == bfc::kFreeCompleted)
+                context = note.freed ? note.freed : note.taken;
+            if (it.action == bfc::kOom && refusal < refusals.size()) context = refusals[refusal++];
+            entries.emplace_back(kActions[it.action], device, it.addr, it.size, address(it.stream), pool_id(it.pool), 0,
+                                 keeps ? context : nullptr, note.compiling, note.metadata);
+            entries.back().time_.t_ = it.time_us;
+        }
+        // A segment that came or went for a request has the context of that, whose entry follows.
+        Context next;
+        for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
+            if (it->action_ == Action::ALLOC || it->action_ == Action::OOM) next = it->context_;
+            if (it->action_ == Action::SEGMENT_ALLOC || it->action_ == Action::SEGMENT_MAP) it->context_ = next;
+        }
+        for (auto& it : notes_[device].annotations()) entries.push_back(std::move(it));
+        std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.time_.t_ < b.time_.t_; });
+        return entries;
+    }
+
+    std::vector<Checkpoint::Block> live_in(DeviceIndex device, const MempoolId_t& pool) {
+        std::vector<Checkpoint::Block> live;
+        if (!is_open(device)) return live;
+        const Rows rows = read_rows(device, false);
+        each_region(rows, [&](const bfc::RegionRow& region, const bfc::ChunkRow* begin, const bfc::ChunkRow* end) {
+            if (pool_id(region.pool) != pool) return;
+            for (const auto* chunk = begin; chunk != end; ++chunk)
+                if (chunk->state == bfc::kRowInUse)
+                    live.push_back({chunk->ptr, chunk->requested_size, static_cast<cudaStream_t>(address(region.stream))});
+        });
+        return live;
+    }
+
+    static void set_settings(AllocatorConfigInfo& to) {
+        to = {};
+        ask("settings", [&](PyObject* it) {
+            to.garbage_collection_threshold = PyFloat_AsDouble(PyTuple_GET_ITEM(it, 0));
+            to.max_split_size = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 1));
+            to.expandable_segments = PyObject_IsTrue(PyTuple_GET_ITEM(it, 2));
+            to.last_allocator_settings = PyUnicode_AsUTF8(PyTuple_GET_ITEM(it, 3));
+            PyObject* divisions = PyTuple_GET_ITEM(it, 4);
+            for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(divisions); ++i)
+                to.roundup_power2_divisions.push_back(PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(divisions, i)));
+        }, nullptr);
+    }
+#if TORCH_VERSION_MINOR >= 13
+    static void fill_newer(DeviceStats& to, DeviceIndex device) {
+        ask("newer_stats", [&](PyObject* it) {  // the rejections; then by pool its id, and 12 numbers
+            to.num_oom_rejections = PyLong_AsLongLong(PyTuple_GET_ITEM(it, 0));
+            auto at = [&](Py_ssize_t i) { return PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, i)); };
+            for (Py_ssize_t i = 1; i + 14 <= PyTuple_GET_SIZE(it); i += 14) {
+                auto& pool = to.reserved_bytes_by_private_pools[MempoolId_t(at(i) & ~kOurs, at(i + 1))];
+                for (Py_ssize_t kind = 0; kind < 3; ++kind) {
+                    auto& stat = pool[kind];
+                    stat.current = at(i + 2 + 4 * kind);
+                    stat.peak = at(i + 3 + 4 * kind);
+                    stat.allocated = at(i + 4 + 4 * kind);
+                    stat.freed = at(i + 5 + 4 * kind);
+                }
+            }
+        }, "i", int(device));
+    }
+#else
+    static void fill_newer(DeviceStats&, DeviceIndex) {}
+#endif
+    static void fill(c10::CachingAllocator::Stat& to, const bfc_stat& from) {
+        to.current = from.current;
+        to.peak = from.peak;
+        to.allocated = from.allocated;
+        to.freed = from.freed;
+    }
+    static void fill(c10::CachingAllocator::StatArray& to, const bfc_stat (&from)[3]) {
+        for (size_t kind = 0; kind < 3; kind++) fill(to[kind], from[kind]);
+    }
+
+#if TORCH_VERSION_MINOR < 13
+    using OomRejectionObserver = OutOfMemoryObserver;
+#endif
+    std::mutex lock_;  // of the lists below; Python is never called with it, nor PyTorch, but for a filter
+    std::vector<Scope> scopes_;
+    std::vector<OutOfMemoryObserver> observers_;
+    std::vector<OomRejectionObserver> rejection_observers_;
+    std::vector<AllocatorTraceTracker> trackers_;
+    std::vector<c10::CachingDeviceAllocator::AnnotationEntry> annotations_;
+    std::atomic<size_t> open_scopes_{0};
+    Notes notes_[kDevices];
+    std::atomic<CreateContextFn> recorder_{nullptr};
+    std::atomic<RecordContext> when_{RecordContext::NEVER};
+    std::atomic<bool> recording_{false}, tracked_{false}, watched_{false};
+    std::atomic<bool> opened_[kDevices]{};
+    int devices_ = 0;
+    bool initialized_ = false, enabled_ = true;
+};
+
+Whole* whole;  // never destroyed: PyTorch frees tensors as the process ends
+void free_memory(void* ptr) noexcept { whole->give(ptr); }
+
+// -- the module --------------------------------------------------------------------------------------
+
+// serve(capsule, books): from then on, for good.
+PyObject* serve(PyObject*, PyObject* arguments) {
+    PyObject *capsule, *given;
+    if (!PyArg_ParseTuple(arguments, "OO", &capsule, &given)) return nullptr;
+    const auto* found = static_cast<const bfc_allocator*>(PyCapsule_GetPointer(capsule, BFC_ALLOCATOR_CAPSULE));
+    if (!found) return nullptr;
+    try {
+        TORCH_CHECK(!whole, "bfc serves PyTorch in this process already");
+        TORCH_CHECK(found->size >= sizeof(bfc_allocator), "this was compiled for another bfc");
+        whole = new Whole;
+        table = found;
+        books = given;
+        try {  // PyTorch's own door, which refuses once CUDA is in use
+            torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(std::shared_ptr<CUDAAllocator>(whole, [](auto*) {}));
+        } catch (...) {
+            delete whole;
+            whole = nullptr;
+            throw;
+        }
+        c10::SetAllocator(c10::DeviceType::CUDA, whole, 1);  // torch.accelerator asks there
+    } catch (const c10::Error& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+        return nullptr;
+    }
+    table->retain(table->self);
+    Py_INCREF(books);
+    Py_RETURN_NONE;
+}
+
+// Whether PyTorch's allocator is still this one.
+PyObject* is_serving(PyObject*, PyObject*) { return PyBool_FromLong(whole && allocator.load() == whole); }
+
+PyMethodDef methods[] = {{"serve", serve, METH_VARARGS, nullptr},
+                         {"is_serving", is_serving, METH_NOARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bfc_torch_cuda", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+}  // namespace
+
+PyMODINIT_FUNC PyInit__bfc_torch_cuda() {
+    PyObject* made = PyModule_Create(&module);
+    if (made && PyModule_AddStringConstant(made, "torch", TORCH_VERSION)) Py_CLEAR(made);
+    return made;
+}

@@ -1,0 +1,191 @@
+"""PyTorch's whole allocator over pools of bfc, with PyTorch itself: `make test-torch-cuda`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from documents import ROOT
+from torch_features import FEATURES
+from torch_runtime import Run, environment, with_torch
+
+KINDS = ("own", "caching", "stitch")
+SCRIPT = ROOT / "tests/helpers/torch_features.py"
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def outcomes(
+    request: pytest.FixtureRequest, runtime: Path | None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What became of each feature: one process for each kind of allocator."""
+    return outcomes_of(request.param, tmp_path_factory.mktemp("features"), runtime)
+
+
+def outcomes_of(kind: str, folder: Path, runtime: Path | None) -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", SCRIPT, kind, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        env=environment(runtime),
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@with_torch
+def test_each_feature_works_as_with_pytorchs_own_allocator(outcomes) -> None:
+    assert outcomes == dict.fromkeys(FEATURES, "ok")
+
+
+#: Allocates and frees at random on two streams, with a limit: what is printed is to be the same.
+RANDOM = """
+import json, os, random, sys, torch, bfc
+
+MIB = 1 << 20
+kind, seed, turns = sys.argv[1], int(sys.argv[2]), 3000
+if kind == "ours":
+    bfc.integrations.torch.take_over(
+        lambda device: bfc.CachingAllocator(
+            bfc.CUDASubAllocator(device), strict=True, memory_limit=300 * MIB
+        )
+    )
+else:
+    torch.cuda.set_per_process_memory_fraction(300 * MIB / torch.cuda.mem_get_info()[1])
+draw, side = random.Random(seed), torch.cuda.Stream()
+live, refused = [], []
+for turn in range(turns):
+    kind = draw.random()
+    if kind < 0.55 or not live:
+        size = draw.choice(
+            [draw.randrange(1, 4096), draw.randrange(1, MIB), draw.randrange(MIB, 30 * MIB)]
+        )
+        stream = side if draw.random() < 0.3 else torch.cuda.default_stream()
+        with torch.cuda.stream(stream):
+            try:
+                live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+            except torch.cuda.OutOfMemoryError:
+                refused.append(turn)
+                live[:] = live[len(live) // 2 :]
+    elif kind < 0.97:
+        live.pop(draw.randrange(len(live)))
+    elif kind < 0.99:
+        torch.cuda.empty_cache()
+    else:
+        torch.cuda.reset_peak_memory_stats()
+segments = sorted(
+    (
+        segment["total_size"],
+        segment["segment_type"],
+        segment["allocated_size"],
+        segment["active_size"],
+        segment["requested_size"],
+        [(block["size"], block["state"], block["requested_size"]) for block in segment["blocks"]],
+    )
+    for segment in torch.cuda.memory_snapshot()
+)
+print(json.dumps([refused, torch.cuda.memory_stats(), segments]), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+@pytest.mark.parametrize("seed", [1, 2])
+def test_figures_refusals_and_blocks_are_those_of_pytorchs_own(run: Run, seed: int) -> None:
+    own, ours = (json.loads(run(RANDOM, kind, str(seed))) for kind in ("own", "ours"))
+    assert len(own[0]) > 10
+    assert own[0] == ours[0], "the requests that were refused"
+    assert len(own[1]) > 100
+    assert own[1] == ours[1], f"seed {seed}"
+    assert own[2] == ours[2], f"seed {seed}"
+
+
+BEGIN = """
+import os, sys, torch, bfc
+from bfc.integrations import torch as integration
+
+MIB = 1 << 20
+def some(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+def small():
+    return bfc.CachingAllocator(bfc.CUDASubAllocator(0), memory_limit="8 MiB")
+"""
+
+HOLES = """
+integration.take_over(
+    lambda device: bfc.CachingAllocator(
+        bfc.CUDASubAllocator(device), memory_limit="64 MiB", stitch=True
+    )
+)
+blocks = [some(4) for _ in range(15)]
+del blocks[::2]
+joined = some(24)
+print(torch.cuda.memory_reserved() // MIB)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_holes_are_stitched_for_an_unchanged_program(run: Run) -> None:
+    assert run(BEGIN + HOLES) == "60\n"
+
+
+REFUSALS = {
+    "late": ("some(1)\nintegration.take_over()", "PyTorch has used CUDA already"),
+    "twice": ("integration.take_over()\nintegration.take_over()", "in this process already"),
+    "other": (
+        "integration.take_over(lambda d: bfc.BFCAllocator(bfc.CUDASubAllocator(d)))\nsome(1)",
+        "replace takes either policy",
+    ),
+    "changed": (
+        "integration.take_over()\ntorch.cuda.memory.change_current_allocator(None)",
+        "bfc has taken the place",
+    ),
+    "unknown": ("torch.__version__ = '2.99.0'\nintegration.take_over()", "replace works with it"),
+    "limit": (
+        "integration.take_over(small())\nsome(9)",
+        "CUDA out of memory. Tried to allocate 9.00",
+    ),
+}
+
+
+@with_torch
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_done_is_an_error_in_words(run: Run, case: str) -> None:
+    program, words = REFUSALS[case]
+    lines = "\n".join(f"    {line}" for line in program.splitlines())
+    caught = "except Exception as error:\n    print(error, flush=True)\nos._exit(0)"
+    script = f"{BEGIN}try:\n{lines}\n{caught}"
+    assert words in run(script)
+
+
+@with_torch
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("backend:cudaMallocAsync", "leave it out"),
+        ("expandable_segments:True", "leave it out"),
+        ("max_split_size_mb:nonsense", "max_split_size_mb"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(run: Run, settings: str, words: str) -> None:
+    script = """
+    import os
+    os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS
+    import torch, bfc
+    try:
+        bfc.integrations.torch.take_over()
+    except Exception as error:
+        print(error, flush=True)
+    print("backend:", torch.cuda.get_allocator_backend(), flush=True)
+    os._exit(0)
+    """
+    told = run(f"SETTINGS = {settings!r}\n" + textwrap.dedent(script))
+    assert words in told
+    assert "backend: bfc" not in told
