@@ -227,7 +227,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 .venv-torch-%/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-torch-$*
 	$(INSTALL) --group build
-	$(INSTALL) 'torch==$*' 'numpy>=1.26' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
+	$(INSTALL) 'torch==$*' 'numpy>=1.26' 'safetensors>=0.6.2' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
 	$(UNWARNED) .venv-torch-$*/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 

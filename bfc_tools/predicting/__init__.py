@@ -15,6 +15,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     overlay.py            files that lie over the user's
     file_calls.py         Python's functions on files, which write there
     even_choices.py       numbers that were drawn, and how many are alike
+    real_values.py        values that stand in files and arrays
     known_values.py       tensors that are filled with one number
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers

@@ -14,6 +14,7 @@ import torch
 from bfc_tools.predicting import legacy_types
 from bfc_tools.predicting.places import Places
 from bfc_tools.predicting.recorder import Recorder, no_such_device
+from bfc_tools.predicting.rules.choices import NOWHERE
 
 #: The versions that a program is told: CUDA, cuDNN and NCCL as wheels of PyTorch bring them.
 CUDA_VERSION, CUDNN_VERSION, NCCL_VERSION = "12.8", 91002, (2, 27, 5)
@@ -156,7 +157,7 @@ class CudaModule:
     def __init__(self, recorder: Recorder, guard: Any) -> None:
         self.recorder, self.memory, self.guard = recorder, recorder.memory, guard
         self.places: Places = recorder.places
-        self.seed = 0
+        self.seed, self.metadata = 0, ""
         Stream.begin()
 
     # -- memory ---------------------------------------------------------------------------------
@@ -241,6 +242,25 @@ class CudaModule:
         made = self.memory.kept.pop(("raw", address), None)
         if made is not None:
             self.memory.free(made)
+
+    def allocation_traceback(self, address: int) -> list[dict[str, Any]] | None:
+        """The lines that allocated what lies at an address, if the history was recorded."""
+        made = self.recorder.live.get(address & ~NOWHERE) if address & NOWHERE else None
+        wanted = address if made is None else made.address
+        for segment in self.memory.snapshot()["segments"]:
+            for block in segment["blocks"]:
+                if block["address"] == wanted and block["state"].startswith("active"):
+                    return block.get("frames") or None
+        return None
+
+    def set_memory_metadata(self, metadata: str) -> None:
+        self.metadata = metadata
+
+    # -- kernels --------------------------------------------------------------------------------
+
+    def compile_kernel(self, kernel_source: str, kernel_name: str, *args: Any, **kw: Any) -> Any:
+        """A kernel of the program's own source, which is neither compiled nor run."""
+        return _Kernel(self.recorder, kernel_name)
 
     # -- streams --------------------------------------------------------------------------------
 
@@ -356,6 +376,17 @@ class CudaModule:
             "_save_segment_usage": nothing,
             "_save_memory_usage": nothing,
             "list_gpu_processes": lambda device=None: "",
+            "_allocation_traceback": self.allocation_traceback,
+            "_set_memory_metadata": self.set_memory_metadata,
+            "_get_memory_metadata": lambda: self.metadata,
+            # pinned memory of the host takes none of the GPU's, and is not followed
+            "host_memory_stats": dict,
+            "host_memory_stats_as_nested_dict": dict,
+            "reset_peak_host_memory_stats": nothing,
+            "reset_accumulated_host_memory_stats": nothing,
+            "empty_host_cache": nothing,
+            "caching_allocator_enable": nothing,
+            "caching_allocator_disabled": nothing_around,
         }
 
     def _device_functions(self) -> dict[str, Any]:
@@ -393,6 +424,9 @@ class CudaModule:
             "current_blas_handle": lambda: 0,
             "check_error": nothing,
             "_sleep": nothing,
+            "_compile_kernel": self.compile_kernel,
+            "current_solver_handle": lambda: 0,
+            "get_stream_from_external": lambda pointer, device=None: Stream(stream_id=int(pointer)),
             "Stream": Stream,
             "ExternalStream": Stream,
             "Event": Event,
@@ -416,6 +450,8 @@ class CudaModule:
             "get_rng_state_all": lambda: [self.get_rng_state()],
             "set_rng_state": nothing,
             "set_rng_state_all": nothing,
+            "_set_rng_state_offset": nothing,
+            "_get_rng_state_offset": lambda device=None: 0,
         }
 
     def _elsewhere(self) -> Iterator[tuple[Any, str, Any]]:
@@ -461,6 +497,28 @@ class CudaModule:
                     yield module, name, memory.get(name) or table[name]
         if hasattr(accelerator, "get_memory_info"):
             yield accelerator, "get_memory_info", self.mem_get_info
+
+
+class _Kernel:
+    """What `torch.cuda._compile_kernel` returns: it writes into what it is given, and takes nothing
+    itself."""
+
+    def __init__(self, recorder: Recorder, name: str) -> None:
+        self._recorder, self._name = recorder, name
+
+    def __call__(
+        self,
+        grid: Any = (1, 1, 1),
+        block: Any = (1, 1, 1),
+        args: Any = None,
+        shared_mem: int = 0,
+        stream: Any = None,
+    ) -> None:
+        self._recorder.known.forget(list(args or ()))
+        self._recorder.note(f"the CUDA kernel {self._name}", "not run; it allocates nothing")
+
+    def set_shared_memory_config(self, shared_mem_bytes: int) -> None:
+        """It has as much as it asks for."""
 
 
 class _Cudart:

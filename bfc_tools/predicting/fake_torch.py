@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -32,6 +32,17 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
         self._local = threading.local()
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         super().__init__(allow_non_fake_inputs=True)
+        #: Called with a tensor that has become a shape, and with the one that has values.
+        self.converted: Callable[[Any, Any], object] = lambda made, real: None
+        build = self.fake_tensor_converter.from_real_tensor
+
+        def convert(mode: Any, real: Any, *args: Any, **kwargs: Any) -> Any:
+            made = build(mode, real, *args, **kwargs)
+            if isinstance(made, FakeTensor) and made.constant is None:
+                self.converted(made, real)
+            return made
+
+        self.fake_tensor_converter.from_real_tensor = convert
 
     @property
     def in_kernel_invocation(self) -> bool:
@@ -56,6 +67,8 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
                 result += (one.dtype, one.shape, one.stride(), one.fake_device)
                 result += (one.storage_offset(), one.untyped_storage().nbytes(), one.requires_grad)
                 result += (one.is_quantized, one.is_conj(), one.is_neg(), one.is_inference())
+            elif isinstance(one, torch.UntypedStorage):  # which the key would keep alive
+                raise fake_tensor._BypassDispatchCache("a storage")
             else:
                 super()._prep_args_for_hash(result, (one,), state, hashed)
 

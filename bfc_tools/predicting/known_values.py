@@ -12,7 +12,7 @@ import math
 import operator
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bfc_tools.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
 from bfc_tools.predicting.even_choices import NAMES as CHOICES
+from bfc_tools.predicting.real_values import COPIES, RealValues
 
 Number = bool | int | float
 
@@ -84,6 +85,8 @@ DECIDES: dict[str, Number] = {
 DRAWN = 1 - 2**-11
 #: Tensors of so many whole numbers are computed where all are known that they are made of.
 FEW = 1024
+#: So many whole numbers of a file are read for what is computed of them, as the highest of labels.
+MOST_READ = 1 << 22
 #: Operators whose result has numbers that follow from where they lie.
 IN_ORDER = frozenset(("arange", "nonzero"))
 _NAMES = {
@@ -115,10 +118,13 @@ class KnownValues:
         #: Storages with as many elements as a mask selects.
         self._selected: set[int] = set()
         self._watches: dict[int, object] = {}
+        self._writes = True  # whether what is written changes anything
         self.choices = EvenChoices(self.get)
+        #: What stands in files and arrays.
+        self.stored = RealValues()
 
     def __bool__(self) -> bool:
-        return bool(self._values or self._most or self._ends or self.choices)
+        return bool(self._values or self._most or self._ends or self.choices or self.stored)
 
     def ends(self, tensor: Any) -> tuple[Number, Number] | None:
         """The lowest and the highest element of a tensor; of numbers that were drawn evenly those
@@ -132,8 +138,8 @@ class KnownValues:
         real = self.real(tensor) if count else None
         if real is not None:
             with _disable_current_modes():
-                numbers = real.flatten().tolist()
-            return min(numbers), max(numbers)
+                numbers = real.numpy()  # where PyTorch knows the lowest of few kinds only
+            return numbers.min().item(), numbers.max().item()
         if storage._cdata in self._ends:
             low, high, dtype = self._ends[storage._cdata]
             apart = zip(tensor.shape, tensor.stride(), strict=True)
@@ -169,6 +175,10 @@ class KnownValues:
             return None
         if tensor.constant is not None:
             return _number_of(tensor.constant)
+        if tensor.numel() == 1 and self.stored:
+            stored = self.stored.get(tensor)
+            if stored is not None:
+                return _number_of(stored)
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
         if dtype != tensor.dtype:  # its bits are read as another number
             return None
@@ -179,10 +189,15 @@ class KnownValues:
     def real(self, tensor: Any) -> Any:
         """A tensor on the host with the numbers of one that has few whole ones, all known; or
         None."""
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             return None
-        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > FEW:
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > MOST_READ:
             return None
+        if not isinstance(tensor, FakeTensor):  # one that no operator has seen yet
+            return tensor if type(tensor) is torch.Tensor and tensor.device.type == "cpu" else None
+        stored = self.stored.get(tensor) if tensor.constant is None else None
+        if stored is not None or tensor.numel() > FEW:
+            return stored
         if tensor.constant is not None:
             return tensor.constant
         value, dtype = self._values.get(tensor.untyped_storage()._cdata, (None, None))
@@ -227,9 +242,16 @@ class KnownValues:
                 value = numbers[0] if len({*numbers}) == 1 else numbers.__getitem__
                 self._keep(storage, value, result.dtype)
 
+    def array(self, tensor: Any) -> Any:
+        """A tensor with values that stands for one, of numbers of any kind; or None."""
+        if getattr(tensor, "constant", None) is not None:
+            return tensor.constant
+        stored = self.stored.get(tensor)
+        return self.real(tensor) if stored is None else stored
+
     def numbers(self, tensor: Any) -> list[Any] | None:
         """The numbers of a tensor, as `tolist` has them; or None."""
-        real = self.real(tensor)
+        real = self.array(tensor)
         if real is not None:
             with _disable_current_modes():
                 found: list[Any] = real.tolist()
@@ -250,8 +272,23 @@ class KnownValues:
         strided = isinstance(tensor, FakeTensor) and tensor.layout is torch.strided
         return strided and tensor.untyped_storage()._cdata in self._selected
 
+    def note(self, tensor: Any, value: Number) -> None:
+        """Notes that a new tensor is filled with a number."""
+        self._keep(tensor.untyped_storage(), value, tensor.dtype)
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Within it what operators write to stays as it is."""
+        before, self._writes = self._writes, False
+        try:
+            yield
+        finally:
+            self._writes = before
+
     def forget(self, value: Any) -> None:
         """Notes that a tensor, or each tensor of a list, was written to."""
+        if not self._writes:
+            return
         if isinstance(value, FakeTensor):
             if value.layout is torch.strided:
                 self._drop(value.untyped_storage()._cdata)
@@ -267,6 +304,8 @@ class KnownValues:
         chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
         self.choices.note(result, chosen)
+        if name in COPIES:
+            self.stored.copied(name, args, result)
         if self._is_made_of_selected(name, args):
             storage = result.untyped_storage()
             self._watch(storage)
@@ -451,6 +490,7 @@ class KnownValues:
     def _keep(self, storage: Any, value: Any, dtype: torch.dtype) -> None:
         self._watch(storage)
         self._values[storage._cdata] = value, dtype
+        self.stored.drop(storage._cdata)
         self._most.pop(storage._cdata, None)
         self._ends.pop(storage._cdata, None)
 
@@ -465,6 +505,7 @@ class KnownValues:
         self._ends.pop(key, None)
         self._selected.discard(key)
         self._watches.pop(key, None)
+        self.stored.drop(key)
 
 
 def _number_of(tensor: Any) -> Number | None:

@@ -183,7 +183,8 @@ class Operator:
         names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
         self.mutates: bool = schema.is_mutable
         #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
-        self.writes = self.mutates or not self.name.startswith(("aten::", "prims::"))
+        in_place = self.mutates and self.name != "aten::set_"  # which only looks elsewhere
+        self.writes = in_place or not self.name.startswith(("aten::", "prims::"))
         self.targets = _targets(schema) if self.mutates else None
         self.composed = _composed_by(func)
         self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
@@ -291,6 +292,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.progress: Callable[[], object] | None = None
         #: Makes a fake tensor of one that has values.
         self.fake: Callable[[Any], Any] = lambda tensor: tensor
+        #: While a checkpoint is read: called with an offset in it and a number of bytes, it returns
+        #: a storage of them.
+        self.checkpoint: Callable[[int, int], Any] | None = None
         #: What keeps the program's files apart; None: it works on the user's.
         self.files: Any = None
         #: What the function that runs adds in place, where it would not for subclasses: tensors

@@ -120,7 +120,7 @@ def predict(
         recorder.progress = lambda: progress(found)
     with contextlib.ExitStack() as stack:
         mode = fake_torch.Mode()  # which imports torch._dynamo: before torch is changed
-        recorder.fake = mode.from_tensor
+        recorder.fake, mode.converted = mode.from_tensor, recorder.known.stored.put_tensor
         module.install()
         stack.callback(module.remove)
         stack.callback(fake_torch.forget)

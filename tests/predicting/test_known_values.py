@@ -331,3 +331,17 @@ def test_tensors_of_other_shapes_are_not_equal() -> None:
         assert not torch.equal(torch.rand(3, device="cuda"), torch.rand(4, device="cuda"))
         assert torch.equal(torch.rand(3, device="cuda"), torch.rand(3, device="cuda"))
     assert len(guesses(run)) == 1
+
+
+def test_whether_a_number_is_finite_is_known_on_the_gpu() -> None:
+    """The answer lay on the host, and the next operator raised."""
+    with bfc.predict("a100") as run:
+        loss = torch.randn(4, device="cuda").mean()
+        for found in (torch.isfinite(loss), loss.isfinite()):
+            assert found.is_cuda
+            assert (~found).is_cuda
+            assert (~found[None] | (loss[None] < 0)).is_cuda
+            assert torch.zeros(1, device="cuda").add_(found.float()[None]).is_cuda
+            assert bool(found)
+            assert not ~found
+    assert run.assumptions == []

@@ -198,19 +198,7 @@ def test_files_that_others_wrote_are_read(tmp_path: Path) -> None:
         layer.load_state_dict(torch.load(path, map_location="cpu"))
 
 
-def test_files_of_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package of that name which fails, as it would: it reads memory by its address."""
-    package = tmp_path / "safetensors"
-    package.mkdir()
-    (package / "__init__.py").write_text("def safe_open(*args): 1 / 0\n")
-    (package / "torch.py").write_text(
-        "from safetensors import safe_open\n"
-        "def load_file(*args): 1 / 0\n"
-        "save = load = save_file = save_model = _is_complete = load_file\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("safetensors", "safetensors.torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+def test_files_of_safetensors_too(tmp_path: Path) -> None:
     with bfc.predict("a100"):
         from safetensors import safe_open
         from safetensors.torch import _is_complete, load, load_file, save, save_file, save_model
@@ -235,10 +223,8 @@ def test_files_of_safetensors_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         layer.twice = layer.weight
         save_model(layer, "model.safetensors")
         assert sorted(load_file("model.safetensors")) == ["bias", "twice"]
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(FileNotFoundError):
             load_file(tmp_path / "b.safetensors")
-    for name in ("safetensors", "safetensors.torch"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_tensors_are_pickled_as_shapes() -> None:
@@ -259,6 +245,63 @@ def test_data_of_another_device_takes_its_place() -> None:
         assert layer.weight.device.type == "cpu"
         layer.weight.data = layer.weight.data.to("cuda")
         assert allocated() == MIB
+
+
+# -- what a program asks of torch.cuda ---------------------------------------------------------
+
+
+def test_a_kernel_of_the_programs_own_source_is_not_run() -> None:
+    with bfc.predict("a100") as run:
+        kernel = torch.cuda._compile_kernel("not CUDA", "add_tensors")
+        filled = torch.ones(8, device="cuda")
+        kernel(grid=(1, 1, 1), block=(8, 1, 1), args=[filled, 8])
+        kernel.set_shared_memory_config(1 << 16)
+        assert allocated() == 512
+        assert filled.sum().item() == 1.0  # made up: the kernel may have written anything
+    assert assumed(run)["the CUDA kernel add_tensors"] == "not run; it allocates nothing"
+
+
+def test_who_has_allocated_what_is_live() -> None:
+    with bfc.predict("a100"):
+        memory = torch.cuda.memory
+        first = torch.ones(8, device="cuda")
+        assert memory._allocation_traceback(first.untyped_storage().data_ptr()) is None
+        memory._record_memory_history()
+        second = torch.ones(8, device="cuda")
+        found = memory._allocation_traceback(second.untyped_storage().data_ptr())
+        assert any(frame["filename"] == __file__ for frame in found)
+        assert memory._allocation_traceback(1) is None
+        memory._set_memory_metadata("epoch 1")
+        assert memory._get_memory_metadata() == "epoch 1"
+        with memory.caching_allocator_disabled():
+            assert memory.host_memory_stats() == {}
+        assert torch.cuda.get_stream_from_external(7).cuda_stream == 7
+
+
+# -- several processes ---------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_a_process_sends_it_has_still(size: int) -> None:
+    distributed = torch.distributed
+    with bfc.predict("a100"):
+        distributed.init_process_group("nccl", rank=0, world_size=size)
+        try:
+            number, other = torch.tensor([5], device="cuda"), torch.tensor([5], device="cuda")
+            distributed.broadcast(number, src=0)
+            assert (number.item(), number.cpu().numpy().tolist()) == (5, [5])
+            distributed.all_reduce(other)
+            assert other.item() == (5 if size == 1 else 1)  # made up
+            gathered = torch.zeros(size, dtype=torch.int64, device="cuda")
+            distributed.all_gather_into_tensor(gathered, number)
+            if size == 1:
+                assert gathered.item() == 5
+            else:
+                distributed.broadcast(number, src=1)
+                assert number.item() == 1
+        finally:
+            distributed.destroy_process_group()
 
 
 # -- older names ---------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
 choices.py            what PyTorch decides by asking what a tensor is
 gradients.py          gradients that it computes otherwise for subclasses
+storages.py           memory of the host that becomes a tensor
 files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
 fourier.py            Fourier transforms
@@ -57,6 +58,7 @@ from bfc_tools.predicting.rules import (
     solvers,
     sorting,
     sparse,
+    storages,
     triton_kernels,
     uniques,
     values,
@@ -100,6 +102,7 @@ __all__ = [
     "solvers",
     "sorting",
     "sparse",
+    "storages",
     "triton_kernels",
     "uniques",
     "values",

@@ -100,9 +100,7 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
         def ask(tensor: Any) -> Any:
             found = build(tensor)
             if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
-                with torch.utils._python_dispatch._disable_current_modes():
-                    found.constant = torch.ones(tuple(found.shape), dtype=torch.bool, device="cpu")
-                found.fake_mode.fake_tensor_converter.add_constant_storage_mapping(found)
+                recorder.known.note(found, True)
             return found
 
         return ask
@@ -527,6 +525,14 @@ def generators(recorder: Any) -> Iterator[None]:
         yield
 
 
+def _numpy_of(real: Any) -> Any:
+    """The array of a tensor that has values."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return real.detach().numpy()
+
+
 def _array(recorder: Any, tensor: Any) -> Any:
     """What is known of a tensor on the host, or zeros."""
     if tensor.fake_device.type == "cuda":
@@ -536,6 +542,9 @@ def _array(recorder: Any, tensor: Any) -> Any:
         )
     import numpy as np
 
+    real = recorder.known.array(tensor)
+    if real is not None:
+        return _numpy_of(real)
     dtype = getattr(np, str(tensor.dtype).removeprefix("torch."), np.float32)
     numbers = recorder.known.numbers(tensor)
     if numbers is not None:
@@ -549,12 +558,14 @@ def _array(recorder: Any, tensor: Any) -> Any:
 def values(recorder: Any) -> Iterator[None]:
     """What becomes an array is zeros, or what is known; a list has what `.item()` answers."""
     from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
 
     def numpy(build: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, FakeTensor):
                 return _array(recorder, self.cpu() if kwargs.get("force") else self)
-            return build(self, *args, **kwargs)
+            with _disable_current_modes():  # under which it would have no memory
+                return build(self, *args, **kwargs)
 
         return call
 

@@ -22,7 +22,32 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.kinds import BUCKETS
-from bfc_tools.predicting.rules.interface import around
+from bfc_tools.predicting.rules.interface import Call, answer, around
+from bfc_tools.predicting.rules.tensors import operator
+
+
+@answer("c10d::broadcast_", "c10d::allreduce_", "c10d::reduce_", "c10d::allreduce_coalesced_")
+def kept(call: Call, run: Callable[[], Any]) -> Any:
+    """What a process sends to others it has still, and a sum of one is itself."""
+    name = operator(call)
+    group = torch._C._distributed_c10d.ProcessGroup.unbox(call.args[1])
+    own = name == "broadcast_" and call.args[2] == group.rank()
+    if not own and (group.size() > 1 or name == "broadcast_"):
+        return run()
+    recorder: Any = call.recording
+    with recorder.known.unchanged():
+        return run()
+
+
+@answer("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::alltoall_base_")
+def copied(call: Call, run: Callable[[], Any]) -> Any:
+    """What a process alone gets is what it has sent."""
+    into, sent, script_object = call.args[:3]
+    found = run()
+    if torch._C._distributed_c10d.ProcessGroup.unbox(script_object).size() == 1:
+        recorder: Any = call.recording
+        recorder.known.learn("copy_", (into, sent), {}, into)
+    return found
 
 
 @around

@@ -10,16 +10,18 @@ import contextlib
 import functools
 import importlib.util
 import io
+import mmap
 import os
 import pickle
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import around
+from bfc_tools.predicting.rules.interface import around, on_cuda
 
 #: What a file begins with that tensors were saved into; behind it stands what finds them again.
 MAGIC = b"bfc predict: shapes of tensors, kept until the prediction ends "
@@ -200,14 +202,65 @@ def saved(recorder: Any) -> Iterator[None]:
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         kept = shelf.get(f)
-        return build(f, map_location, *args, **kwargs) if kept is None else kept.load(map_location)
+        if kept is not None:
+            return kept.load(map_location)
+        with patch.object(recorder, "checkpoint", _reader(f)):
+            return build(f, _as_places(map_location), *args, **kwargs)
+
+    place = torch._utils._restore_device_fake_mode
+
+    def placed(tensor: Any) -> Any:
+        """A tensor of a checkpoint, which takes memory where it is put: PyTorch only says so."""
+        placed = place(tensor)
+        if on_cuda(placed):
+            recorder.track_storage(placed.untyped_storage(), "torch.load")
+        return placed
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(torch, "save", save))
         stack.enter_context(patch.object(torch, "load", load))
-        for name, function in _safetensors(keep, shelf.get, recorder.cover).items():
-            stack.enter_context(patch(f"safetensors.{name}", function))
+        stack.enter_context(patch.object(torch._utils, "_restore_device_fake_mode", placed))
+        for holder, name, function in _safetensors(recorder, keep, shelf.get):
+            stack.enter_context(patch.object(holder, name, function))
         yield
+
+
+def _reader(file: Any) -> Callable[[int, int], Any] | None:
+    """What returns a storage with bytes of a file, which stays mapped as it is now; or None."""
+    try:
+        if isinstance(file, (str, os.PathLike)):
+            with open(file, "rb") as opened:
+                whole: Any = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        elif isinstance(file, io.BytesIO):
+            whole = bytearray(file.getvalue())
+        else:
+            whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (AttributeError, OSError, ValueError):  # it is empty, or no file: torch.load says so
+        return None
+
+    def read(offset: int, size: int) -> Any:
+        if not size:
+            return torch.UntypedStorage(0)
+        part = torch.frombuffer(whole, dtype=torch.uint8, count=size, offset=offset)
+        return part.untyped_storage()
+
+    return read
+
+
+class _Places(dict[Any, Any]):
+    """A function as `map_location`, in the form in which tensors without values can be placed."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def get(self, device: Any, default: Any = None) -> Any:
+        """Where the function puts a storage of a device; where it was if it does not say."""
+        return getattr(self._function(_Storage(), str(device)), "device", default)
+
+
+def _as_places(location: Any) -> Any:
+    return _Places(location) if callable(location) else location
 
 
 @around
@@ -231,16 +284,17 @@ def scripted(recorder: Any) -> Iterator[None]:
 
 
 def _safetensors(
-    keep: Callable[[Any], bytes], find: Callable[[Any], Any], cover: Callable[[Any], None]
-) -> dict[str, Any]:
-    """The functions of safetensors, where that is installed: it reads memory by its address."""
+    recorder: Any, keep: Callable[[Any], bytes], find: Callable[[Any], Any]
+) -> Iterator[tuple[Any, str, Any]]:
+    """(module, name, what stands there) of the functions of safetensors, where that is installed,
+    in all modules that have them: they read and write memory by its address."""
     if importlib.util.find_spec("safetensors") is None:
-        return {}
+        return
     package, real = (importlib.import_module(f"safetensors{name}") for name in ("", ".torch"))
     load_file, load, opened = real.load_file, real.load, package.safe_open
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
-        cover(filename)
+        recorder.cover(filename)
         with open(filename, "wb") as file:
             file.write(keep((dict(tensors), metadata)))
 
@@ -262,26 +316,76 @@ def _safetensors(
 
     def safe_open(filename: Any, framework: Any, device: Any = "cpu", *args: Any, **kw: Any) -> Any:
         kept = find(filename)
-        if kept is None:
+        if kept is not None:
+            return _Opened(kept.load("cpu"), _place(device))
+        if framework not in ("pt", "torch", "pytorch"):
             return opened(filename, framework, device, *args, **kw)
-        return _Opened(kept.load("cpu"), _place(device))
+        with _no_shapes():
+            return _WithValues(recorder, opened(filename, framework, "cpu", *args, **kw), device)
 
     def is_complete(tensor: Any) -> bool:
         """Whether a tensor has all of its storage: by size, since it has no address."""
         size = int(tensor.numel()) * int(tensor.element_size())
         return size == int(tensor.untyped_storage().nbytes())
 
-    asked = {"torch._is_complete": is_complete} if hasattr(real, "_is_complete") else {}
-    return {
-        **asked,
-        "torch.save_file": save_file,
-        "torch.save": save_bytes,
-        "torch.save_model": save_model,
-        "torch.load_file": load_ours,
-        "torch.load": load_bytes,
-        "torch.safe_open": safe_open,
-        "safe_open": safe_open,
+    replaced = {
+        real.save_file: save_file,
+        real.save: save_bytes,
+        real.save_model: save_model,
+        load_file: load_ours,
+        load: load_bytes,
+        opened: safe_open,
+        getattr(real, "_is_complete", None): is_complete,
     }
+    by_id = {id(old): new for old, new in replaced.items() if old is not None}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        for name, value in list(names.items()) if type(names) is dict else ():
+            if id(value) in by_id:
+                yield module, name, by_id[id(value)]
+
+
+def _no_shapes() -> Any:
+    """A block in which tensors have values."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
+class _WithValues:
+    """As what `safetensors.safe_open` returns for a file that others wrote, or a slice of it: its
+    tensors are shapes on the device, and on the host they have values, too."""
+
+    def __init__(self, recorder: Any, opened: Any, device: Any) -> None:
+        self._recorder, self._opened, self._device = recorder, opened, device
+
+    def __enter__(self) -> _WithValues:
+        self._opened.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._opened, name)
+        return functools.partial(self._call, found) if callable(found) else found
+
+    def __getitem__(self, part: Any) -> Any:
+        return self._call(self._opened.__getitem__, part)
+
+    def get_slice(self, name: str) -> _WithValues:
+        """A tensor of which a part is to be read."""
+        return _WithValues(self._recorder, self._opened.get_slice(name), self._device)
+
+    def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _no_shapes():
+            found = function(*args, **kwargs)
+        return _each(found, self._placed)
+
+    def _placed(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return self._recorder.fake(value).to(_place(self._device))
 
 
 def _place(device: Any) -> str:
