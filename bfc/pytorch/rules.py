@@ -78,6 +78,28 @@ VERSIONS = tuple(_RULES)
 NEWEST = VERSIONS[-1]
 
 
+#: In which of their rules versions that are not offered differ from the nearest that is; None: in
+#: what no field says.
+_DIFFERENT: dict[str, frozenset[str] | None] = {
+    "2.12": None,
+    "2.13": frozenset(("forgets_unsplit", "checks_range")),
+    "2.14": frozenset(("checks_range",)),
+}
+
+
+def nearest_rules(version: tuple[int, ...]) -> tuple[str, frozenset[str] | None]:
+    """The version on offer whose rules are nearest to those of another one, such as (2, 14), and
+    the fields of `Rules` in which that one differs; None if it differs in what no field says.
+
+    >>> nearest_rules((2, 14))
+    ('2.15', frozenset({'checks_range'}))
+    >>> nearest_rules((2, 10))
+    ('2.11', frozenset())
+    """
+    nearest = "2.15" if version >= (2, 12) else "2.11"
+    return nearest, _DIFFERENT.get(f"{version[0]}.{version[1]}", frozenset())
+
+
 def rules_of(version: str) -> Rules:
     """The rules of a version. Raises ValueError if bfc does not have them, and says why.
 

@@ -298,6 +298,8 @@ def _hint(error: BaseException) -> str:
     """What to do about an error, or about what caused it."""
     if isinstance(error, NotImplementedError):  # which says it itself
         return ""
+    if any(_OF_ANOTHER_BUILD.search(str(cause)) for cause in causes(error)):
+        return _ANOTHER_BUILD  # whatever a package has made of that error
     for cause in causes(error):
         if isinstance(cause, ModuleNotFoundError) and cause.name == "triton":
             return ". pip install triton: its kernels are not run here, but the script imports it"
@@ -318,6 +320,13 @@ def _hint(error: BaseException) -> str:
     return ""
 
 
+#: What PyTorch says of operators that no library has registered.
+_OF_ANOTHER_BUILD = re.compile(r"operator (torchvision|torchaudio)::\w+ does not exist")
+_ANOTHER_BUILD = (
+    ". That operator is compiled into a package that does not fit this PyTorch: torchvision and "
+    "torchaudio load theirs only beside the PyTorch that they were built for, the same version and "
+    "the same build, for CPUs or for CUDA. Install them from where this PyTorch is from"
+)
 #: What PyTorch says where something reads the memory of a tensor that is only a shape.
 _NO_VALUES = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
 _OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))

@@ -28,5 +28,6 @@ The program runs on tensors that are only shapes. What its operators would alloc
     prediction.py         what was found
     session.py            `bfc.predict`
     stopping.py           when a program has run long enough
+    waiting.py            what a program is doing that makes no step
     script.py             a script, run as `python` would run it
 """

@@ -56,7 +56,8 @@ class Memory:
     otherwise it only says how much it has.
 
     `settings` are as in PYTORCH_CUDA_ALLOC_CONF; None is what that variable has when the program
-    allocates first. `rules` is the version of PyTorch whose allocator it is.
+    allocates first. `rules` is the version of PyTorch whose allocator it is, and `different` names
+    the rules in which the program's own version differs from it; None: in the order of free blocks.
     """
 
     def __init__(
@@ -66,11 +67,12 @@ class Memory:
         limited: bool,
         places: Places,
         rules: str = "2.15",
+        different: frozenset[str] | None = frozenset(),
     ) -> None:
         self.from_environment = settings is None
         settings = settings_in_force(settings)
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
-        self.rules = rules
+        self.rules, self.different = rules, different
         source = simulated_driver(nbytes if limited else ENOUGH)
         self.allocator = CachingAllocator(source, settings=settings, torch=rules)
         self.op, self.id, self.size = array("B"), array("I"), array("Q")
@@ -82,6 +84,8 @@ class Memory:
         self.streams: dict[int, int] = {0: 0}
         self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.dumped: list[str] = []
+        #: Whether most was live where the graph of a backward pass is made.
+        self.peak_in_graph = False
         #: What the program wants to be called before it runs out of memory.
         self.observers: list[Callable[[int, int, int, int], object]] = []
         #: How many events there were at the end of each step.
@@ -89,6 +93,7 @@ class Memory:
         self.recording = False
         #: Of the memory, what the program allows itself; whether it ended because there was none.
         self.fraction, self.ran_out = 1.0, False
+        self.refused = False  # whether a request was, after which the program may have gone on
         #: Set once: PyTorch reads its variable when it allocates first.
         self.begun = False
         self.lock = threading.RLock()
@@ -104,6 +109,7 @@ class Memory:
             try:
                 address = self.allocator.allocate_raw(nbytes, stream)
             except OutOfMemoryError:
+                self.refused = True
                 for tell in self.observers:
                     tell(0, nbytes, self.nbytes, self.free_bytes)
                 raise out_of_memory(self, nbytes) from None
@@ -111,6 +117,7 @@ class Memory:
             self.requested += nbytes
             if self.requested > self.peak_requested:
                 self.peak_requested = self.requested
+                self.peak_in_graph = torch.is_grad_enabled()
             owner, stack, phase, line = places.now(operator)
             self.kinds.append(kind or places.kind())
             self.made_for.append(line)

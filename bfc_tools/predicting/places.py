@@ -16,6 +16,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from bfc.libraries import torch
+from bfc.pytorch.owners import is_the_users
 from bfc_tools.predicting.kinds import ACTIVATIONS, BACKWARD_PASS, OPTIMIZER_STEP, OTHER
 
 #: The phases of a step.
@@ -41,6 +42,17 @@ def is_machinery(filename: str) -> bool:
         or filename.endswith(_RUNS)
         or any(part in filename for part in _MACHINERY)
     )
+
+
+def users_line(frame: FrameType | None) -> str:
+    """The innermost line of the user's own files that a frame stands in, as "train.py:61" with its
+    folders; or an empty text."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if is_the_users(name) and not is_machinery(name):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 class Places:

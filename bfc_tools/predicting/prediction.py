@@ -13,9 +13,9 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
-from bfc_tools.predicting.kinds import KINDS, MADE_ONCE
+from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
-from bfc_tools.predicting.places import PHASES
+from bfc_tools.predicting.places import BACKWARD, PHASES
 from bfc_tools.predicting.repeats import REPEATS, repeated
 from bfc_tools.predicting.text import lines
 from bfc_tools.study.source_lines import Lines
@@ -185,7 +185,7 @@ class Prediction:
                 {
                     "predicted": {"gpu": self.gpu.name, "torch": self.torch_version},
                     "torch_version": self._memory.rules,
-                    "torch_version_sign": f"whose rules torch {self.torch_version} has",
+                    "torch_version_sign": self._sign(),
                 }
             )
         return self._trace
@@ -347,6 +347,49 @@ class Prediction:
         return dict(self._recorder.unknown)
 
     @property
+    def kept_for_backward(self) -> int:
+        """The activations at the peak, in bytes, if graphs were made and no backward pass was."""
+        memory = self._memory
+        if not len(self.trace) or not memory.peak_in_graph or BACKWARD in memory.phase:
+            return 0
+        return self.peak.by_kind.get(KINDS[ACTIVATIONS], 0)
+
+    @property
+    def allocator_differs(self) -> str:
+        """In what this PyTorch's allocator differs, where the program meets it; else empty."""
+        memory, version = self._memory, self.torch_version
+        if memory.different is None:
+            return (
+                f"PyTorch {version} orders free blocks as no other version does: live and "
+                f"allocated figures stand, and reserved ones are those of {memory.rules}, and not "
+                "exact"
+            )
+        if "checks_range" in memory.different and memory.refused and self._in_ranges():
+            return (
+                f"PyTorch {version} does not give back at once a range of addresses that was too "
+                f"small, as {memory.rules} does: after the first request that was refused, what is "
+                "reserved may differ"
+            )
+        pools = any(
+            one["what"].startswith(("a MemPool", "a CUDA graph")) for one in self.assumptions
+        )
+        if "forgets_unsplit" in memory.different and pools:
+            return (
+                f"under PyTorch {version}, unlike {memory.rules}, it outlives a private pool that "
+                "its memory is handed out whole: a later pool of the same id may reserve more"
+            )
+        return ""
+
+    def _in_ranges(self) -> bool:
+        return "expandable_segments:true" in self.settings.lower().replace(" ", "")
+
+    def _sign(self) -> str:
+        """How the trace says which rules it was placed by."""
+        if self._memory.different is None:
+            return f"whose rules are not those of torch {self.torch_version}, but the nearest"
+        return f"whose rules torch {self.torch_version} has"
+
+    @property
     def not_counted(self) -> list[NotCounted]:
         """Memory of the GPU that is not in these numbers, with a range for each."""
         found = [
@@ -389,6 +432,7 @@ class Prediction:
             "device": asdict(self.gpu),
             "torch": self.torch_version,
             "allocator": self._memory.rules,
+            "allocator_differs": self.allocator_differs,
             "settings": self.settings,
             "peak_requested": self.peak_requested,
             "peak_allocated": self.peak_allocated,
@@ -397,6 +441,7 @@ class Prediction:
             "peak_reserved_by_default": self.reserved_under(""),
             "peak_reserved_after_repeats": self.reserved_after(),
             "repeats": REPEATS,
+            "kept_for_backward": self.kept_for_backward,
             "peak": asdict(self.peak) if len(self.trace) else None,
             "not_counted": [asdict(one) for one in self.not_counted],
             "unknown": self.unknown,

@@ -24,7 +24,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
 from typing import Any
 
 import torch
@@ -41,12 +40,11 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from bfc.files import replacing
-from bfc.pytorch.owners import is_the_users
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
-from bfc_tools.predicting.places import is_machinery
+from bfc_tools.predicting.places import users_line
 from bfc_tools.predicting.rules.interface import (
     AMENDMENTS,
     ANSWERS,
@@ -695,13 +693,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def note(self, what: str, value: object) -> None:
         """Notes something else that is not as on a GPU, with the user's line that does it."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if is_the_users(name) and not is_machinery(name):
-                break
-            frame = frame.f_back
-        where = self.line() if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        where = users_line(sys._getframe(1)) or self.line()
         self.assumptions.setdefault((what, where), [value, 0])[1] += 1
 
     @staticmethod

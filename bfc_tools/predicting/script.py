@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bfc_tools.predicting import waiting
 from bfc_tools.predicting.places import is_machinery
 from bfc_tools.predicting.prediction import Prediction
 from bfc_tools.predicting.session import predict
@@ -79,6 +80,7 @@ def run(
             _as_main(script, arguments, folder),
             _threads_count(ran),
             _ended_in_order(),
+            waiting.told(lambda: stopping.steps, lambda: found.operators),
         ):
             try:
                 with stopping.clock():

@@ -104,13 +104,15 @@ def predict(
     module = guard.load()
 
     from bfc.pytorch.extension import torch_version
+    from bfc.pytorch.rules import nearest_rules
     from bfc_tools.predicting import fake_torch, file_calls, hooks, nvml, rules
     from bfc_tools.predicting.cuda_module import CudaModule, replaced
     from bfc_tools.predicting.recorder import Recorder
 
     version = torch_version(torch)
     places = Places()
-    memory = Memory(gpu.usable, settings, oom, places, "2.15" if version >= (2, 12) else "2.11")
+    rules_version, different = nearest_rules(version)
+    memory = Memory(gpu.usable, settings, oom, places, rules_version, different)
     recorder = Recorder(gpu, memory, version)
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream

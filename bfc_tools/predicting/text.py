@@ -37,6 +37,8 @@ def lines(
         return
     yield ("Until it failed: " if failed else "") + _answer(found, fits)
     yield from _peaks(found)
+    if found.allocator_differs:
+        yield f"           {found.allocator_differs}"
     yield from _at_other_addresses(found)
     yield from _repeated(found)
     yield ""
@@ -47,6 +49,8 @@ def lines(
     title = {"by_module": "by module", "by_operator": "by operator", "by_line": "by line"}[table]
     rows: Mapping[str, int] = getattr(found.peak, table)
     yield from _rows(title, _joined(rows) if table == "by_module" else rows)
+    if not (failed or stopped):  # it has had its chance to make one
+        yield from _graphs(found)
     if advice is not None:
         yield ""
         yield str(advice)
@@ -127,6 +131,18 @@ def _moment(found: Prediction) -> Iterator[str]:
         yield f"  the gradient of {peak.of_line}"
     place = f"{peak.module}, " if peak.module else ""
     yield f"  {place}operator {peak.operator}"
+
+
+def _graphs(found: Prediction) -> Iterator[str]:
+    """What graphs keep that nobody uses."""
+    kept = found.kept_for_backward
+    if 2 * kept > found.peak.nbytes:
+        yield ""
+        yield (
+            "No backward pass came, and the forward passes keep for one what it needs: that is in "
+            f"the {format_bytes(kept)} of activations. Under `with torch.no_grad():` they keep "
+            "none of it."
+        )
 
 
 def _joined(rows: Mapping[str, int]) -> dict[str, int]:

@@ -435,3 +435,33 @@ def test_a_program_that_is_told_to_end_leaves_nothing(script, tmp_path: Path) ->
     assert done.stdout.startswith("Until it failed: It fits on"), done.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_a_package_of_another_build_is_told_from_one_that_is_missing(script, capsys) -> None:
+    """transformers says "Could not import module" of it, and the hint was to install a package."""
+    text = """
+try:
+    raise RuntimeError("operator torchvision::nms does not exist")
+except RuntimeError as error:
+    raise ModuleNotFoundError("Could not import module 'PreTrainedModel'") from error
+"""
+    assert main(["predict", script(text)]) == 2
+    err = capsys.readouterr().err
+    assert "torchvision and torchaudio load theirs only beside the PyTorch" in err
+    assert "needs that package" not in err
+
+
+def test_graphs_that_no_backward_pass_uses_are_told(script, capsys) -> None:
+    text = """
+import torch
+
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256), torch.nn.ReLU()] * 8).cuda()
+kept = [model(torch.randn(4096, 256, device="cuda")).mean() for _ in range(4)]
+"""
+    assert main(["predict", script(text), "--device", "16MiB", "--no-advice"]) == 1
+    assert "Under `with torch.no_grad():` they keep none of it." in capsys.readouterr().out
+    assert main(["predict", script(text + "kept[0].backward()\n")]) == 0
+    assert "torch.no_grad()" not in capsys.readouterr().out
+    with_none = text.replace("kept = [", "with torch.no_grad(): kept = [")
+    assert main(["predict", script(with_none)]) == 0
+    assert "torch.no_grad()" not in capsys.readouterr().out

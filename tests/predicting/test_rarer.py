@@ -281,7 +281,7 @@ def test_who_has_allocated_what_is_live() -> None:
 # -- several processes ---------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor. is deprecated:FutureWarning")
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_a_process_sends_it_has_still(size: int) -> None:
     distributed = torch.distributed

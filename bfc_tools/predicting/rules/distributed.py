@@ -43,10 +43,12 @@ def kept(call: Call, run: Callable[[], Any]) -> Any:
 def copied(call: Call, run: Callable[[], Any]) -> Any:
     """What a process alone gets is what it has sent."""
     into, sent, script_object = call.args[:3]
-    found = run()
-    if torch._C._distributed_c10d.ProcessGroup.unbox(script_object).size() == 1:
-        recorder: Any = call.recording
-        recorder.known.learn("copy_", (into, sent), {}, into)
+    if torch._C._distributed_c10d.ProcessGroup.unbox(script_object).size() > 1:
+        return run()
+    recorder: Any = call.recording
+    with recorder.known.unchanged():
+        found = run()
+    recorder.known.learn("copy_", (into, sent), {}, into)
     return found
 
 

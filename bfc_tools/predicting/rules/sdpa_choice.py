@@ -19,8 +19,15 @@ from bfc_tools.predicting.rules.tensors import type_name
 HALVES = ("float16", "bfloat16")
 LARGEST_HEAD = 256
 #: The cuDNN of PyTorch's own wheels, and the first release that was compiled for CUDA 13.
-CUDNN = {(2, 9): 91002, (2, 10): 91002, (2, 11): 91900, (2, 12): 92000, (2, 13): 92000}
-NEWEST_CUDNN = 92400
+CUDNN = {
+    (2, 9): 91002,
+    (2, 10): 91002,
+    (2, 11): 91900,
+    (2, 12): 92000,
+    (2, 13): 92000,
+    (2, 14): 92400,
+    (2, 15): 92600,
+}
 CUDA_13 = (2, 11)
 
 
@@ -59,7 +66,7 @@ class Attention:
 
 def cudnn_version(torch_version: tuple[int, ...]) -> int:
     """The cuDNN that a release's wheel for CUDA brings: 91900 is 9.19."""
-    return CUDNN.get((torch_version[0], torch_version[1]), NEWEST_CUDNN)
+    return CUDNN[torch_version[0], torch_version[1]]
 
 
 def order(gpu: GPU, torch_version: tuple[int, ...]) -> list[Backend]:

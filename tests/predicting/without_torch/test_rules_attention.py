@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc_tools.predicting import devices
+from bfc_tools.predicting import devices, guard
 from bfc_tools.predicting.rules import attention
-from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
+from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose, cudnn_version
 
 FLASH, EFFICIENT, MATH, CUDNN = Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN
 
@@ -34,6 +34,15 @@ def asked(
 
 
 MASK = Shape((2, 8, 128, 128), "bfloat16")
+
+
+def test_the_cudnn_of_every_version_is_known() -> None:
+    """Versions that were not in the table were given the newest in silence."""
+    versions = [(2, minor) for minor in range(guard.OLDEST[1], guard.NEWEST[1] + 1)]
+    known = [cudnn_version(version) for version in versions]
+    assert known == sorted(known)
+    assert cudnn_version((2, 14, 1)) == 92400
+    assert cudnn_version((2, 15, 0)) == 92600
 
 
 @pytest.mark.parametrize(
