@@ -7,6 +7,7 @@ import gc
 from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
+from bfc.pytorch.rules import nearest_rules
 from bfc_tools.predicting import devices, guard
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
@@ -104,15 +105,13 @@ def predict(
     module = guard.load()
 
     from bfc.pytorch.extension import torch_version
-    from bfc.pytorch.rules import nearest_rules
     from bfc_tools.predicting import fake_torch, file_calls, hooks, nvml, rules
     from bfc_tools.predicting.cuda_module import CudaModule, replaced
     from bfc_tools.predicting.recorder import Recorder
 
     version = torch_version(torch)
     places = Places()
-    rules_version, different = nearest_rules(version)
-    memory = Memory(gpu.usable, settings, oom, places, rules_version, different)
+    memory = Memory(gpu.usable, settings, oom, places, *nearest_rules(version))
     recorder = Recorder(gpu, memory, version)
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream
