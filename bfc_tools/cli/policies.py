@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import bfc
@@ -19,13 +19,20 @@ from bfc.pytorch.rules import NEWEST
 from bfc.suballocators import SubAllocator
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.study import recorded_settings
-from bfc_tools.study.counting import Counted, CountedHost, CountedOpenCL, CountedSimulated
+from bfc_tools.study.counting import (
+    Counted,
+    CountedHost,
+    CountedOpenCL,
+    CountedPages,
+    CountedSimulated,
+)
 from bfc_tools.study.experiment import Policy
 from bfc_tools.study.python_policy import PythonPolicy
 
 
-def device_maker(text: str) -> Callable[[], Counted]:
-    """A function that makes the device that `--device` names. Raises ValueError."""
+def device_maker(text: str, names: Sequence[str] | None = None) -> Callable[[], Counted]:
+    """A function that makes the device that `--device` names, for the policies of these names: one
+    of your own may map memory wrongly, which the device tells it. Raises ValueError."""
     kind, _, rest = text.partition(":") if not text[:1].isdecimal() else (SIMULATED, "", text)
     if kind == "opencl":
         return _opencl_maker(text, rest)
@@ -37,7 +44,8 @@ def device_maker(text: str) -> Callable[[], Counted]:
     capacity = device_bytes(rest, f"--device {text}") if rest else None
     if kind == "host":
         return lambda: CountedHost(capacity)
-    return lambda: CountedSimulated(capacity)
+    kind = CountedSimulated if any(map(_is_own, names or ())) else CountedPages
+    return lambda: kind(capacity)
 
 
 def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:

@@ -166,7 +166,7 @@ def add_options_of_allocators(
 
 def run(arguments: argparse.Namespace) -> bool:
     """Replays every trace under every policy. Returns True if nothing was refused."""
-    make_device = device_maker(arguments.device)
+    make_device = device_maker(arguments.device, arguments.policy)
     listed = tried(policies(arguments), make_device)
     paths = list(files(arguments.traces))
     if arguments.snapshot_device is not None and not any(map(has_devices, paths)):

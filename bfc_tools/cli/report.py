@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> bool:
     """Writes the page. Returns True."""
     output = arguments.output or _named_after(arguments.runs[0])
-    make_device = device_maker(arguments.device or "simulated:80GiB")
+    make_device = device_maker(arguments.device or "simulated:80GiB", arguments.policy)
     listed = tried(policies(arguments) if arguments.policy else [], make_device)
     if not listed and (arguments.memory_limit or arguments.allow_growth or arguments.strict):
         raise ValueError("--memory-limit, --allow-growth and --strict need a --policy")

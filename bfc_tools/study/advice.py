@@ -11,7 +11,7 @@ from bfc.libraries import frame_of_rows
 from bfc.pytorch.words import CONF
 from bfc.trace.beginning import AS_RECORDED
 from bfc.units import format_bytes, in_columns
-from bfc_tools.study.candidates import BFC, CACHING, PAGES, PLANNED, STITCHED
+from bfc_tools.study.candidates import BFC, CACHING, MOST_PAGES, PAGES, PLANNED, STITCHED, Point
 from bfc_tools.study.recorded_settings import Recorded, shown
 
 if TYPE_CHECKING:
@@ -89,9 +89,7 @@ class AdviceRow:
     @property
     def name(self) -> str:
         """The name of the row in a table."""
-        if self.is_pytorch:
-            return self.settings or "(the defaults)"
-        return f"{self.policy} {self.settings}".strip()
+        return Point(self.policy, self.settings).name
 
 
 @dataclass(frozen=True)
@@ -128,6 +126,9 @@ class Advice:
         Why there is no row of a plan; empty if there is one.
     private_allocations : int
         The allocations that are from private pools, such as those of captured graphs.
+    given_up : tuple of str
+        What was not tried further, since it would map more than 262144 pages at a time: the names
+        of rows, some of which have none then.
     """
 
     live_peak: int
@@ -142,6 +143,7 @@ class Advice:
     refused_at_the_end: int = 0
     no_plan: str = ""
     private_allocations: int = 0
+    given_up: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -291,6 +293,10 @@ class Advice:
         left = len(self.rows) - len(shown)
         if left:
             yield f"and {left} more (--all shows them, `Advice.rows` has them)"
+        if self.given_up:
+            yield (
+                f"Given up where it maps more than {MOST_PAGES} pages: {'; '.join(self.given_up)}."
+            )
         yield ""
         if any(row.policy == PLANNED for row in shown):
             yield PLAN

@@ -148,7 +148,8 @@ def advise(
         calls = with_room.driver_calls
         counts = calls, len(whole), replays.count, refused
         private = whole._private_allocations()
-        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan, private)
+        given_up = tuple(it.point.name for it in search.candidates.values() if it.given_up)
+        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan, private, given_up)
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
@@ -158,9 +159,9 @@ def prove(trace: Trace, said: Recorded) -> Recorded:
     point = recorded_settings.point_of(said)
     if point is None or said.peak_reserved is None:
         return said
-    free = candidates.replay(trace, point, max(LARGE, 4 * said.peak_reserved))
+    free = candidates.replay(trace, point, max(LARGE, 4 * said.peak_reserved), None)
     if free.peak_reserved != said.peak_reserved:
-        full = candidates.replay(trace, point, said.peak_reserved)
+        full = candidates.replay(trace, point, said.peak_reserved, None)
         if full.completes and full.peak_reserved == said.peak_reserved:
             return with_(said, replayed=full.peak_reserved, capacity=said.peak_reserved)
     return with_(said, replayed=free.peak_reserved)
@@ -182,7 +183,7 @@ def _rows(search: Search) -> tuple[tuple[AdviceRow, ...], int | None]:
     ranked: list[Candidate] = []
     best: int | None = None
     for is_pytorch in (True, False):
-        mine = search.ranked(is_pytorch)
+        mine = [it for it in search.ranked(is_pytorch) if not it.outcome.given_up]
         chosen = choose(mine, search.device, step)
         if chosen is not None and best is None:
             best = len(ranked)

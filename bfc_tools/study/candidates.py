@@ -14,7 +14,7 @@ from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.trace import Trace
-from bfc_tools.study.counting import Counted, CountedSimulated, device_for
+from bfc_tools.study.counting import Counted, CountedPages, NoAddresses, TooManyPages, device_for
 
 #: PyTorch's policy, and the policies that no PyTorch has.
 CACHING, STITCHED, BFC, PAGES = "caching", "caching+stitch", "bfc", "bfc+virtual_memory"
@@ -39,6 +39,9 @@ GRID: dict[str, tuple[str | None, ...]] = {
     "max_non_split_rounding_mb": (None, "128"),
     "expandable_segments": (None, "True"),
 }
+#: The most pages that a replay of a search maps at a time: 512 GiB of the smallest. Each costs about
+#: a microsecond, and so a replay takes time by its events, not by the bytes of its blocks.
+MOST_PAGES = 1 << 18
 #: What has no effect without another key.
 NEEDS = {"max_non_split_rounding_mb": "max_split_size_mb"}
 #: PyTorch collects nothing if there is no limit, and a fraction of 1 sets none.
@@ -59,6 +62,13 @@ class Point:
     def is_pytorch(self) -> bool:
         """Whether a user of PyTorch can have it without bfc."""
         return self.policy == CACHING
+
+    @property
+    def name(self) -> str:
+        """What a row of a table is called."""
+        if self.is_pytorch:
+            return self.settings or "(the defaults)"
+        return f"{self.policy} {self.settings}".strip()
 
     def allocator(self, source: Counted, torch: str = NEWEST) -> Allocator:
         """A new allocator over `source`. Rows of PyTorch's policy refuse what that version of
@@ -86,24 +96,38 @@ class Outcome:
     peak_live: int  # the most that was asked for and not freed
     #: Where the replay put what was live when the recording began, as `Replay.beginning` says it.
     beginning: str = ""
+    #: Whether it was given up, as it would have mapped too many pages: nothing else is known.
+    given_up: bool = False
 
     @property
     def completes(self) -> bool:
         """Whether nothing was refused."""
-        return not self.refused
+        return not self.refused and not self.given_up
 
 
-def replay(trace: Trace, point: Point, capacity: int) -> Outcome:
+def replay(
+    trace: Trace, point: Point, capacity: int, most_pages: int | None = MOST_PAGES
+) -> Outcome:
     """One replay on a simulated device of so many bytes, under the rules of the version of PyTorch
-    that the trace has (`Trace.torch`), or of the newest."""
-    if point.policy in (PAGES, STITCHED) and capacity < CountedSimulated.mapping_granularity:
-        return Outcome(int((trace.size[trace.op == 0] > 0).sum()), 0, 0, 0)  # not one page
-    source = device_for(trace, lambda: CountedSimulated(capacity))()
-    with point.allocator(source, trace.torch or NEWEST) as allocator:
-        result = trace.replay(allocator)
-        calls = source.driver_calls
+    that the trace has (`Trace.torch`), or of the newest. It is given up where it maps more than
+    `most_pages` at a time."""
+    if point.policy in (PAGES, STITCHED) and capacity < CountedPages.mapping_granularity:
+        return _nothing_served(trace)  # there is not one page
+    source = device_for(trace, lambda: CountedPages(capacity, most_pages=most_pages))()
+    try:
+        with point.allocator(source, trace.torch or NEWEST) as allocator:
+            result = trace.replay(allocator)
+            calls = source.driver_calls
+    except TooManyPages:
+        return Outcome(0, 0, 0, 0, given_up=True)
+    except NoAddresses:
+        return _nothing_served(trace)
     peaks = result.peak_bytes_reserved, calls, result.peak_bytes_live
     return Outcome(result.failed, *peaks, result.beginning)
+
+
+def _nothing_served(trace: Trace) -> Outcome:
+    return Outcome(int((trace.size[trace.op == 0] > 0).sum()), 0, 0, 0)
 
 
 # Which points there are ----------------------------------------------------------------------

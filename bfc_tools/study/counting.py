@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,6 +80,77 @@ class Counted(SubAllocator):
 class CountedSimulated(Counted, SimulatedSubAllocator):
     """A GPU made of integers."""
 
+    def with_addresses_of_cuda(self) -> CountedSimulated:
+        """A new device of this kind and size, with the addresses of CUDA's driver."""
+        return type(self)(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
+
+
+class TooManyPages(Exception):
+    """A replay that maps more pages than it is worth."""
+
+
+class NoAddresses(Exception):
+    """There are fewer addresses than an allocator on such a device reserves."""
+
+
+class CountedPages(CountedSimulated):
+    """A GPU made of integers for allocators of ours: it keeps no log, and does not check what is
+    mapped where, so that a page costs a tenth.
+
+    Raises TooManyPages for a page more than `most_pages` at a time, which None allows, and
+    NoAddresses in place of a `reserve` that is refused.
+    """
+
+    def __init__(self, *arguments: Any, most_pages: int | None = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls = deque(maxlen=0)  # type: ignore[assignment]  # forgets what is appended
+        self._page_bytes = 0
+        self._sizes: dict[int, int] = {}  # of the pages that were not released
+        self._most_pages = most_pages
+
+    def with_addresses_of_cuda(self) -> CountedSimulated:
+        made = super().with_addresses_of_cuda()
+        assert isinstance(made, CountedPages)
+        made._most_pages = self._most_pages
+        return made
+
+    @property
+    def live_bytes(self) -> int:
+        """The bytes of all blocks and pages that are live."""
+        return self._block_bytes + self._page_bytes
+
+    # A replay is one thread, and so nothing here takes the lock.
+
+    def reserve(self, nbytes: int) -> int | None:
+        address = super().reserve(nbytes)
+        if address is None:
+            raise NoAddresses(f"no {nbytes} bytes of addresses")
+        return address
+
+    def create(self, nbytes: int) -> int | None:
+        self.calls_by_kind["create"] += 1
+        if self._block_bytes + self._page_bytes + nbytes > self.total_bytes:
+            return None
+        if self._most_pages is not None and len(self._sizes) >= self._most_pages:
+            raise TooManyPages(f"more than {self._most_pages} pages")
+        self._pages_made += 1
+        self._sizes[self._pages_made] = nbytes
+        self._page_bytes += nbytes
+        return self._pages_made
+
+    def release(self, page: int) -> None:
+        self.calls_by_kind["release"] += 1
+        self._page_bytes -= self._sizes.pop(page)
+
+    def map(self, address: int, pages: Sequence[int]) -> None:
+        self.calls_by_kind["map"] += len(pages)
+
+    def set_access(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["access"] += 1
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.calls_by_kind["unmap"] += 1
+
 
 class CountedHost(Counted, HostSubAllocator):
     """Host memory."""
@@ -107,8 +178,8 @@ def device_for(trace: Trace, make: Callable[[], Counted]) -> Callable[[], Counte
 
     def made() -> Counted:
         device = make()
-        if not isinstance(device, CountedSimulated) or 2 * device.total_bytes > CUDA_HIGHEST:
-            return device
-        return CountedSimulated(device.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
+        if isinstance(device, CountedSimulated) and 2 * device.total_bytes <= CUDA_HIGHEST:
+            return device.with_addresses_of_cuda()
+        return device
 
     return made

@@ -10,7 +10,7 @@ from bfc.trace import Trace
 from bfc.trace.beginning import AS_PLACED
 from bfc_tools.study.advice import AdviceRow
 from bfc_tools.study.candidates import PLANNED
-from bfc_tools.study.counting import CountedSimulated, device_for
+from bfc_tools.study.counting import CountedPages, device_for
 
 
 def row_of_plan(trace: Trace, device: int) -> AdviceRow | str:
@@ -31,7 +31,7 @@ def row_of_plan(trace: Trace, device: int) -> AdviceRow | str:
         return str(error)
     if plan.declined is not None:
         return plan.declined
-    source = device_for(trace, lambda: CountedSimulated(device))()
+    source = device_for(trace, lambda: CountedPages(device))()
     with CachingAllocator(source, torch=torch) as allocator:
         try:
             allocator.use_plan(plan, strict=True, gate=None)

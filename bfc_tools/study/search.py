@@ -62,13 +62,17 @@ class Candidate:
     reserved: int = 0
     #: Sizes above `high` on which it was refused all the same.
     refused_above: list[int] = field(default_factory=list)
+    #: Whether a replay was given up (`Outcome.given_up`). No other size is tried then.
+    given_up: bool = False
 
     def __post_init__(self) -> None:
         self.floor = self.low
 
     def note(self, size: int, outcome: Outcome) -> None:
         """Learns from a replay."""
-        if not outcome.completes:
+        if outcome.given_up:
+            self.given_up = True
+        elif not outcome.completes:
             if self.high is None or size < self.high:
                 self.low = max(self.low, size)
         elif self.high is None or size < self.high:
@@ -77,7 +81,7 @@ class Candidate:
                 self.low = max(self.floor, size - GRAIN)
 
     def is_within(self, step: int) -> bool:
-        """Whether the search is done, down to `step`."""
+        """Whether the search is done, down to `step`, and was not given up before."""
         return self.high is not None and self.high - self.low <= max(step, GRAIN)
 
     def next_size(self, bound: float) -> int:
@@ -138,6 +142,8 @@ class Search:
         while True:
             open_ = []
             for candidate in listed:
+                if candidate.given_up:
+                    continue
                 near = self.bound(candidate.point) * NEAR if beside else float("inf")
                 if not candidate.is_within(step) and candidate.low + GRAIN <= near:
                     open_.append((candidate, candidate.next_size(near)))
@@ -149,7 +155,7 @@ class Search:
         """Finds a larger device for what does not complete."""
         size = max(self.device, self.live)
         for _ in range(MOST_GROWTHS):
-            left = [candidate for candidate in candidates if candidate.high is None]
+            left = [it for it in candidates if it.high is None and not it.given_up]
             if not left:
                 return
             size = int(size * GROWTH) // GRAIN * GRAIN + GRAIN

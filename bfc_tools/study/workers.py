@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import np
 from bfc.trace import Trace
-from bfc_tools.study.candidates import Outcome, Point, replay
+from bfc_tools.study.candidates import MOST_PAGES, Outcome, Point, replay
 from bfc_tools.study.cluster import Cluster
 from bfc_tools.study.counting import was_predicted
 
@@ -110,17 +110,23 @@ class Replays:
 
     def run(self, tasks: Sequence[Task], *, here: bool = False) -> list[Outcome]:
         """The outcome of each task. What was replayed before is not replayed again. With `here`,
-        this process does it: other processes take a while to start."""
+        this process does it, since other processes take a while to start, and gives none up."""
         new = [task for task in dict.fromkeys(tasks) if task not in self._known]
-        for outcomes in self._run_here(new) if here or self._executor is None else self._run(new):
+        if here or self._executor is None:
+            done = self._run_here(new, None if here else MOST_PAGES)
+        else:
+            done = self._run(new)
+        for outcomes in done:
             self._known |= outcomes
             self.count += len(outcomes)
             self._tick(len(outcomes))
         return [self._known[task] for task in tasks]
 
-    def _run_here(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
+    def _run_here(
+        self, tasks: list[Task], most_pages: int | None
+    ) -> Iterator[dict[Task, Outcome]]:
         for task in tasks:
-            yield {task: replay(self.trace, *task)}
+            yield {task: replay(self.trace, *task, most_pages)}
 
     def _run(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
         from concurrent.futures import CancelledError, as_completed

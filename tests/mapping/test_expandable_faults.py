@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 from mapping_faults import MAPPING, NotesStuck, fail_every_call
+from own_interpreter import run
 
 import bfc
 
@@ -249,3 +250,31 @@ OPERATIONS = [
 @pytest.mark.parametrize("fill", FILLS)
 def test_every_call_fails_once(fill, operation, strict: bool) -> None:
     fail_every_call(partial(fill, strict), operation, MAPPING)
+
+
+def test_half_a_million_pages_go_without_a_crash():
+    """The records of pages are a list: one that is dropped must not end them one inside the
+    other."""
+    run("""
+    class Keeps(bfc.SimulatedSubAllocator):
+        def create(self, nbytes):
+            self.number = getattr(self, "number", 0) + 1
+            return self.number
+        def map(self, address, pages): raise bfc.SubAllocatorError("no")
+        def release(self, page): raise bfc.SubAllocatorError("no")
+
+    device = Keeps("32 TiB")
+    allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
+    with contextlib.suppress(bfc.SubAllocatorError, bfc.OutOfMemoryError):
+        allocator.allocate("10 TiB")
+    with contextlib.suppress(bfc.SubAllocatorError, bfc.OutOfMemoryError):
+        allocator.close()
+    del allocator
+
+    device = bfc.SimulatedSubAllocator("32 TiB")
+    held = device.alloc(256, 31 << 40)
+    allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
+    with contextlib.suppress(bfc.OutOfMemoryError):
+        allocator.allocate("30 TiB")
+    allocator.close()
+    """)

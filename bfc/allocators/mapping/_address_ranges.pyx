@@ -132,6 +132,7 @@ cdef class Faults:
 
 @cython.final
 @cython.no_gc_clear
+@cython.trashcan(True)      # a list of them that is dropped is as deep as it is long
 cdef class Page:
     """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
 
@@ -438,15 +439,14 @@ cdef class AddressRanges:
         cdef Page page, last = None
         cdef uint64_t made = 0
         cdef double begun = seconds_now()
-        while made < wanted:        # their records first: what goes wrong later needs no memory of the host
-            page = Page()
-            page.nbytes = nbytes
-            page.next, self.fresh = self.fresh, page
-            made += 1
-        made = 0
-        page = self.fresh
         try:
             while made < wanted:    # a child that is forked in a call releases those of `fresh` that have numbers
+                page = Page()       # its record first: what goes wrong later needs no memory of the host
+                page.nbytes = nbytes
+                if last is None:
+                    self.fresh = page
+                else:
+                    last.next = page
                 self.add_calls(1)
                 page.number = call_create(self.source.sub_allocator, nbytes)
                 if page.number is None:
@@ -454,7 +454,7 @@ cdef class AddressRanges:
                     self.source.refused_bytes.set(nbytes)
                     break
                 made += 1
-                last, page = page, page.next
+                last = page
         finally:
             self.calls.creates += made
             self.calls.seconds += seconds_now() - begun
