@@ -2,7 +2,7 @@
 
 import sys
 
-from bfc_tools.cli import main
+from bfc_tools.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,12 +23,12 @@ HEADER_BYTES = 4096
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A new file, which replaces `path` once it is complete. An error leaves nothing of it."""
     if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, "wb") as file:  # a pipe or a device: written to, not replaced
+        with naming(path), open(path, "wb") as file:  # a pipe or a device: it is not replaced
             yield file
         return
     target = os.path.realpath(path)
     new = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}.tmp")
-    with _new(new, path) as file:
+    with naming(path), _new(new, path) as file:
         try:
             if os.path.exists(target):
                 shutil.copymode(target, new)
@@ -39,6 +39,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(new)
             raise
+
+
+#: Errors of a file that is written, which say nothing of where.
+OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """To be entered while a file is written: that the disk is full names it."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in OF_WRITING:
+            error.filename = os.fspath(path)
+        raise
 
 
 def _new(name: str, path: str | os.PathLike[str]) -> IO[bytes]:

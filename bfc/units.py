@@ -126,12 +126,13 @@ def printable(text: str) -> str:
 
 def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The lines of a table for people. Texts of the first column stand to the left, and figures in
-    all others to the right.
+    all others to the right. A cell that cannot be printed as it is stands as its `ascii`.
 
     >>> list(in_columns([("run", "bytes"), ("unet", "7 B")]))
     ['run   bytes', 'unet    7 B']
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
+    shown = [list(map(printable, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    for first, *others in shown:
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()

@@ -8,4 +8,5 @@ In order:
     predicting/     PyTorch's programs, without a GPU
     browser/        a run as a page for the browser
     cli/            the command `bfc`
+    command.py      where it begins
 """

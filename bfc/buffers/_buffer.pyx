@@ -195,11 +195,11 @@ cdef class Buffer:
 
         Raises
         ------
-        ValueError
+        ClosedError
             If the buffer was freed: the address may belong to another allocation by now.
         """
         if self.is_freed():
-            raise ValueError("this buffer was freed, and has no address any more")
+            raise ClosedError(_GONE)
         return self.start
 
     cdef bint is_freed(self) except -1:

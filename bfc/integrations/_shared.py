@@ -148,12 +148,15 @@ class Blocks:
         self.live[buffer.ptr] = buffer
         return buffer.ptr
 
-    def free(self, ptr: int, nbytes: int, stream: StreamLike) -> None:
+    def free(self, ptr: int, nbytes: int, stream: StreamLike) -> bool:
         """Frees a block. Raises nothing, since C++ calls it: the buffer is freed as if collected.
-        Does nothing if the address is not ours, or the allocator is closed."""
+        Does nothing if the address is not ours, or the allocator is closed. Returns whether the
+        address came from `allocate`."""
         buffer = self.live.pop(ptr, None)
-        if buffer is not None:
-            try:
-                self.allocator.record_stream(buffer, stream)
-            except InvalidPointerError:
-                pass  # closed
+        if buffer is None:
+            return False
+        try:
+            self.allocator.record_stream(buffer, stream)
+        except InvalidPointerError:
+            pass  # closed
+        return True

@@ -12,7 +12,9 @@ free_all_blocks()` gives it back. CuPy's memory hooks see only that pool.
 
 from __future__ import annotations
 
+import functools
 import math
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, SupportsFloat, SupportsIndex
@@ -71,7 +73,7 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
     """
     pools = by_device(allocators)
     cupy = client("cupy", INSTALL)
-    memory, pointer = cupy.cuda.UnownedMemory, cupy.cuda.MemoryPointer
+    memory, pointer = _memory_class(cupy), cupy.cuda.MemoryPointer
     current_device, current_stream = lookups(cupy)
     require_runtime("cupy", current_device, pools)
 
@@ -88,6 +90,21 @@ def allocator(allocators: OneOrMore) -> Callable[[int], Any]:
         return pointer(memory(buffer.ptr, nbytes, buffer, device), 0)
 
     return allocate
+
+
+@functools.cache
+def _memory_class(cupy: Any) -> Any:
+    """What stands behind CuPy's pointers, with the `free` of `cupy.cuda.PooledMemory`."""
+
+    class Memory(cupy.cuda.UnownedMemory):  # type: ignore[misc]
+        __slots__ = ()
+
+        def free(self) -> None:
+            """Frees it. A second call does nothing."""
+            self.ptr = 0
+            self._owner.free()
+
+    return Memory
 
 
 def install(allocators: Allocators) -> Callable[[], None]:
@@ -241,6 +258,19 @@ class MemoryPool:
         """
         self._current().release_free_regions()
 
+    def free_all_free(self) -> None:
+        """Do what `free_all_blocks` does, under its old name: CuPy's pool has it still.
+
+        Warns
+        -----
+        DeprecationWarning
+            As CuPy's does.
+        """
+        warnings.warn(
+            "free_all_free is deprecated: use free_all_blocks", DeprecationWarning, stacklevel=2
+        )
+        self.free_all_blocks()
+
     def set_limit(
         self, size: SupportsIndex | str | None = None, fraction: SupportsFloat | None = None
     ) -> None:
@@ -390,3 +420,8 @@ class _Pinned:
         self.ptr = buffer.ptr
         self.size = size
         self.buffer = buffer
+
+    def free(self) -> None:
+        """Frees it. A second call does nothing."""
+        self.ptr = 0
+        self.buffer.free()

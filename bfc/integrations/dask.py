@@ -225,7 +225,9 @@ def pool(device: str | None = None) -> Allocator:
     Raises
     ------
     LookupError
-        If this is no task, the worker has no such pool, or it has several and `device` is None.
+        If this is no task, the worker has no such pool, or it has several and `device` is None. A
+        function that `client.run` calls is no task, and runs beside them: it gets the worker as
+        `dask_worker`, and finds the pools in `dask_worker.plugins["bfc"].pools`.
 
     Examples
     --------

@@ -84,7 +84,7 @@ class Collector:
         self._core = client("prometheus_client.core", "prometheus_client")
         self._most_owners = owners
         self._lock = ForkSafeLock()
-        self._pools: dict[str, weakref.ref[Allocator]] = {}
+        self._pools: dict[str, weakref.ref[Allocator]] = {}  # by label
         self._faults: dict[str, int] = {}
         (library.REGISTRY if registry is None else registry).register(self)
 
@@ -103,18 +103,20 @@ class Collector:
         TypeError
             If `pool` is not an allocator, or `name` is not a text.
         ValueError
-            If another pool that is open has this name.
+            If another pool that is open has this name, or one that Prometheus cannot tell from it:
+            a label has the first 256 characters, and "?" for what is no character of UTF-8.
         """
         if not isinstance(pool, Allocator):
             raise TypeError(f"expected an allocator, not {type(pool).__name__}")
         if not isinstance(name, str):
             raise TypeError(f"a name is a text, not {type(name).__name__}")
+        label = _label(name)
         with self._lock:
-            known = self._pools.get(name, lambda: None)()
+            known = self._pools.get(label, lambda: None)()
             if known is not None and known is not pool and not known.closed:
-                raise ValueError(f"another pool is shown as {name!r}: remove it first")
-            self._pools[name] = weakref.ref(pool)
-            self._faults[name] = 0
+                raise ValueError(f"another pool is shown as {label!r}: remove it first")
+            self._pools[label] = weakref.ref(pool)
+            self._faults[label] = 0
 
     def remove(self, name: str) -> None:
         """Show a pool no more. A name that is not known is no error.
@@ -125,8 +127,8 @@ class Collector:
             As given to `add`.
         """
         with self._lock:
-            self._pools.pop(name, None)
-            self._faults.pop(name, None)
+            self._pools.pop(_label(name), None)
+            self._faults.pop(_label(name), None)
 
     def describe(self) -> Iterator[Any]:
         """The metrics without values: what prometheus_client asks for when this is registered.
@@ -148,7 +150,7 @@ class Collector:
         """
         families = self._families()
         for name, pool in self._open_pools():
-            labels = [_label(name), str(pool.device)]
+            labels = [name, str(pool.device)]
             try:
                 stats = pool.stats()
             except ClosedError:

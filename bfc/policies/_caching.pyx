@@ -278,7 +278,7 @@ cdef class CachingAllocator(Allocator):
             per_process_memory_fraction=per_process_memory_fraction)
         if stitch:
             check_no_expansion(settings)
-        is_fraction = isinstance(memory_limit, float) and memory_limit <= 1.0
+        is_fraction = isinstance(memory_limit, float) and 0.0 < memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
         self.pool.prefers_older = self.rules.by_registration and not stitch

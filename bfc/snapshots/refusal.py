@@ -156,7 +156,7 @@ def out_of_memory(
     against fragmentation that is not in use. `pages`: the use of pages, if pages are stitched.
     `look` takes a snapshot, where the error may show one."""
     in_use = max(0, stats.bytes_in_use - stats.bytes_asleep)
-    not_taken = format_bytes(max(0, stats.bytes_limit - stats.pool_bytes))
+    not_taken = format_bytes(limit_left(stats))
     error = OutOfMemoryError(
         requested,
         in_use,
@@ -165,7 +165,9 @@ def out_of_memory(
         stats.largest_free_block_bytes,
         stats.fragmentation,
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(requested, stats, total_bytes, largest_block, against_pieces, pages),
+        advice=_advice(
+            requested, stats, total_bytes, largest_block, against_pieces, pages, bool(refused_by)
+        ),
         pages=pages,
         by_owner=stats.by_owner,
     )
@@ -179,6 +181,7 @@ def _advice(
     largest_block: int | None,
     against_pieces: str,
     pages: PagesInUse | None,
+    by_device: bool,
 ) -> tuple[str, ...]:
     lines = []
     if largest_block is not None and requested > largest_block:
@@ -210,6 +213,19 @@ def _advice(
         lines.append(f"a higher memory_limit: the device has {format_bytes(total_bytes)}")
     if waiting:
         lines.append(f"synchronising: {format_bytes(waiting)} wait for other streams")
-    if not lines:
+    is_short = by_device and largest_block is None and 0 < requested <= limit_left(stats)
+    if not lines and not (is_short and stats.bytes_in_use <= stats.bytes_asleep):
         lines.append("freeing something first: print(allocator.snapshot()) shows what is live")
+    if is_short:
+        lines.append(
+            f"what others hold: this pool has taken {format_bytes(stats.pool_bytes)} of its limit "
+            f"of {limit}, and the device has no {format_bytes(requested)} left; "
+            "release_free_regions() of other pools on it gives back what they cache, and other "
+            "programs may use some"
+        )
     return tuple(lines)
+
+
+def limit_left(stats: Stats) -> int:
+    """The bytes that a pool may still take."""
+    return max(0, stats.bytes_limit - stats.pool_bytes)

@@ -616,13 +616,20 @@ def resolve_limit(
 ) -> int:
     """A memory limit in bytes. None asks the sub-allocator; a float is a fraction of its total.
 
-    Raises ValueError if a fraction is not above 0, or a size is malformed, negative or too large;
-    TypeError if it is neither a number, nor a text, nor None.
+    Raises ValueError if a fraction is not above 0, or a size is malformed, 0, negative or too
+    large; TypeError if it is neither a number, nor a text, nor None.
     """
     if memory_limit is None:
         return parse_bytes(sub_allocator.allocation_limit())
     if isinstance(memory_limit, float):
         if not 0 < memory_limit < math.inf:
             raise ValueError(f"memory_limit as a fraction must be above 0, not {memory_limit}")
-        return parse_bytes(int(sub_allocator.total_bytes * memory_limit))
-    return parse_bytes(memory_limit)
+        nbytes = parse_bytes(int(sub_allocator.total_bytes * memory_limit))
+    else:
+        nbytes = parse_bytes(memory_limit)
+    if not nbytes:
+        raise ValueError(
+            f"memory_limit={memory_limit!r} is a limit of 0 bytes, under which nothing can be "
+            "allocated: leave it out for the default"
+        )
+    return nbytes

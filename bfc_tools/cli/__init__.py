@@ -5,6 +5,8 @@
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
+    streams.py             what is printed, and where
+    endings.py             signals that end a command
     advise.py, devices.py, diff.py, predict.py, replay.py
     anonymise.py, completion.py, plan.py, report.py
     miniature.py           a training to record
@@ -14,13 +16,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
-import io
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import bfc
 from bfc import __version__
@@ -36,6 +39,8 @@ from bfc_tools.cli import (
     replay,
     report,
 )
+from bfc_tools.cli.endings import Ended, ended_in_order
+from bfc_tools.cli.streams import escaped, standard_output, tell
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -59,30 +64,40 @@ interrupted.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
     peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
-    _print_in_any_encoding()
     warnings.formatwarning = _in_a_line
-    parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
-    if "run" not in parsed:
-        parsed.parser.print_help()
-        return OK
-    parsed.ends_process = arguments is None  # so the caller is the command itself
-    try:
-        fits: bool = parsed.run(parsed)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader (head, a pager) has gone
-        code = OK
-    except KeyboardInterrupt:
-        print("bfc: interrupted", file=sys.stderr)
-        code = INTERRUPTED
-    except Exception as error:
-        if "traceback" in parsed:
-            traceback.print_exc()
-        print(f"bfc: {_in_words(error)}", file=sys.stderr)
-        code = WRONG
-    else:
-        return OK if fits else DOES_NOT_FIT
+    with contextlib.redirect_stdout(standard_output()):
+        parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
+        if "run" not in parsed:
+            parsed.parser.print_help()
+            return OK
+        parsed.ends_process = arguments is None  # so the caller is the command itself
+        code = _code_of(parsed)
     _discard_what_cannot_be_printed()
     return code
+
+
+def _code_of(parsed: argparse.Namespace) -> int:
+    """Runs a command, and tells what ends it."""
+    # A program that is predicted has signals of its own.
+    signals = contextlib.nullcontext() if parsed.run is predict.run else ended_in_order()
+    try:
+        with signals:
+            fits: bool = parsed.run(parsed)
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader (head, a pager) has gone
+        return OK
+    except KeyboardInterrupt:
+        tell("bfc: interrupted")
+        return INTERRUPTED
+    except Ended as end:
+        tell(f"bfc: {end}")
+        return end.code
+    except Exception as error:
+        if "traceback" in parsed:
+            tell(traceback.format_exc())
+        tell(f"bfc: {_in_words(error)}")
+        return WRONG
+    return OK if fits else DOES_NOT_FIT
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -108,9 +123,16 @@ def _meant(words: Iterable[str], known: Iterable[str]) -> str:
     return ""
 
 
-def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+class _Parser(argparse.ArgumentParser):
+    """Prints no control characters of what it was given."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(escaped(message), file)
+
+
+def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """What reads the command line, and what reads the rest of it, for each command."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="bfc",
         description="A GPU memory allocator that you can use, see into and trust.",
         epilog=EPILOG,
@@ -134,14 +156,6 @@ def commands() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     return parser, added.choices
 
 
-def _print_in_any_encoding() -> None:
-    """Escapes what the encoding of the terminal lacks, as stderr does, in place of an error."""
-    if sys.stdout is None:  # it was closed
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
 def _in_a_line(
     message: Warning | str,
     category: type[Warning],
@@ -152,7 +166,7 @@ def _in_a_line(
     """A warning of bfc's own without the line of bfc that gave it. A script that is predicted has
     its warnings as ever."""
     if filename.startswith(OURS):
-        return f"bfc: {message}\n"
+        return escaped(f"bfc: {message}\n")
     return _format_warning(message, category, filename, lineno, line)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
 from bfc_tools.cli.runs import FILE, add_snapshot_device, add_torch, option_named
 from bfc_tools.cli.sizes import device_bytes
+from bfc_tools.cli.streams import escaped, tell
 from bfc_tools.cli.tables import add_formats, bar, show
 from bfc_tools.study.advise import advise
 from bfc_tools.study.cluster import connected
@@ -112,18 +112,18 @@ class _Progress:
 
     def __init__(self, name: str, events: int) -> None:
         self._text = ""
-        self._title = f"bfc advise: replaying {name}, {events} events"
+        self._title = escaped(f"bfc advise: replaying {name}, {events} events")
 
     def __enter__(self) -> _Progress:
         self._bar = bar(desc=self._title, unit=" replays")
         if self._bar is None:
-            print(self._title, file=sys.stderr, flush=True)
+            tell(self._title)
         return self
 
     def __call__(self, text: str, done: int) -> None:
         if self._bar is None:
             if text != self._text:
-                print(f"bfc advise: {text}", file=sys.stderr, flush=True)
+                tell(f"bfc advise: {text}")
             self._text = text
         else:
             self._bar.set_description(f"bfc advise: {text}", refresh=False)

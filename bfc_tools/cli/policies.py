@@ -44,8 +44,8 @@ def device_maker(text: str, names: Sequence[str] | None = None) -> Callable[[], 
     capacity = device_bytes(rest, f"--device {text}") if rest else None
     if kind == "host":
         return lambda: CountedHost(capacity)
-    kind = CountedSimulated if any(map(_is_own, names or ())) else CountedPages
-    return lambda: kind(capacity)
+    simulated = CountedSimulated if any(map(_is_own, names or ())) else CountedPages
+    return lambda: simulated(capacity)
 
 
 def _opencl_maker(text: str, rest: str) -> Callable[[], Counted]:

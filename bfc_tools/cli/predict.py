@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
 from bfc_tools.cli.sizes import device_bytes
+from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices
 from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
@@ -267,14 +268,13 @@ def _text_of(file: Path) -> str:
 def _tell(script: str, ours: list[str], left: list[str]) -> None:
     """Says on standard error whose the options behind the script were."""
     if left:
-        print(
+        tell(
             f"bfc: {', '.join(left)} left to {script}, which has the same; bfc's own stands before "
-            "the script",
-            file=sys.stderr,
+            "the script"
         )
     if ours:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in ours)
-        print(f"bfc: {named} taken as bfc's own; behind -- all is {script}'s", file=sys.stderr)
+        tell(f"bfc: {named} taken as bfc's own; behind -- all is {script}'s")
 
 
 def _failed(script: str, ran: Ran) -> Exception | None:

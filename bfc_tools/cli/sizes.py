@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 
 from bfc.units import format_bytes, parse_bytes
+from bfc_tools.cli.streams import tell
 
 #: No device is smaller. A smaller number without a unit lacks one.
 LEAST = 1 << 20
@@ -27,10 +27,9 @@ def device_bytes(text: str, given: str) -> int:
         raise ValueError(f"{given}: {number} bytes? Write {number}{unit}, or {number}B")
     if _DECIMAL.fullmatch(text):
         binary = f"{number[:-1]}iB"
-        print(
+        tell(
             f"bfc: {given}: {number} is {nbytes} bytes, which is {format_bytes(nbytes)}. "
-            f"If you mean powers of 1024, write {binary}",
-            file=sys.stderr,
+            f"If you mean powers of 1024, write {binary}"
         )
     return nbytes
 

@@ -14,7 +14,13 @@ from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.settings import CachingSettings
 from bfc.trace import Trace
-from bfc_tools.study.counting import Counted, CountedPages, NoAddresses, TooManyPages, device_for
+from bfc_tools.study.counting import (
+    Counted,
+    CountedPages,
+    NoAddressesError,
+    TooManyPagesError,
+    device_for,
+)
 
 #: PyTorch's policy, and the policies that no PyTorch has.
 CACHING, STITCHED, BFC, PAGES = "caching", "caching+stitch", "bfc", "bfc+virtual_memory"
@@ -39,8 +45,8 @@ GRID: dict[str, tuple[str | None, ...]] = {
     "max_non_split_rounding_mb": (None, "128"),
     "expandable_segments": (None, "True"),
 }
-#: The most pages that a replay of a search maps at a time: 512 GiB of the smallest. Each costs about
-#: a microsecond, and so a replay takes time by its events, not by the bytes of its blocks.
+#: The most pages that a replay of a search maps at a time: 512 GiB of the smallest. Each costs some
+#: microseconds, and so a replay takes time by its events, not by the bytes of its blocks.
 MOST_PAGES = 1 << 18
 #: What has no effect without another key.
 NEEDS = {"max_non_split_rounding_mb": "max_split_size_mb"}
@@ -118,9 +124,9 @@ def replay(
         with point.allocator(source, trace.torch or NEWEST) as allocator:
             result = trace.replay(allocator)
             calls = source.driver_calls
-    except TooManyPages:
+    except TooManyPagesError:
         return Outcome(0, 0, 0, 0, given_up=True)
-    except NoAddresses:
+    except NoAddressesError:
         return _nothing_served(trace)
     peaks = result.peak_bytes_reserved, calls, result.peak_bytes_live
     return Outcome(result.failed, *peaks, result.beginning)

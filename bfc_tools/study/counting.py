@@ -85,11 +85,11 @@ class CountedSimulated(Counted, SimulatedSubAllocator):
         return type(self)(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
 
 
-class TooManyPages(Exception):
+class TooManyPagesError(Exception):
     """A replay that maps more pages than it is worth."""
 
 
-class NoAddresses(Exception):
+class NoAddressesError(Exception):
     """There are fewer addresses than an allocator on such a device reserves."""
 
 
@@ -97,8 +97,8 @@ class CountedPages(CountedSimulated):
     """A GPU made of integers for allocators of ours: it keeps no log, and does not check what is
     mapped where, so that a page costs a tenth.
 
-    Raises TooManyPages for a page more than `most_pages` at a time, which None allows, and
-    NoAddresses in place of a `reserve` that is refused.
+    Raises TooManyPagesError for a page more than `most_pages` at a time, which None allows, and
+    NoAddressesError in place of a `reserve` that is refused.
     """
 
     def __init__(self, *arguments: Any, most_pages: int | None = None, **options: Any) -> None:
@@ -124,7 +124,7 @@ class CountedPages(CountedSimulated):
     def reserve(self, nbytes: int) -> int | None:
         address = super().reserve(nbytes)
         if address is None:
-            raise NoAddresses(f"no {nbytes} bytes of addresses")
+            raise NoAddressesError(f"no {nbytes} bytes of addresses")
         return address
 
     def create(self, nbytes: int) -> int | None:
@@ -132,7 +132,7 @@ class CountedPages(CountedSimulated):
         if self._block_bytes + self._page_bytes + nbytes > self.total_bytes:
             return None
         if self._most_pages is not None and len(self._sizes) >= self._most_pages:
-            raise TooManyPages(f"more than {self._most_pages} pages")
+            raise TooManyPagesError(f"more than {self._most_pages} pages")
         self._pages_made += 1
         self._sizes[self._pages_made] = nbytes
         self._page_bytes += nbytes

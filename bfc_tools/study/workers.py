@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from bfc.files import naming
 from bfc.libraries import np
 from bfc.trace import Trace
 from bfc_tools.study.candidates import MOST_PAGES, Outcome, Point, replay
@@ -98,7 +99,8 @@ class Replays:
         with contextlib.ExitStack() as cleanup:
             folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
             self._path = str(Path(folder, "trace.npz"))
-            _write(self.trace, self._path)
+            with naming(self._path):
+                _write(self.trace, self._path)
             self._executor = self._given or cleanup.enter_context(processes(self._jobs))
             self._cleanup = cleanup.pop_all()
         return self
@@ -122,9 +124,7 @@ class Replays:
             self._tick(len(outcomes))
         return [self._known[task] for task in tasks]
 
-    def _run_here(
-        self, tasks: list[Task], most_pages: int | None
-    ) -> Iterator[dict[Task, Outcome]]:
+    def _run_here(self, tasks: list[Task], most_pages: int | None) -> Iterator[dict[Task, Outcome]]:
         for task in tasks:
             yield {task: replay(self.trace, *task, most_pages)}
 
@@ -258,23 +258,27 @@ def processes(count: int) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Holds a Ctrl-C back, and processes that start meanwhile never see one: the process that
-    waits for them ends them.
+    """Holds a Ctrl-C back, and what else ends the program if its handler raises something, so that
+    no process starts that nobody knows of. Processes that start meanwhile never see a Ctrl-C: the
+    process that waits for them ends them.
 
     They inherit what this thread blocks. The signal may be delivered to another thread of this
     process, so that its handler must wait, too.
     """
     came: list[tuple[int, FrameType | None]] = []
-    handler = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread() and callable(handler)
+    handlers: dict[int, Any] = {}
+    number: int
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    if is_main:
-        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = handler
+                signal.signal(number, lambda number, frame: came.append((number, frame)))
     try:
         yield
     finally:
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if came and callable(handler):
-        handler(*came[0])
+    for number, frame in came[:1]:
+        handlers[number](number, frame)

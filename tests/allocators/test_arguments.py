@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from functools import partial
+
 import pytest
 
 import bfc
@@ -155,7 +157,7 @@ def test_a_freed_buffer_has_no_address(make: type) -> None:
     assert buffer.ptr == view.ptr > 0
     buffer.free()
     for freed in (buffer, view):
-        with pytest.raises(ValueError, match="was freed"):
+        with pytest.raises(bfc.ClosedError, match="was freed"):
             print(freed.ptr)
         assert freed.nbytes == 1000
         assert "freed" in repr(buffer)
@@ -168,5 +170,39 @@ def test_nor_has_one_of_pinned_memory() -> None:
     with bfc.PinnedAllocator(bfc.HostSubAllocator("64 MiB")) as allocator:
         buffer = allocator.allocate(1000)
         buffer.free()
-        with pytest.raises(ValueError, match="was freed"):
+        with pytest.raises(bfc.ClosedError, match="was freed"):
             print(buffer.ptr)
+
+
+@pytest.mark.parametrize("limit", [0, "0", "0 B", "0 GiB", 0.0, 1e-15])
+@pytest.mark.parametrize(
+    "make",
+    [
+        bfc.BFCAllocator,
+        bfc.CachingAllocator,
+        partial(bfc.BFCAllocator, virtual_memory=True),
+        partial(bfc.CachingAllocator, stitch=True),
+        partial(bfc.CachingAllocator, settings="expandable_segments:True"),
+    ],
+)
+def test_a_limit_of_nothing_is_refused(make, limit):
+    if limit == 1e-15 and not (isinstance(make, type) and make is bfc.BFCAllocator):
+        pytest.skip("of PyTorch's policy a fraction is PyTorch's, which takes any")
+    with pytest.raises(ValueError, match="limit of 0 bytes|must be above 0"):
+        make(bfc.SimulatedSubAllocator("1 GiB"), memory_limit=limit)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bfc.BFCAllocator(bfc.HostSubAllocator("1 MiB")),
+        lambda: bfc.CachingAllocator(bfc.HostSubAllocator("30 MiB")),
+        lambda: bfc.PinnedAllocator(bfc.HostSubAllocator()),
+    ],
+)
+def test_a_freed_buffer_has_one_error(make):
+    buffer = make().allocate(1000)
+    buffer.free()
+    for use in (lambda: buffer.ptr, lambda: memoryview(buffer), buffer.to_host, buffer.__dlpack__):
+        with pytest.raises(bfc.ClosedError, match="this buffer was freed, or its allocator closed"):
+            use()

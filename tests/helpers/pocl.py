@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: What a processor can be called that is newer than PoCL's compiler, and what it then is.
-UNKNOWN, PLAIN = b"generic\0", ctypes.create_string_buffer(b"x86-64")
+#: What a processor can be called that is newer than PoCL's compiler.
+UNKNOWN = b"generic\0"
+#: The flags of "haswell" in /proc/cpuinfo.
+FLAGS = {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 CACHE = Path(__file__).resolve().parents[2] / "build" / "pocl"
 #: The words of PoCL's record of a device that are looked through.
 WORDS = 200
@@ -40,8 +42,8 @@ def is_of_nvidia(device: Any) -> bool:
 
 def name_processor(device: Any) -> None:
     """PoCL 3.0 (LLVM 14) calls a processor that it does not know "generic", and its own compiler
-    then refuses that name ("unknown target CPU 'generic'"). Here such a device gets a name that
-    every x86-64 compiler knows. Other devices stay as they are."""
+    then refuses that name ("unknown target CPU 'generic'"). Here such a device gets a name that the
+    compiler knows. Other devices stay as they are."""
     start = device.int_ptr
     ranges = list(readable())
     record = (ctypes.c_uint64 * WORDS).from_address(start)
@@ -50,7 +52,18 @@ def name_processor(device: Any) -> None:
             return
         text = record[i]
         if is_readable(ranges, text) and ctypes.string_at(text, len(UNKNOWN)) == UNKNOWN:
-            record[i] = ctypes.addressof(PLAIN)
+            record[i] = ctypes.addressof(known_name())
+
+
+@functools.cache
+def known_name() -> Any:
+    """For a plain "x86-64", kernels with vectors crash the compiler."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    return ctypes.create_string_buffer(b"haswell" if flags >= FLAGS else b"x86-64")
 
 
 def readable() -> Iterator[tuple[int, int]]:

@@ -214,3 +214,15 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(bfc.DeviceUnavailableError, match="try: pip install prometheus_client"):
         Collector()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("x" * 256 + "a", "x" * 256 + "b"), ("pool \ud800", "pool \udfff")]
+)
+def test_names_that_prometheus_cannot_tell_apart_are_refused(collector, first, second):
+    pools = a_pool(), a_pool()
+    collector.add(first, pools[0])
+    with pytest.raises(ValueError, match="another pool is shown as"):
+        collector.add(second, pools[1])
+    collector.remove(second)  # as Prometheus has it, it is the same name
+    collector.add(second, pools[1])

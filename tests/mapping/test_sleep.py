@@ -841,3 +841,21 @@ def test_a_tag_whose_only_request_was_refused_leaves_nothing_asleep(make: Any) -
         buffer.to_host()
         buffer.free()
         allocator.check()
+
+
+def test_a_refused_wake_says_who_has_the_memory():
+    device = bfc.SimulatedSubAllocator("80 GiB")
+    pool = bfc.BFCAllocator(device, virtual_memory=True)
+    with pool.tag("kv"):
+        kept = [pool.allocate("1 GiB") for _ in range(40)]
+    pool.sleep(drop=["kv"])
+    other = bfc.CachingAllocator(device)
+    blocks = [other.allocate("30 GiB"), other.allocate("20 GiB")]
+    blocks.pop().free()
+    with pytest.raises(bfc.OutOfMemoryError) as caught:
+        pool.wake("kv")
+    assert "release_free_regions() of other pools" in str(caught.value)
+    assert "freeing something first" not in str(caught.value)
+    other.release_free_regions()
+    pool.wake("kv")
+    assert len(kept) == 40

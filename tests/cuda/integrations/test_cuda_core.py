@@ -310,3 +310,55 @@ def test_the_end_of_the_process_is_quiet(core, run_alone, last: str) -> None:
         f"print(a.stats().bytes_in_use)\n{last}\n",
         says="512\n",
     )
+
+
+@both_policies
+def test_a_block_given_by_its_address_is_freed(core, make_cuda) -> None:
+    pool, device = make_cuda(), core.Device(0)
+    resource = bfc.integrations.cuda_core.MemoryResource(pool)
+    for stream in (None, device.create_stream()):
+        for closes in (True, False):
+            address = pool.allocate_raw(7000)
+            buffer = core.Buffer.from_handle(address, 7000, mr=resource, stream=stream)
+            account_for(pool, {address: 7000})
+            if closes:
+                buffer.close()
+                buffer.close()
+            del buffer
+            gc.collect()
+            if stream is not None:
+                stream.sync()
+            account_for(pool, {})
+
+
+def test_an_address_of_others_is_left_alone(core, make_cuda) -> None:
+    pool, other = make_cuda(), make_cuda()
+    resource = bfc.integrations.cuda_core.MemoryResource(pool)
+    address = other.allocate_raw(7000)
+    core.Buffer.from_handle(address, 7000, mr=resource).close()
+    account_for(other, {address: 7000})
+    freed = pool.allocate_raw(100)
+    buffer = core.Buffer.from_handle(freed, 100, mr=resource)
+    pool.deallocate_raw(freed)
+    buffer.close()
+    pool.check()
+
+
+def test_pinned_memory_comes_from_a_pinned_pool(core, make_cuda) -> None:
+    pinned, device = bfc.PinnedAllocator(bfc.HostSubAllocator()), core.Device(0)
+    resource = bfc.integrations.cuda_core.MemoryResource(pinned)
+    assert resource.is_host_accessible
+    assert resource.is_device_accessible == pinned.is_pinned
+    assert not resource.is_managed
+    with pytest.raises(RuntimeError, match="belongs to no device"):
+        _ = resource.device_id
+    stream = device.create_stream()
+    buffer = resource.allocate(1000, stream=stream)
+    assert pinned.requested_size(int(buffer.handle)) == 1000
+    assert bytes(memoryview(bfc_view(buffer)))[:0] == b""
+    buffer.close(stream)
+    given = pinned.allocate_raw(500)
+    core.Buffer.from_handle(given, 500, mr=resource).close()
+    assert resource.allocate(0, stream=stream).size == 0
+    stream.sync()
+    assert pinned.host_memory_stats()["active_requests.current"] == 0

@@ -252,13 +252,12 @@ def caching(limit: str = "64 MiB") -> bfc.CachingAllocator:
 
 
 def test_the_pools_have_every_method_of_cupys_own(cupy):
-    """But for the deprecated one."""
     for ours, theirs in (
         (bfc.integrations.cupy.MemoryPool, cupy.module.cuda.MemoryPool),
         (bfc.integrations.cupy.PinnedMemoryPool, cupy.module.cuda.PinnedMemoryPool),
     ):
         public = {name for name in dir(theirs) if not name.startswith("_")}
-        assert public - {"free_all_free"} <= set(dir(ours))
+        assert public <= set(dir(ours))
 
 
 @both_policies
@@ -376,3 +375,40 @@ def test_pinned_memory_by_cupys_names(cupy):
 def test_a_pinned_pool_is_made_of_a_pinned_allocator(wrong):
     with pytest.raises(TypeError, match="expected a PinnedAllocator"):
         bfc.integrations.cupy.PinnedMemoryPool(wrong())
+
+
+def test_memory_can_be_freed_by_hand_and_twice(cupy, make_cuda):
+    allocator = make_cuda()
+    pool = bfc.integrations.cupy.MemoryPool(allocator)
+    with cupy.module.cuda.using_allocator(pool.malloc):
+        array = cupy.module.ndarray((1000,), "f4")
+    memory = array.data.mem
+    memory.free()
+    account_for(allocator, {})
+    other = allocator.allocate(4000)
+    memory.free()
+    assert memory.ptr == 0
+    account_for(allocator, {other.ptr: 4000})
+    del array, memory
+    gc.collect()
+    account_for(allocator, {other.ptr: 4000})
+
+
+def test_pinned_memory_can_be_freed_by_hand_and_twice(cupy):
+    pinned = bfc.PinnedAllocator(bfc.HostSubAllocator())
+    pointer = bfc.integrations.cupy.PinnedMemoryPool(pinned).malloc(1000)
+    pointer.mem.free()
+    other = pinned.allocate(1000)
+    pointer.mem.free()
+    del pointer
+    gc.collect()
+    assert pinned.requested_size(other.ptr) == 1000
+
+
+def test_the_old_name_of_free_all_blocks_works():
+    allocator = caching()
+    pool = bfc.integrations.cupy.MemoryPool(allocator)
+    allocator.allocate("3 MiB").free()
+    with pytest.warns(DeprecationWarning, match="use free_all_blocks"):
+        pool.free_all_free()
+    assert pool.total_bytes() == 0

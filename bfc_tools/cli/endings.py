@@ -1,0 +1,51 @@
+"""Signals that end a command: it leaves no folders, no half-written files and no processes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+#: Those that a command answers as it answers Ctrl-C.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Ended(BaseException):
+    """A signal came that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"ended by {signal.Signals(self.number).name}"
+
+    @property
+    def code(self) -> int:
+        """What the command exits with, as shells say it."""
+        return 128 + self.number
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise `Ended`, unless somebody handles or ignores them. The others that
+    follow the first are ignored: a terminal that is closed sends several."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [it for it in SIGNALS if signal.getsignal(it) is signal.SIG_DFL]
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for it in taken:
+            signal.signal(it, signal.SIG_IGN)
+        raise Ended(number)
+
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
