@@ -101,7 +101,7 @@ def _memory_class(cupy: Any) -> Any:
 
         def free(self) -> None:
             """Frees it. A second call does nothing."""
-            self.ptr = 0
+            self.ptr = 0  # type: ignore[misc]  # the base has it
             self._owner.free()
 
     return Memory

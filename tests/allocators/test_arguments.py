@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import numpy as np
 from functools import partial
 
+import numpy as np
 import pytest
 
 import bfc
@@ -188,7 +187,7 @@ def test_nor_has_one_of_pinned_memory() -> None:
 def test_a_limit_of_nothing_is_refused(make, limit):
     if limit == 1e-15 and not (isinstance(make, type) and make is bfc.BFCAllocator):
         pytest.skip("of PyTorch's policy a fraction is PyTorch's, which takes any")
-    with pytest.raises(ValueError, match="limit of 0 bytes|must be above 0"):
+    with pytest.raises(ValueError, match=r"limit of 0 bytes|must be above 0"):
         make(bfc.SimulatedSubAllocator("1 GiB"), memory_limit=limit)
 
 
