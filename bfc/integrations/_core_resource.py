@@ -49,7 +49,7 @@ def free_other(allocator: Allocator | PinnedAllocator, ptr: int, stream: Any) ->
         allocator.record_stream(ptr, stream)
         allocator.deallocate_raw(ptr)
     except (InvalidPointerError, ClosedError):
-        pass  # it is none of its blocks, or was freed already
+        pass  # it is not one of its blocks, or was freed already
 
 
 @functools.cache

@@ -259,13 +259,7 @@ class MemoryPool:
         self._current().release_free_regions()
 
     def free_all_free(self) -> None:
-        """Do what `free_all_blocks` does, under its old name: CuPy's pool has it still.
-
-        Warns
-        -----
-        DeprecationWarning
-            As CuPy's does.
-        """
+        """Do what `free_all_blocks` does, under a name that CuPy calls deprecated."""
         warnings.warn(
             "free_all_free is deprecated: use free_all_blocks", DeprecationWarning, stacklevel=2
         )

@@ -104,7 +104,7 @@ class Collector:
             If `pool` is not an allocator, or `name` is not a text.
         ValueError
             If another pool that is open has this name, or one that Prometheus cannot tell from it:
-            a label has the first 256 characters, and "?" for what is no character of UTF-8.
+            a label has the first 256 characters, and "?" in place of surrogates.
         """
         if not isinstance(pool, Allocator):
             raise TypeError(f"expected an allocator, not {type(pool).__name__}")

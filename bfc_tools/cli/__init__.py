@@ -1,12 +1,12 @@
 """The command `bfc`, which is `python -m bfc` too: one file a subcommand, with
 `HELP`, `EPILOG`, `add_options(parser)` and `run(arguments)`. In order:
 
+    streams.py             what is printed, and where
+    endings.py             signals that end a command
     sizes.py               numbers, and sizes of devices
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
-    streams.py             what is printed, and where
-    endings.py             signals that end a command
     advise.py, devices.py, diff.py, predict.py, replay.py
     anonymise.py, completion.py, plan.py, report.py
     miniature.py           a training to record

@@ -82,7 +82,7 @@ class CountedSimulated(Counted, SimulatedSubAllocator):
 
     def with_addresses_of_cuda(self) -> CountedSimulated:
         """A new device of this kind and size, with the addresses of CUDA's driver."""
-        return type(self)(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
+        return CountedSimulated(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
 
 
 class TooManyPagesError(Exception):
@@ -93,7 +93,7 @@ class NoAddressesError(Exception):
     """There are fewer addresses than an allocator on such a device reserves."""
 
 
-class CountedPages(CountedSimulated):
+class CountedPages(Counted, SimulatedSubAllocator):
     """A GPU made of integers for allocators of ours: it keeps no log, and does not check what is
     mapped where, so that a page costs a tenth.
 
@@ -108,11 +108,11 @@ class CountedPages(CountedSimulated):
         self._sizes: dict[int, int] = {}  # of the pages that were not released
         self._most_pages = most_pages
 
-    def with_addresses_of_cuda(self) -> CountedSimulated:
-        made = super().with_addresses_of_cuda()
-        assert isinstance(made, CountedPages)
-        made._most_pages = self._most_pages
-        return made
+    def with_addresses_of_cuda(self) -> CountedPages:
+        """A new device of this kind and size, with the addresses of CUDA's driver."""
+        return CountedPages(
+            self.total_bytes, most_pages=self._most_pages, base=CUDA_HIGHEST, chunk=CUDA_CHUNK
+        )
 
     @property
     def live_bytes(self) -> int:
@@ -178,7 +178,10 @@ def device_for(trace: Trace, make: Callable[[], Counted]) -> Callable[[], Counte
 
     def made() -> Counted:
         device = make()
-        if isinstance(device, CountedSimulated) and 2 * device.total_bytes <= CUDA_HIGHEST:
+        if (
+            isinstance(device, CountedSimulated | CountedPages)
+            and 2 * device.total_bytes <= CUDA_HIGHEST
+        ):
             return device.with_addresses_of_cuda()
         return device
 
