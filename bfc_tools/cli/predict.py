@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from textwrap import fill
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.units import format_bytes
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
-from bfc_tools.predicting import devices
+from bfc_tools.predicting import devices, outside
 from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
 from bfc_tools.predicting.script import Ran, causes
@@ -21,6 +23,7 @@ from bfc_tools.predicting.stopping import STEPS, Limits
 from bfc_tools.study.advise import advise
 
 if TYPE_CHECKING:
+    from bfc.trace import Trace
     from bfc_tools.study.advice import Advice
 
 HELP = "predict how much GPU memory a PyTorch program needs, without a GPU"
@@ -29,10 +32,9 @@ The script runs as `python SCRIPT ARGUMENTS` would run it, on tensors that are o
 no GPU, and computes nothing on one. It uses the network, and starts other programs, with your
 rights. What it prints goes to standard error.
 
-Your files stay as they are: what the script writes, renames and removes with Python's functions is
-so for the script alone, and is thrown away at its end. Not so what code in C, other programs and
-processes that multiprocessing spawns write, downloads into caches, and temporary files.
---real-files lets the script work on your files; its checkpoints hold nothing then.
+Your files stay as they are: what the script writes, renames and removes is so for the script and
+the programs that it starts alone, and is thrown away at its end, also downloads and temporary
+files. --real-files lets the script work on your files; its checkpoints hold nothing then.
 
 Options of bfc may stand before the script, or among its arguments. An option that the script's own
 text has, too, is left to the script there, and so is --device cuda. What stands after -- is the
@@ -52,7 +54,8 @@ A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to 
 24GiB, with --cc and --sms for what operators ask of it. The names are
 {fill(", ".join(devices.DEVICES), 96)}.
 
-exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed, 130 interrupted.
+exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed or left no answer, 130
+interrupted, 128 and a signal's number if that ended it.
 """
 #: Seconds between two lines that tell how far it is.
 EVERY = 10.0
@@ -131,7 +134,36 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Runs the script, and prints what it needs. Returns whether that fits."""
+    """Runs the script, and prints what it needs. Returns whether that fits. The command does so in
+    a process of its own, and this one stays outside."""
+    if not arguments.ends_process:
+        return _run(arguments)
+    outside.begin(arguments.real_files)
+    try:
+        fits = _run(arguments)
+        sys.stdout.flush()
+    except BaseException as error:
+        _answered(_code(error))
+        raise
+    _answered(0 if fits else 1)
+    return fits
+
+
+def _answered(code: int) -> None:
+    if outside.link is not None:
+        outside.link.answered(code)
+
+
+def _code(error: BaseException) -> int:
+    """What the command ends with after an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, BrokenPipeError):
+        return 0
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
+
+
+def _run(arguments: argparse.Namespace) -> bool:
     script, rest = _split(arguments)
     limits = _limits(arguments)
     if arguments.save is not None and arguments.save.suffix != ".npz":
@@ -159,7 +191,6 @@ def run(arguments: argparse.Namespace) -> bool:
         settings=arguments.settings,
         oom=arguments.oom,
         real_files=arguments.real_files,
-        until_exit=arguments.ends_process,
     )
     found = ran.prediction
     if not len(found.trace) and arguments.oom and _ran_out(ran):
@@ -172,11 +203,11 @@ def run(arguments: argparse.Namespace) -> bool:
         )
     fits = found.fits()
     advice = None
-    if not fits and not arguments.no_advice:
+    if not fits and not arguments.no_advice and not ran.signal:
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
         advice = advise(found.trace, found.gpu.usable, jobs=1)
     if arguments.save is not None:
-        found.trace.save(arguments.save)
+        _save(found.trace, arguments.save)
     if arguments.json:
         print(_json(ran, fits, advice))
     else:
@@ -198,6 +229,16 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     if seconds is not None and not 0 < seconds < MOST_SECONDS:
         raise ValueError(f"--seconds is more than 0, not {seconds:g}")
     return Limits(sys.maxsize if steps == 0 else steps, forwards, seconds)
+
+
+def _save(trace: Trace, path: Path) -> None:
+    """Writes the run where the user wants it, also where files are kept apart."""
+    if outside.link is None or not outside.link.apart:
+        trace.save(path)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        trace.save(f"{folder}/trace.npz")
+        outside.link.write(str(path), Path(folder, "trace.npz").read_bytes())
 
 
 def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
@@ -277,13 +318,13 @@ def _tell(script: str, ours: list[str], left: list[str]) -> None:
         tell(f"bfc: {named} taken as bfc's own; behind -- all is {script}'s")
 
 
-def _failed(script: str, ran: Ran) -> Exception | None:
+def _failed(script: str, ran: Ran) -> BaseException | None:
     """What is said if the script raised an error."""
     error = ran.error
     if error is None:
-        return None
-    if isinstance(error, KeyboardInterrupt):
-        raise error
+        return _signalled(ran)
+    if ran.signal or isinstance(error, KeyboardInterrupt):
+        return _signalled(ran) or error
     until = "the figures are those until then"
     if not len(ran.prediction.trace):
         until = "it had allocated nothing on the GPU"
@@ -292,6 +333,13 @@ def _failed(script: str, ran: Ran) -> Exception | None:
     return RuntimeError(
         f"{script} raised {type(error).__name__} (its traceback is above); {until}{_hint(error)}"
     )
+
+
+def _signalled(ran: Ran) -> BaseException | None:
+    """What ends the command with the code of the signal that the program got."""
+    if ran.signal == signal.SIGINT:
+        return KeyboardInterrupt()
+    return SystemExit(128 + ran.signal) if ran.signal else None
 
 
 def _hint(error: BaseException) -> str:
@@ -382,7 +430,9 @@ class _Progress:
 
 
 def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> str:
-    failed = ran.error is not None and not _ran_out(ran)
+    failed = "was interrupted" if ran.signal else ""
+    if not failed and ran.error is not None and not _ran_out(ran):
+        failed = "failed"
     all_of_it = "; --steps 0 runs all of it" if ran.stopping.limits.is_default else ""
     stopped = ran.stopped and ran.stopped + all_of_it
     said = texts.lines(

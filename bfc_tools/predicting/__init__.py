@@ -3,17 +3,18 @@
 The program runs on tensors that are only shapes. What its operators would allocate goes to a
 `CachingAllocator` on a simulated device. torch is imported when a prediction begins. In order:
 
+    kernel.py             mounts of a process's own, and Landlock
     guard.cpp             a device "cuda" in a PyTorch that has none
     guard.py              it is compiled when first used
     devices.py            the usual GPUs
     cudnn.py              cuDNN itself, asked what a convolution works in
+    file_layer.py         files that lie over the user's, by Python's functions
+    outside.py            the process that stays outside, while a script runs apart
     arrivals.py           modules that are changed once they are imported
     kinds.py              what an allocation is for
     rules/                what CUDA's operators allocate beside their results
     places.py             where in the program: module, line, phase
     memory.py             the device's memory, and what happened to it
-    overlay.py            files that lie over the user's
-    file_calls.py         Python's functions on files, which write there
     even_choices.py       numbers that were drawn, and how many are alike
     real_values.py        values that stand in files and arrays
     known_values.py       tensors that are filled with one number
@@ -29,5 +30,6 @@ The program runs on tensors that are only shapes. What its operators would alloc
     session.py            `bfc.predict`
     stopping.py           when a program has run long enough
     waiting.py            what a program is doing that makes no step
+    endings.py            signals, and other ends of its process
     script.py             a script, run as `python` would run it
 """

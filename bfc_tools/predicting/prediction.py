@@ -21,7 +21,8 @@ from bfc_tools.predicting.text import lines
 from bfc_tools.study.source_lines import Lines
 
 if TYPE_CHECKING:
-    from bfc_tools.predicting.file_calls import FileCalls
+    from bfc_tools.predicting.file_layer import Layer
+    from bfc_tools.predicting.outside import Outside
     from bfc_tools.predicting.recorder import Recorder
     from bfc_tools.study.advice import Advice
 
@@ -121,8 +122,8 @@ class Prediction:
         self.torch_version: str = torch.__version__
         self._memory = memory
         self._recorder = recorder
-        #: What stands in the place of Python's functions on files, unless they are real.
-        self.files: FileCalls | None = None
+        #: What keeps the program's files apart, unless they are real.
+        self.files: Layer | Outside | None = None
         self._trace: Trace | None = None
         self._peak: Peak | None = None
 

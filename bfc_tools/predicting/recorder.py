@@ -44,6 +44,7 @@ from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
+from bfc_tools.predicting.outside import keep
 from bfc_tools.predicting.places import users_line
 from bfc_tools.predicting.rules.interface import (
     AMENDMENTS,
@@ -670,13 +671,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Writes a file of the prediction's own, and returns its path."""
         if self.files is None:
             return _write(path, data)
-        written: str = self.files.keep(path, data)
-        return written
-
-    def cover(self, path: Any) -> None:
-        """A file is written that only this prediction can read: not a real one, in no folder."""
-        if self.files is not None:
-            self.files.cover(path)
+        return keep(self.files, path, data)
 
     # -- assumptions ----------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
-import signal
 import sys
 import threading
 import traceback
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc_tools.predicting import waiting
+from bfc_tools.predicting.endings import Left, ended_in_order
 from bfc_tools.predicting.places import is_machinery
 from bfc_tools.predicting.prediction import Prediction
 from bfc_tools.predicting.session import predict
@@ -27,6 +27,7 @@ class Ran:
     prediction: Prediction  # what it needed until it ended
     stopping: Stopping  # what would stop it
     error: BaseException | None = None  # what it raised
+    signal: int = 0  # the signal that ended it
 
     @property
     def steps(self) -> int:
@@ -79,7 +80,7 @@ def run(
         with (
             _as_main(script, arguments, folder),
             _threads_count(ran),
-            _ended_in_order(),
+            ended_in_order(ran),
             waiting.told(lambda: stopping.steps, lambda: found.operators),
         ):
             try:
@@ -90,6 +91,9 @@ def run(
                         runpy.run_path(script, run_name="__main__")
             except Stopped:
                 pass
+            except Left as error:
+                if error.code:
+                    ran.error = SystemExit(error.code)
             except SystemExit as error:
                 if error.code not in (None, 0):
                     ran.error = error
@@ -122,24 +126,6 @@ def _threads_count(ran: Ran) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = tell
-
-
-@contextlib.contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the program as `sys.exit` does, so that no temporary files stay behind."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def end(number: int, frame: Any) -> None:
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

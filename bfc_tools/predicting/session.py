@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
 from bfc.pytorch.rules import nearest_rules
-from bfc_tools.predicting import devices, guard
+from bfc_tools.predicting import devices, guard, outside
+from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
 from bfc_tools.predicting.prediction import Prediction
@@ -28,7 +30,6 @@ def predict(
     settings: str | None = None,
     oom: bool = False,
     real_files: bool = False,
-    until_exit: bool = False,
     after_step: Callable[[int], object] | None = None,
     after_forward: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
@@ -55,9 +56,6 @@ def predict(
     real_files : bool, optional
         Whether what the program writes is written. Otherwise its files lie over the user's while
         the prediction runs, and are thrown away then.
-    until_exit : bool, optional
-        Whether they are kept apart until the process ends, and so is what the program's threads and
-        functions of `atexit` write. The thread that has left the block works on the user's files.
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
@@ -103,9 +101,11 @@ def predict(
     torch = guard.supported_torch()
     settings_in_force(settings)  # before anything is compiled
     module = guard.load()
+    if outside.link is not None:
+        outside.link.write_new(module.__file__ or "")  # if it was compiled just now
 
     from bfc.pytorch.extension import torch_version
-    from bfc_tools.predicting import fake_torch, file_calls, hooks, nvml, rules
+    from bfc_tools.predicting import fake_torch, hooks, nvml, rules
     from bfc_tools.predicting.cuda_module import CudaModule, replaced
     from bfc_tools.predicting.recorder import Recorder
 
@@ -129,8 +129,7 @@ def predict(
         stack.enter_context(replaced(fake_torch.replacements()))
         fake_torch.try_backward(mode, STARTED_TOO_LATE)
         if not real_files:
-            files = file_calls.thrown_away(recorder.started, until_exit=until_exit)
-            recorder.files = found.files = stack.enter_context(files)
+            recorder.files = found.files = stack.enter_context(_kept_apart(recorder.started))
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         for around in (nvml.answered, *rules.interface.AROUND):
@@ -146,3 +145,16 @@ def predict(
         except BaseException as error:
             found.ended_by(error)
             raise
+
+
+@contextlib.contextmanager
+def _kept_apart(started: Callable[[str], object]) -> Iterator[Layer | outside.Outside]:
+    """What keeps the files of the program apart: its process has it, or the block."""
+    if outside.link is not None and outside.link.apart:
+        yield outside.link
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix=outside.PREFIX) as folder,
+        laid_over(folder, started) as layer,
+    ):
+        yield layer

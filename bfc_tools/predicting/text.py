@@ -23,19 +23,19 @@ def lines(
     *,
     fits: bool,
     advice: object = None,
-    failed: bool = False,
+    failed: str = "",
     stopped: str = "",
 ) -> Iterator[str]:
     """What a prediction says.
 
     `table` names what is shown of the peak beside its kinds: "by_module", "by_operator" or
-    "by_line". `advice` stands below the tables. `failed` is whether the program raised an error,
-    and `stopped` says after what it was stopped, as "2 steps of the optimizer".
+    "by_line". `advice` stands below the tables. `failed` says how the program ended, if not by
+    itself, as "failed", and `stopped` after what it was stopped, as "2 steps of the optimizer".
     """
     if not len(found.trace):
         yield "It has allocated nothing on the GPU."
         return
-    yield ("Until it failed: " if failed else "") + _answer(found, fits)
+    yield (f"Until it {failed}: " if failed else "") + _answer(found, fits)
     yield from _peaks(found)
     if found.allocator_differs:
         yield f"           {found.allocator_differs}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -363,17 +364,14 @@ torch.save(torch.randn(8, 64), cached + ".tmp")
 os.replace(cached + ".tmp", cached)
 assert torch.load(cached).shape == (8, 64)
 assert os.listdir(os.environ["MY_CACHE_DIR"]) == ["features.pt"]
-for change in (
-    lambda: os.execv(sys.executable, [sys.executable, "-c", "open('log.txt', 'w')"]),
-    lambda: sqlite3.connect("file:log.txt", uri=True),
-    lambda: sqlite3.dbapi2.connect("log.txt"),
-    lambda: sqlite3.Connection("log.txt"),
-):
-    try:
-        change()
-        print("not refused")
-    except PermissionError as error:
-        assert "prediction" in str(error)
+try:
+    os.execv(sys.executable, [sys.executable, "-c", "open('log.txt', 'w')"])
+    print("not refused")
+except PermissionError as error:
+    assert "prediction" in str(error)
+for base in (sqlite3.dbapi2.connect("base"), sqlite3.connect("file:base", uri=True)):
+    base.execute("create table if not exists t (x)")
+    base.close()
 assert sqlite3.connect(":memory:").execute("select 1").fetchone() == (1,)
 if os.fork() == 0:
     sys.exit(0)
@@ -384,7 +382,7 @@ torch.nn.Linear(64, 64).cuda()(torch.ones(8, 64).cuda()).sum().backward()
 
 def test_files_stay_as_they_are_until_the_process_has_ended(script, tmp_path: Path) -> None:
     """What other threads, functions at the exit and finalisers write; what only a prediction could
-    read, in a cache; other ways to a database; another program in the place of this one; a forked
+    read, in a cache; ways to a database; another program in the place of this one; a forked
     child, which says nothing."""
     (tmp_path / "log.txt").write_text("the user's")
     (tmp_path / "cache").mkdir()
@@ -432,7 +430,31 @@ def test_a_program_that_is_told_to_end_leaves_nothing(script, tmp_path: Path) ->
         check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "scratch")},
     )
-    assert done.stdout.startswith("Until it failed: It fits on"), done.stderr
+    assert done.stdout.startswith("Until it was interrupted: It fits on"), done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert not (tmp_path / "log.txt").exists()
+
+
+LEFT = """
+import os, torch
+torch.ones(1 << 20, device="cuda")
+open("log.txt", "w").write("x")
+os._exit(0)
+"""
+
+
+def test_a_program_that_ends_its_process_is_told(script, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "bfc", "predict", "--no-advice", script(LEFT)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "scratch")},
+    )
+    assert done.stdout.startswith("It fits on"), done.stderr
+    assert done.returncode == 0
     assert list((tmp_path / "scratch").iterdir()) == []
     assert not (tmp_path / "log.txt").exists()
 

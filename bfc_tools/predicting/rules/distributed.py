@@ -65,7 +65,6 @@ def one_of_many(recorder: Any) -> Iterator[None]:
     import torch.nn.parallel.comm as comm
     import torch.nn.parallel.distributed as parallel
 
-    _leave_alone_what_it_has_made(recorder.files)
     with ExitStack() as stack:
         replace = functools.partial(_replace, stack)
         replace(meshes.DeviceMesh, "__init__", _real(_with_ranks(meshes.DeviceMesh.__init__)))
@@ -201,14 +200,6 @@ def _done(value: Any) -> Any:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
-
-
-def _leave_alone_what_it_has_made(files: Any) -> None:
-    """A temporary folder, which some versions make as they are imported, and remove at the exit."""
-    module = sys.modules.get("torch.distributed.nn.jit.instantiator")
-    folder = getattr(module, "INSTANTIATED_TEMPLATE_DIR_PATH", None)
-    if files is not None and folder is not None:
-        files.overlay.leave_alone(folder)
 
 
 def _replace(stack: ExitStack, holder: Any, name: str, what: Any) -> None:

@@ -14,7 +14,9 @@ import mmap
 import os
 import pickle
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -194,7 +196,6 @@ def saved(recorder: Any) -> Iterator[None]:
             folder = os.path.dirname(os.path.abspath(os.fsdecode(f)))
             if not os.path.isdir(folder):
                 raise RuntimeError(f"Parent directory {folder} does not exist.")
-            recorder.cover(f)
             with open(f, "wb") as file:
                 file.write(keep(obj))
         else:
@@ -270,17 +271,35 @@ def scripted(recorder: Any) -> Iterator[None]:
     then shapes, where `map_location` says."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    build = torch.jit.load
+    build, script = torch.jit.load, torch.jit._script
+    real = script.RecursiveScriptModule.save
+
+    def save(module: Any, f: Any, **extra: Any) -> None:
+        with tempfile.NamedTemporaryFile() as made, open(f, "wb") as file:
+            real(module, made.name, **extra)
+            shutil.copyfileobj(made, file)
 
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if map_location is None:
             recorder.assume("torch.jit.load without map_location: where its tensors are", "cpu")
         with _disable_current_modes():
-            made = build(f, "cpu", *args, **kwargs)
+            made = build(_content(f), "cpu", *args, **kwargs)
         return made.to("cpu" if map_location is None else map_location)
 
-    with patch.object(torch.jit, "load", load):
+    with (
+        patch.object(torch.jit, "load", load),
+        patch.object(script.RecursiveScriptModule, "save", save),
+        patch.object(script.ScriptModule, "save", save),  # which traced modules have
+    ):
         yield
+
+
+def _content(file: Any) -> Any:
+    """What C++ reads: it does not find a file that lies over the user's."""
+    if isinstance(file, (str, os.PathLike)) and os.path.isfile(file):
+        with open(file, "rb") as opened:
+            return io.BytesIO(opened.read())
+    return file
 
 
 def _safetensors(
@@ -294,7 +313,6 @@ def _safetensors(
     load_file, load, opened = real.load_file, real.load, package.safe_open
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
-        recorder.cover(filename)
         with open(filename, "wb") as file:
             file.write(keep((dict(tensors), metadata)))
 

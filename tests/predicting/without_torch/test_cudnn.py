@@ -242,24 +242,17 @@ def test_threads_get_the_answers_to_their_own_questions(counting) -> None:
         assert [found.plan(one) for one in asked] == plans
 
 
-def test_it_is_no_program_that_the_script_has_started(counting) -> None:
-    from bfc_tools.predicting.file_calls import _Hook
+def test_it_is_no_program_that_the_script_has_started(counting, tmp_path) -> None:
+    from bfc_tools.predicting.file_layer import laid_over
 
-    class Calls:
-        def __init__(self) -> None:
-            self.programs: list[str] = []
-
-        def started(self, program: str) -> None:
-            self.programs.append(program)
-
-    hook, calls = _Hook(), Calls()
-    hook.calls = calls
-    hook("subprocess.Popen", ("python", ["python", "-I", cudnn.PROGRAM], None, None))
-    assert calls.programs == []
-    hook("subprocess.Popen", ("python", ["python", "train.py"], None, None))
-    hook("subprocess.Popen", ("python", b"python", None, None))
-    hook("os.system", (b"python",))
-    assert len(calls.programs) == 3
+    programs: list[str] = []
+    with laid_over(str(tmp_path), programs.append):
+        sys.audit("subprocess.Popen", "python", ["python", "-I", cudnn.PROGRAM], None, None)
+        assert programs == []
+        sys.audit("subprocess.Popen", "python", ["python", "train.py"], None, None)
+        sys.audit("subprocess.Popen", "python", b"python", None, None)
+        sys.audit("os.system", b"python")
+    assert programs == ["python"] * 3
 
 
 #: What is asked, the plan without a GPU, and what an H100 took: convolutions with one wave of

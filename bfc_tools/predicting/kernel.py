@@ -1,0 +1,199 @@
+"""What the kernel keeps apart: mounts of a process's own, and Landlock. Both hold for the process
+that calls and for all that it starts, until they end.
+
+From mount(2), overlayfs.rst, user_namespaces(7) and landlock(7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import struct
+from collections.abc import Iterator
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
+_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18
+_NO_NEW_PRIVILEGES, _DIES_WITH_PARENT, _ADOPTS = 38, 1, 36
+_MOUNT_SETATTR, _LANDLOCK = 442, 444
+_EMPTY_PATH, _READ_ONLY = 0x1000, 1
+#: Landlock's rights to change something: to write, to remove, to make, to link and to truncate.
+_WRITE, _LINK, _CHANGES = 1 << 1, 1 << 13, 1 << 1 | 0x7FF << 4
+_OLDEST_LANDLOCK = 3  # the first that knows how to truncate
+#: File systems without files of anybody's.
+_OF_THE_SYSTEM = frozenset(
+    (
+        *("proc", "sysfs", "devtmpfs", "devpts", "cgroup", "cgroup2", "mqueue", "securityfs"),
+        *("debugfs", "tracefs", "configfs", "bpf", "pstore", "efivarfs", "autofs", "fusectl"),
+        *("binfmt_misc", "hugetlbfs", "nsfs"),
+    )
+)
+
+
+def _call(function: str, *args: object, name: str | None = None) -> int:
+    """A function of the C library. Raises OSError with what it says."""
+    result = int(getattr(_libc, function)(*args))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), name)
+    return result
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    texts = [os.fsencode(one) for one in (source, target, kind)]
+    _call("mount", *texts, ctypes.c_ulong(flags), os.fsencode(options), name=target)
+
+
+def die_with_parent(signal: int) -> None:
+    """This process gets the signal when the one that has forked it ends."""
+    _call("prctl", _DIES_WITH_PARENT, signal, 0, 0, 0)
+
+
+def adopt() -> None:
+    """Processes whose parents end are children of this one, if it has begun them."""
+    _call("prctl", _ADOPTS, 1, 0, 0, 0)
+
+
+# -- mounts of its own ----------------------------------------------------------------------------
+
+
+def lay_over(folder: str, hidden: str) -> list[str]:
+    """What this process writes lies below `folder` from now on, in folders that are laid over all
+    others. It must have no threads, and does not see what lies in `hidden`, a folder above.
+
+    Each of `folder/0`, `folder/1`, ... has a file `name`, with what it lies over, and `upper`.
+    Returns the folders that cannot be covered, since another file system is mounted inside, or
+    since theirs refuses: in these nothing can be written, but in the folders inside them. Raises
+    OSError where the system allows none of it, and the process is to end then.
+    """
+    here, user, group = os.getcwd(), os.getuid(), os.getgid()
+    options = ",redirect_dir=on,metacopy=off"
+    try:
+        _call("unshare", _NEW_MOUNTS)
+    except PermissionError:
+        options = ",userxattr"
+        _call("unshare", _NEW_MOUNTS | _NEW_USER)
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{user} {user} 1"),
+            ("gid_map", f"{group} {group} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    _mount("", "/", "", _RECURSIVE | _PRIVATE)
+    sockets, mounts = list(_sockets()), _mounts()
+    opened = []
+    for path in [path for path, changes in mounts.items() if changes]:
+        with contextlib.suppress(OSError):
+            opened.append(os.open(path, os.O_PATH))
+    os.chdir(folder)  # which is below one of the mounts that are covered
+    _cover(0, folder, options)  # raises, where a folder cannot be laid over there
+    read_only: list[str] = []
+    for number, path in enumerate(_trees(mounts, read_only), 1):
+        try:
+            _cover(number, path, options)
+        except OSError:
+            read_only.append(path)
+    attributes = struct.pack("=4Q", _READ_ONLY, 0, 0, 0)
+    for number in opened:  # also where it is covered, for who still has an old folder
+        _call("syscall", _MOUNT_SETATTR, number, b"", _EMPTY_PATH, attributes, len(attributes))
+        os.close(number)
+    _mount("tmpfs", hidden, "tmpfs", _READ_ONLY)
+    for number, path in sockets:  # which nobody answers through a folder that lies over them
+        with contextlib.suppress(OSError):
+            _mount(f"/proc/self/fd/{number}", path, "", _BIND)
+        os.close(number)
+    os.chdir(here)
+    if (
+        user and options == ",userxattr"
+    ):  # in a namespace of one's own one has the rights of root over one's files
+        version_3 = struct.pack("=2I", 0x20080522, 0)
+        _call("capset", version_3, bytes(24))
+    # no way back through /proc/PID/root of a process that is outside, nor by mounting
+    with contextlib.suppress(OSError):
+        _restrict(_LINK, {"/": _LINK})
+    return sorted(read_only)
+
+
+def _cover(number: int, path: str, more: str) -> None:
+    for name in ("upper", "work"):
+        os.makedirs(f"{number}/{name}")
+    with open(f"{number}/name", "wb") as file:
+        file.write(os.fsencode(path))
+    lower = re.sub(r"([\\,:])", r"\\\1", path)
+    options = f"lowerdir={lower},upperdir={number}/upper,workdir={number}/work"
+    _mount("overlay", path, "overlay", 0, options + more)
+
+
+def _mounts() -> dict[str, bool]:
+    """Where file systems are mounted, and whether somebody's files may be changed there."""
+    found: dict[str, bool] = {}
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            place, _, source = line.partition(" - ")
+            path, options = place.split(" ")[4:6]
+            kind, _, more = source.split(" ")[:3]
+            path = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+            read_only = "ro" in [*options.split(","), *more.strip().split(",")]
+            ours = path.startswith(("/proc/", "/sys/")) or kind in _OF_THE_SYSTEM
+            found[path] = not read_only and not ours
+    return found
+
+
+def _trees(mounts: dict[str, bool], split: list[str]) -> Iterator[str]:
+    """The topmost folders below which nothing else is mounted. Those above them go to `split`."""
+    rest = [path for path, changes in mounts.items() if changes and os.path.isdir(path)]
+    while rest:
+        path = rest.pop()
+        inside = path.rstrip("/") + "/"
+        if not any(one.startswith(inside) and one != path for one in mounts):
+            yield path
+            continue
+        split.append(path)
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
+            rest += [one for one in folders if one not in mounts]
+
+
+def _sockets() -> Iterator[tuple[int, str]]:
+    """The sockets that this process may connect to, opened, with their paths."""
+    with open("/proc/net/unix", errors="surrogateescape") as file:
+        paths = {line.rstrip("\n").partition(" /")[2] for line in file}
+    for path in sorted(paths - {""}):
+        with contextlib.suppress(OSError):
+            if os.access(f"/{path}", os.W_OK):
+                yield os.open(f"/{path}", os.O_PATH), f"/{path}"
+
+
+# -- Landlock -------------------------------------------------------------------------------------
+
+
+def keep_below(folder: str) -> None:
+    """This process, and what it starts, changes nothing from now on but what lies in `folder`, and
+    shared memory. It may still change permissions, owners, times and attributes of files that lie
+    elsewhere, which Landlock does not know. Raises OSError where the kernel does not have it.
+    """
+    everywhere = {"/dev": _WRITE, "/proc": _WRITE, "/dev/shm": _CHANGES, folder: _CHANGES}
+    _restrict(_CHANGES, everywhere)
+
+
+def _restrict(handled: int, allowed: dict[str, int]) -> None:
+    """Forbids this process the rights `handled` but below these folders."""
+    version = _call("syscall", _LANDLOCK, None, ctypes.c_size_t(0), 1)
+    if version < _OLDEST_LANDLOCK:
+        raise OSError(errno.ENOSYS, f"Landlock {version} is too old")
+    rules = _call("syscall", _LANDLOCK, struct.pack("=Q", handled), ctypes.c_size_t(8), 0)
+    try:
+        for path, rights in allowed.items():
+            with contextlib.suppress(FileNotFoundError):
+                opened = os.open(path, os.O_PATH)
+                rule = struct.pack("=Qi", rights, opened)
+                _call("syscall", _LANDLOCK + 1, rules, 1, rule, 0)
+                os.close(opened)
+        _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _call("syscall", _LANDLOCK + 2, rules, 0)
+    finally:
+        os.close(rules)

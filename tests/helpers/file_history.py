@@ -1,0 +1,157 @@
+"""A program that does random things to the files of its folder, and prints what it sees.
+
+Arguments: the seed, how many steps, and "python" for Python's functions alone, or "all" for C's,
+sqlite's and other programs' too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import random
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+
+NAMES = ("a", "b", "c/a", "c/b", "c/d/a", "d", "d/e", "link", "link/a", "new", "c/new")
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def c(name: str, *args: object) -> None:
+    """Calls C's function."""
+    texts = [os.fsencode(one) if isinstance(one, str) else one for one in args]
+    if getattr(libc, name)(*texts) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+
+def write(path: str, flags: int, text: bytes = b"new text") -> None:
+    number = os.open(path, flags, 0o644)
+    try:
+        os.write(number, text)
+    finally:
+        os.close(number)
+
+
+def mapped(path: str) -> None:
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[0] = 65
+
+
+def through_proc(path: str) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        with open(f"/proc/self/fd/{number}", "r+") as file:
+            file.write("proc")
+    finally:
+        os.close(number)
+
+
+def sent(path: str, other: str) -> None:
+    with open(path, "rb") as source, open(other, "wb") as target:
+        os.sendfile(target.fileno(), source.fileno(), 0, 100)
+
+
+def copied(path: str, other: str) -> None:
+    with open(path, "rb") as source, open(other, "wb") as target:
+        os.copy_file_range(source.fileno(), target.fileno(), 100)
+
+
+def base(path: str) -> None:
+    found = sqlite3.connect(path + ".db")
+    with contextlib.closing(found):
+        found.execute("create table if not exists t (x)")
+        found.execute("insert into t values (1)")
+        found.commit()
+
+
+def program(text: str) -> None:
+    if subprocess.run(text, shell=True, capture_output=True, check=False).returncode:
+        raise OSError(0, "the program failed")
+
+
+Steps = dict[str, Callable[[str, str], object]]
+PYTHON: Steps = {
+    "w": lambda a, b: write(a, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+    "x": lambda a, b: write(a, os.O_WRONLY | os.O_CREAT | os.O_EXCL),
+    "a": lambda a, b: write(a, os.O_WRONLY | os.O_APPEND),
+    "r+": lambda a, b: write(a, os.O_RDWR, b"X"),
+    "nofollow": lambda a, b: write(a, os.O_WRONLY | os.O_NOFOLLOW),
+    "truncate": lambda a, b: os.truncate(a, 3),
+    "chmod": lambda a, b: os.chmod(a, 0o700),
+    "utime": lambda a, b: os.utime(a, (1, 1)),
+    "mkdir": lambda a, b: os.mkdir(a),
+    "rmdir": lambda a, b: os.rmdir(a),
+    "unlink": lambda a, b: os.unlink(a),
+    "rename": os.rename,
+    "replace": os.replace,
+    "symlink": lambda a, b: os.symlink(a, b),
+    "map": lambda a, b: mapped(a),
+    "proc": lambda a, b: through_proc(a),
+    "send": sent,
+    "copy": copied,
+}
+OTHERS: Steps = {
+    "link": lambda a, b: os.link(a, b),
+    "base": lambda a, b: base(a),
+    "xattr": lambda a, b: os.setxattr(a, "user.x", b"1"),
+    "C truncate": lambda a, b: c("truncate", a, ctypes.c_long(2)),
+    "C chmod": lambda a, b: c("chmod", a, 0o750),
+    "C unlink": lambda a, b: c("unlink", a),
+    "C mkdir": lambda a, b: c("mkdir", a, 0o755),
+    "C symlink": lambda a, b: c("symlink", a, b),
+    "cp": lambda a, b: program(f"cp {a} {b}"),
+    "sh": lambda a, b: program(f"echo text >> {a}"),
+}
+
+
+def look() -> list[object]:
+    """All that is there, as this process sees it."""
+    found: list[object] = []
+    for top, folders, files in os.walk("."):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = os.path.join(top, name)
+            status = os.lstat(path)
+            kind = stat.S_IFMT(status.st_mode)
+            content: object = None
+            if kind == stat.S_IFREG and not name.endswith(".db"):
+                with open(path, "rb") as file:
+                    content = file.read()
+            elif kind == stat.S_IFLNK:
+                content = os.readlink(path)
+            mode = 0 if kind == stat.S_IFLNK else stat.S_IMODE(status.st_mode)
+            found.append((path, kind, mode, content))
+    return found
+
+
+def main(seed: int, steps: int, kinds: str) -> None:
+    rng = random.Random(seed)
+    table = PYTHON if kinds == "python" else PYTHON | OTHERS
+    for step in range(steps):
+        # those that begin a program are rarer, since they take long
+        name = rng.choice([*table, *PYTHON] if step % 20 else list(table))
+        first, second = rng.choice(NAMES), rng.choice(NAMES)
+        if name in ("cp", "sh") and step % 20:
+            name = "w"
+        if name in ("send", "copy") and os.path.realpath(first) == os.path.realpath(second):
+            continue  # who has opened a file before it is first written goes on reading the old one
+        try:
+            said: object = table[name](first, second) and None
+        except OSError as error:
+            said = error.errno
+        except (ValueError, sqlite3.Error) as error:
+            said = type(error).__name__
+        print(step, name, first, second, said)
+        if step % 10 == 9:
+            print(look())
+        if step % 200 == 199:  # so that not all ends up as one
+            with contextlib.suppress(OSError):
+                os.makedirs("c/d")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,294 @@
+"""A script runs apart: what it does to files is so for the script alone, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+HELPER = Path(__file__).parents[2] / "helpers/kept_apart.py"
+#: What the system refuses, by what is left then.
+CASES = {
+    "namespace": "",
+    "namespace of an ordinary user": "root",
+    "landlock": "root,unshare",
+}
+IN_A_NAMESPACE = [case for name, case in CASES.items() if name.startswith("namespace")]
+NEITHER = "root,unshare,landlock_create_ruleset"
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A user's folder."""
+    folder = tmp_path / "mine"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data.bin").write_text("mine")
+    (folder / "data/one").write_text("mine, too")
+    (folder / "data.bin").chmod(0o640)
+    (tmp_path / "tmp").mkdir()
+    return folder
+
+
+def begin(mine: Path, program: str, refused: str = "", *arguments: str) -> subprocess.Popen[str]:
+    script = mine.parent / "program.py"
+    script.write_text(textwrap.dedent(program))
+    return subprocess.Popen(
+        [sys.executable, HELPER, refused, script, *arguments],
+        cwd=mine,
+        env=os.environ
+        | {"TMPDIR": str(mine.parent / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+def run(mine: Path, program: str, refused: str = "") -> tuple[int, str, str]:
+    """The code, and what was printed. Nothing of the user's has changed, and nothing is left."""
+    before = state(mine)
+    running = begin(mine, program, refused)
+    out, err = running.communicate(timeout=120)
+    assert state(mine) == before
+    assert os.listdir(mine.parent / "tmp") == []
+    return running.returncode, out, err
+
+
+def state(folder: Path) -> list[tuple[str, int, int, bytes]]:
+    """All that is known of what is in a folder."""
+    found = []
+    for path in sorted([folder, *folder.rglob("*")]):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() else b""
+        found.append((str(path), status.st_mode, status.st_mtime_ns, content))
+    return found
+
+
+FILES = """
+    import ctypes, os, sqlite3, subprocess
+    open("new", "w").write("new")
+    open("data.bin", "r+").write("XY")
+    os.rename("data/one", "two")
+    os.mkdir("folder")
+    os.replace("folder", "other")
+    os.rename("data", "data_old")
+    os.rename("data_old", "data")
+    open("/dev/shm/bfc-moved", "w").write("new")
+    os.replace("/dev/shm/bfc-moved", "moved")
+    os.chmod("data.bin", 0o600)
+    os.utime("two", (1, 1))
+    os.setxattr("two", "user.x", b"1")
+    subprocess.run("echo child > child; cat two; rm two; touch -d 1999-01-01 data", shell=True)
+    libc = ctypes.CDLL(None)
+    libc.truncate(b"data.bin", ctypes.c_long(1))
+    base = sqlite3.connect("base"); base.execute("create table t (x)"); base.commit(); base.close()
+    print(sorted(os.listdir()), open("data.bin").read(), os.stat("data.bin").st_mode & 0o777)
+"""
+
+
+@pytest.mark.parametrize("refused", IN_A_NAMESPACE)
+def test_python_c_and_programs_see_the_files_of_the_script(mine: Path, refused: str) -> None:
+    code, out, err = run(mine, FILES, refused)
+    assert (code, err) == (0, "")
+    seen = ["base", "child", "data", "data.bin", "moved", "new", "other"]
+    assert out == f"mine, too{seen} X {0o600}\n"
+
+
+IN_PYTHON = """
+    import os, sqlite3, subprocess
+    open("new", "w").write("new")
+    open("data.bin", "r+").write("XY")
+    os.rename("data/one", "two")
+    os.rename("data", "other")
+    os.chmod("data.bin", 0o600)
+    os.utime("two", (1, 1))
+    base = sqlite3.connect("base"); base.execute("create table t (x)"); base.commit(); base.close()
+    done = subprocess.run("echo child > child", shell=True, stderr=subprocess.DEVNULL)
+    assert done.returncode != 0
+    print(sorted(os.listdir()), open("data.bin").read(), os.stat("data.bin").st_mode & 0o777)
+"""
+
+
+def test_under_landlock_python_sees_them_and_programs_cannot_write(mine: Path) -> None:
+    code, out, err = run(mine, IN_PYTHON, CASES["landlock"])
+    assert (code, err) == (0, "")
+    assert out == f"{['base', 'data.bin', 'new', 'other', 'two']} XYne {0o600}\n"
+
+
+WAYS = {
+    "a link in a temporary folder": """
+        import os, tempfile
+        link = tempfile.mkdtemp() + "/link"
+        os.symlink(os.path.abspath("data.bin"), link)
+        for way in (
+            lambda: open(link, "w").write("gone"),
+            lambda: open(link, "a").write("gone"),
+            lambda: open(link, "r+").write("gone"),
+            lambda: os.truncate(link, 0),
+            lambda: os.chmod(link, 0),
+            lambda: os.utime(link, (1, 1)),
+        ):
+            try: way()
+            except PermissionError: pass
+    """,
+    "an open file": """
+        import os
+        own = f"/proc/{os.getpid()}/fd"
+        for where in ("/dev/fd", "/proc/self/fd", own, "/proc/thread-self/fd"):
+            try: open(f"{where}/{os.open('data.bin', os.O_RDONLY)}", "w").write("gone")
+            except PermissionError: pass
+    """,
+    "the root of a process outside": """
+        import os
+        for root in (f"/proc/{os.getppid()}/root", f"/proc/{os.getppid()}/cwd/../../../../.."):
+            try: open(root + os.path.abspath("data.bin"), "w").write("gone")
+            except OSError: pass
+            else: raise SystemExit("it is open")
+    """,
+    "its own root": """
+        import os
+        for root in ("/proc/self/root", "/proc/self/cwd/../../../../../../../.."):
+            try: open(root + os.path.abspath("data.bin"), "w").write("gone")
+            except PermissionError: pass
+    """,
+    "a database": """
+        import os
+        from sqlite3 import DatabaseError, dbapi2
+        try:
+            base = dbapi2.connect("file:data/base?mode=rwc", uri=True)
+            base.execute("attach 'data/other' as other")
+            base.execute("create table other.t (x)")
+        except (DatabaseError, PermissionError): pass
+    """,
+    "a hard link": """
+        import os, tempfile
+        link = tempfile.mkdtemp() + "/link"
+        try:
+            os.link("data.bin", link)
+            open(link, "w").write("gone")
+        except OSError: pass
+    """,
+}
+
+
+@pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("way", WAYS)
+def test_there_is_no_way_to_a_file_of_the_users(mine: Path, refused: str, way: str) -> None:
+    code, _, err = run(mine, WAYS[way], refused)
+    assert (code, err) == (0, "")
+
+
+def test_without_any_way_to_keep_files_nothing_runs(mine: Path) -> None:
+    code, out, err = run(mine, "print('it runs')", NEITHER)
+    assert (code, out) == (1, "")
+    assert "--real-files" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        ("import os; os._exit(0)", 2, "the script ended its process itself (code 0)"),
+        ("import os; os._exit(7)", 2, "the script ended its process itself (code 7)"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "ended by SIGKILL"),
+        ("import os; os.abort()", 134, "ended by SIGABRT"),
+        ("import os; os.execv('/bin/true', ['true'])", 2, "the script ended its process itself"),
+        ("import os; os.fork() or os.setsid()\nimport time; os.fork() or time.sleep(99)", 0, ""),
+    ],
+)
+def test_it_cleans_up_after_every_end(mine: Path, refused, program, code, said) -> None:
+    found, out, err = run(mine, program, refused)
+    assert found == code
+    assert said in err
+    assert not out
+    assert bool(err) == bool(said)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_it(mine: Path, number: int) -> None:
+    program = """
+        import signal, sys, time
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, lambda number, frame: print("got", number, flush=True))
+        open("new", "w").write("x" * 100_000)
+        print("ready", flush=True)
+        while True: time.sleep(9)
+    """
+    before = state(mine)
+    running = begin(mine, program)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.send_signal(number)
+    assert running.stdout.readline() == f"got {number}\n"
+    while running.poll() is None:
+        running.send_signal(number)
+        signal.sigtimedwait([], 0.1)
+    running.communicate()
+    assert running.returncode == 128 + number
+    assert state(mine) == before
+    assert os.listdir(mine.parent / "tmp") == []
+
+
+def test_what_a_killed_prediction_left_the_next_one_removes(mine: Path) -> None:
+    running = begin(mine, "print('ready', flush=True)\nimport time; time.sleep(600)")
+    assert running.stdout is not None
+    assert running.stdout.readline() == "ready\n"
+    running.kill()
+    running.communicate()
+    (left,) = (mine.parent / "tmp").iterdir()
+    os.utime(left / "lock", (1, 1))
+    assert run(mine, "print('next')")[:2] == (0, "next\n")
+
+
+HISTORY = HELPER.with_name("file_history.py")
+
+
+def fill(folder: Path) -> None:
+    (folder / "c/d").mkdir(parents=True)
+    for name in ("a", "c/a", "c/d/a"):
+        (folder / name).write_text(f"mine: {name}")
+    (folder / "link").symlink_to("c")
+    for path in folder.rglob("*"):
+        os.utime(path, (7, 7), follow_symlinks=False)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("case", CASES)
+def test_a_script_sees_what_it_would_see_and_changes_nothing(
+    tmp_path: Path, case: str, seed: int
+) -> None:
+    kinds = "python" if case == "landlock" else "all"
+    arguments = [str(seed), "400", kinds]
+    for name in ("real", "mine"):
+        fill(tmp_path / name)
+    (tmp_path / "tmp").mkdir()
+    before = state(tmp_path / "mine")
+    environment = os.environ | {
+        "TMPDIR": str(tmp_path / "tmp"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    said = []
+    for folder, command in (
+        ("real", [sys.executable, HISTORY, *arguments]),
+        ("mine", [sys.executable, HELPER, CASES[case], HISTORY, *arguments]),
+    ):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path / folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.splitlines())
+    assert state(tmp_path / "mine") == before
+    for real, ours in zip(*said, strict=True):
+        assert ours == real, f"file_history.py {' '.join(arguments)}"
