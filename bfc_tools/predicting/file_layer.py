@@ -530,7 +530,9 @@ class _Hook:
         paths = [args[at] for at in EVENTS.get(event, ())]
         if event == "open" and args[2] & WRITES and not isinstance(args[0], int):
             paths = [args[0]]
-        elif event == "subprocess.Popen" and cudnn.PROGRAM not in args[1]:
+        elif event == "subprocess.Popen" and not (
+            isinstance(args[1], list) and cudnn.PROGRAM in args[1]
+        ):
             self.started(_program(args[0]))
         elif event in ("os.system", "os.posix_spawn", "os.spawn"):
             self.started(_program(args[event == "os.spawn"]))
