@@ -1,5 +1,5 @@
-"""What each allocation is for: weights, gradients, and so on. Where its owner says it, that counts;
-otherwise it is a guess from the functions of its stack, and from how long it lives.
+"""What each allocation is for: weights, gradients, and so on. A prediction knows it, an owner may
+say it; otherwise it is a guess from the functions of its stack, and from how long it lives.
 
 The kinds are those of PyTorch's memory profiler, which knows them from the tensors themselves:
 PARAMETER, GRADIENT, OPTIMIZER_STATE, ACTIVATION, INPUT and TEMPORARY. A recording has no tensors.
@@ -59,7 +59,8 @@ _KEEPS = len(KINDS)
 
 
 def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """What each allocation is for, as an index in `KINDS`, and whether its owner says so.
+    """What each allocation is for, as an index in `KINDS`, and whether the prediction or its owner
+    says so.
 
     What the optimizer allocates is its state if it is still there when something else allocates,
     and temporary otherwise. What is freed before ten others are made is temporary, wherever it is
@@ -72,6 +73,9 @@ def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.
     >>> KINDS[kinds[0]], bool(said[0])
     ('activations', False)
     """
+    known = _of_prediction(trace, lives)
+    if known is not None:
+        return known, np.ones(len(known), bool)
     found = _of_stacks(trace)[lives.stack]
     kept = lives.died < 0
     lives_long = kept | (lives.died - lives.born > len(trace) // 2)
@@ -84,6 +88,28 @@ def kinds_of(trace: Trace, lives: Lives) -> tuple[NDArray[np.uint8], NDArray[np.
     found[has_stack & ~kept & (lives.between < TEMPORARY_WITHIN)] = TEMPORARY
     told = _of_owners(trace)[lives.owner]
     return np.where(told < OTHER, told, found).astype(np.uint8), told < OTHER
+
+
+#: What a prediction's own kinds are here; the others have the same names, or are "other".
+OF_PREDICTIONS = {
+    "parameters": WEIGHTS,
+    "buckets of gradients": GRADIENTS,
+    "workspaces": TEMPORARY,
+    "backward pass": TEMPORARY,
+    "optimizer step": TEMPORARY,
+} | {name: at for at, name in enumerate(KINDS)}
+
+
+def _of_prediction(trace: Trace, lives: Lives) -> NDArray[np.uint8] | None:
+    """What a prediction has noted of each allocation; None if the run was not predicted."""
+    try:
+        noted = trace.meta["predicted"]["kinds"]
+        letters = np.frombuffer(noted["of"].encode(), np.uint8).astype(np.int64) - ord("a")
+        names = np.array([OF_PREDICTIONS.get(name, OTHER) for name in noted["names"]], np.uint8)
+        found: NDArray[np.uint8] = names[letters[np.asarray(trace.id)[lives.born].astype(np.int64)]]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return None
+    return found
 
 
 def named_owners(trace: Trace) -> set[int]:

@@ -40,9 +40,10 @@ TensorFlow's policy. Where the run repeats, caching+plan stands below them: what
 plan of the run (`bfc plan`), which was made without the iteration that it serves. --all shows every
 row that was tried.
 
-A line is proposed only where the run does not fit as it is: of the settings that fit, and PyTorch's
-before others, those within 1 % of the smallest device; of these the one with the fewest calls, and
-then with the smallest device.
+A line is proposed only where the run does not fit as it is, and stands below the answer, to be
+copied. PyTorch's settings come before others, and plain ones first: expandable segments, then one
+setting alone, then several, unless one needs a device that is 3 % smaller. Of equally plain ones
+within 1 % of the smallest device, it is the one with the fewest calls.
 
 What is done, and the first answer after a second or two, goes to standard error.
 

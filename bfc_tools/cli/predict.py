@@ -19,11 +19,11 @@ from bfc_tools.predicting import devices, outside
 from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
 from bfc_tools.predicting.script import Ran, causes
-from bfc_tools.predicting.stopping import STEPS, Limits
-from bfc_tools.study.advise import advise
+from bfc_tools.predicting.stopping import STEPS, Limits, text_of_program
 
 if TYPE_CHECKING:
-    from bfc.trace import Trace
+    from bfc_tools.predicting.prediction import Prediction
+    from bfc_tools.predicting.verdict import Verdict
     from bfc_tools.study.advice import Advice
 
 HELP = "predict how much GPU memory a PyTorch program needs, without a GPU"
@@ -54,13 +54,27 @@ A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to 
 24GiB, with --cc and --sms for what operators ask of it. The names are
 {fill(", ".join(devices.DEVICES), 96)}.
 
-exit code: 0 it fits, 1 it does not, 2 a wrong call, or the script failed or left no answer, 130
-interrupted, 128 and a signal's number if that ended it.
+With --oom the program gets torch.OutOfMemoryError where it runs out of memory. That may be caught;
+the first line says what was refused all the same. A program that finds its batch size by running
+out of memory needs --oom to find it.
+
+exit code: 0 it fits; 1 it does not, or a request was refused; 2 a wrong call, or the script failed
+or left no answer; 130 interrupted; 128 and a signal's number if that ended it.
 """
 #: Seconds between two lines that tell how far it is.
 EVERY = 10.0
 #: More seconds than this a timer of the system does not take.
 MOST_SECONDS = 1e8
+#: Words of programs that adapt to the memory: what they catch, and finders of batch sizes.
+ADAPTS = (
+    "OutOfMemoryError",
+    "out of memory' in",
+    'out of memory" in',
+    "find_executable_batch_size",
+    "auto_find_batch_size",
+    "scale_batch_size",
+    "BatchSizeFinder",
+)
 #: Values of an option --device that are the script's, not ours.
 SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
 #: What a module's file is called, behind the module's name.
@@ -193,30 +207,47 @@ def _run(arguments: argparse.Namespace) -> bool:
         real_files=arguments.real_files,
     )
     found = ran.prediction
-    if not len(found.trace) and arguments.oom and _ran_out(ran):
-        print(f"It runs out of memory on {found.gpu.name} at its first allocation.")
-        return False
-    if not len(found.trace):
+    if not len(found.trace) and not found.refusals:
         raise _failed(script, ran) or ValueError(
             f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "
             'device "cuda". Does it ask for another device?'
         )
-    fits = found.fits()
+    verdict = found.verdict(until=_how_it_ended(ran))
+    file = Path(script) if arguments.module is None else _file_of(script)
+    hint = _hint_to_oom(ran, verdict, file)
     advice = None
-    if not fits and not arguments.no_advice and not ran.signal:
+    adapts = hint or found.went_on or (found.ran_out and not found.refusals)
+    if verdict.fits is False and not (arguments.no_advice or adapts or ran.signal):
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
-        advice = advise(found.trace, found.gpu.usable, jobs=1)
+        advice = found.advise()
     if arguments.save is not None:
-        _save(found.trace, arguments.save)
+        _save(found, arguments.save)
     if arguments.json:
-        print(_json(ran, fits, advice))
+        print(_json(ran, verdict, hint, advice))
     else:
-        print(_text(ran, fits, advice, TABLES[arguments.by or "module"]))
+        print(_text(ran, verdict, hint, advice, TABLES[arguments.by or "module"]))
     failed = _failed(script, ran)
-    if failed is not None and not (arguments.oom and _ran_out(ran)):
+    if failed is not None and (verdict.fits is None or ran.signal):
         sys.stdout.flush()
         raise failed
-    return fits
+    if failed is not None and not _ran_out(ran):
+        print(f"bfc: {failed}", file=sys.stderr)
+    return bool(verdict.fits)
+
+
+def _hint_to_oom(ran: Ran, verdict: Verdict, file: Path) -> str:
+    """What is said to a program that adapts to the memory, as finders of batch sizes do."""
+    found = ran.prediction
+    if found.limited or verdict.fits is not False:
+        return ""
+    text = _text_of(file) + text_of_program(ran.stopping.folder)
+    named = next((word for word in ADAPTS if word in text), None)
+    if named is None:
+        return ""
+    return (
+        f"The program names {named}: where it runs out of memory it may go on with less. It gets "
+        "torch.OutOfMemoryError with --oom only."
+    )
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -231,13 +262,13 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(sys.maxsize if steps == 0 else steps, forwards, seconds)
 
 
-def _save(trace: Trace, path: Path) -> None:
+def _save(found: Prediction, path: Path) -> None:
     """Writes the run where the user wants it, also where files are kept apart."""
     if outside.link is None or not outside.link.apart:
-        trace.save(path)
+        found.save(path)
         return
     with tempfile.TemporaryDirectory() as folder:
-        trace.save(f"{folder}/trace.npz")
+        found.save(f"{folder}/trace.npz")
         outside.link.write(str(path), Path(folder, "trace.npz").read_bytes())
 
 
@@ -335,6 +366,13 @@ def _failed(script: str, ran: Ran) -> BaseException | None:
     )
 
 
+def _how_it_ended(ran: Ran) -> str:
+    """How the script ended, if not by itself."""
+    if ran.signal:
+        return "was interrupted"
+    return "failed" if ran.error is not None else ""
+
+
 def _signalled(ran: Ran) -> BaseException | None:
     """What ends the command with the code of the signal that the program got."""
     if ran.signal == signal.SIGINT:
@@ -429,25 +467,22 @@ class _Progress:
             )
 
 
-def _text(ran: Ran, fits: bool, advice: Advice | None, table: str) -> str:
-    failed = "was interrupted" if ran.signal else ""
-    if not failed and ran.error is not None and not _ran_out(ran):
-        failed = "failed"
+def _text(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None, table: str) -> str:
     all_of_it = "; --steps 0 runs all of it" if ran.stopping.limits.is_default else ""
     stopped = ran.stopped and ran.stopped + all_of_it
-    said = texts.lines(
-        ran.prediction, table, fits=fits, advice=advice, failed=failed, stopped=stopped
-    )
+    said = texts.lines(ran.prediction, verdict, table, advice=advice, hint=hint, stopped=stopped)
     return "\n".join(said)
 
 
-def _json(ran: Ran, fits: bool, advice: Advice | None) -> str:
+def _json(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None) -> str:
     import json
 
     figures = ran.prediction.to_dict()
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
     figures |= {
-        "fits": fits if error is None or not fits else None,
+        "fits": verdict.fits,
+        "answer": verdict.answer,
+        "hint": hint,
         "steps": ran.steps,
         "forwards": ran.stopping.forwards,
         "stopped": bool(ran.stopped),

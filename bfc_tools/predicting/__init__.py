@@ -25,6 +25,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     cuda_module.py        what `torch.cuda` answers
     nvml.py               what `pynvml` answers
     repeats.py            a step that is made again and again
+    verdict.py            whether it fits
     text.py               what is said of it
     prediction.py         what was found
     session.py            `bfc.predict`

@@ -199,9 +199,9 @@ class CudaModule:
 
     def set_memory_fraction(self, fraction: float, device: Any = None) -> None:
         _ordinal(device)
-        self.memory.fraction = float(fraction)
-        if self.memory.limited:
-            self.memory.allocator.set_memory_fraction(fraction)
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
+        self.memory.limit_to(float(fraction))
 
     def memory_summary(self, device: Any = None, abbreviated: bool = False) -> str:
         return self.memory.allocator.memory_summary(abbreviated)

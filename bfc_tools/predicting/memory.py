@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bfc.errors import OutOfMemoryError, SettingsError
 from bfc.libraries import torch
@@ -51,6 +51,18 @@ class Allocation:
         self.watch: object = None
 
 
+class Refused(NamedTuple):
+    """A request that was refused: where in the history, its bytes, its stack, and what was live,
+    reserved and free then."""
+
+    event: int
+    nbytes: int
+    stack: int
+    live: int
+    reserved: int
+    free: int
+
+
 class Memory:
     """The device's memory of so many bytes. If it is `limited`, the device runs out of it;
     otherwise it only says how much it has.
@@ -58,6 +70,7 @@ class Memory:
     `settings` are as in PYTORCH_CUDA_ALLOC_CONF; None is what that variable has when the program
     allocates first. `rules` is the version of PyTorch whose allocator it is, and `different` names
     the rules in which the program's own version differs from it; None: in the order of free blocks.
+    `total` is what the device says it has, of which a program may allow itself a fraction.
     """
 
     def __init__(
@@ -66,13 +79,14 @@ class Memory:
         settings: str | None,
         limited: bool,
         places: Places,
+        total: int,
         rules: str = "2.15",
         different: frozenset[str] | None = frozenset(),
     ) -> None:
         self.from_environment = settings is None
         settings = settings_in_force(settings)
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
-        self.rules, self.different = rules, different
+        self.rules, self.different, self.total = rules, different, total
         source = simulated_driver(nbytes if limited else ENOUGH)
         self.allocator = CachingAllocator(source, settings=settings, torch=rules)
         self.op, self.id, self.size = array("B"), array("I"), array("Q")
@@ -91,9 +105,13 @@ class Memory:
         #: How many events there were at the end of each step.
         self.step_ends: list[int] = []
         self.recording = False
-        #: Of the memory, what the program allows itself; whether it ended because there was none.
-        self.fraction, self.ran_out = 1.0, False
-        self.refused = False  # whether a request was, after which the program may have gone on
+        #: Of the memory, what the program allows itself, if it says so; whether it ended because
+        #: there was none, and the requests that were refused.
+        self.chosen_fraction: float | None = None
+        self.ran_out = False
+        self.refusals: list[Refused] = []
+        if limited:
+            self._set_limit()
         #: Set once: PyTorch reads its variable when it allocates first.
         self.begun = False
         self.lock = threading.RLock()
@@ -109,7 +127,7 @@ class Memory:
             try:
                 address = self.allocator.allocate_raw(nbytes, stream)
             except OutOfMemoryError:
-                self.refused = True
+                self._note_refusal(nbytes, operator)
                 for tell in self.observers:
                     tell(0, nbytes, self.nbytes, self.free_bytes)
                 raise out_of_memory(self, nbytes) from None
@@ -123,6 +141,33 @@ class Memory:
             self.made_for.append(line)
             self._event(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
             return made
+
+    def _note_refusal(self, nbytes: int, operator: str) -> None:
+        _, stack, _, _ = self.places.now(operator)
+        held = int(self.stats()["reserved_bytes.all.current"])
+        place = len(self.op), nbytes, stack
+        self.refusals.append(Refused(*place, self.requested, held, self.free_bytes))
+
+    @property
+    def fraction(self) -> float:
+        """Of the device's memory, what PyTorch may take."""
+        if self.chosen_fraction is not None:
+            return self.chosen_fraction
+        return CachingSettings().apply(self.settings).per_process_memory_fraction
+
+    def limit_of(self, usable: int, total: int) -> int:
+        """What PyTorch may take of a device that has so many bytes, and leaves it so many."""
+        return usable if self.fraction >= 1 else min(usable, round(self.fraction * total))
+
+    def limit_to(self, fraction: float) -> None:
+        """As `torch.cuda.set_per_process_memory_fraction`."""
+        self.chosen_fraction = fraction
+        if self.limited:
+            self._set_limit()
+
+    def _set_limit(self) -> None:
+        limit = self.limit_of(self.nbytes, self.total)
+        self.allocator.set_memory_fraction(limit / self.nbytes)
 
     @property
     def free_bytes(self) -> int:
@@ -253,11 +298,12 @@ def out_of_memory(memory: Memory, nbytes: int) -> Exception:
 
     stats = memory.stats()
     live, held = stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
-    free = memory.free_bytes
+    limit = memory.limit_of(memory.nbytes, memory.total)
+    allowed = f"{format_bytes(limit)} allowed; " if memory.fraction < 1 else ""
     error: Exception = torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {format_bytes(nbytes)}. GPU 0 has a total capacity "
-        f"of {format_bytes(memory.nbytes)} of which {format_bytes(free)} is free. Of the allocated "
-        f"memory {format_bytes(live)} is allocated by PyTorch, and {format_bytes(held - live)} is "
-        f"reserved by PyTorch but unallocated. (predicted by bfc)"
+        f"of {format_bytes(memory.total)} of which {format_bytes(memory.free_bytes)} is free. "
+        f"{allowed}Of the allocated memory {format_bytes(live)} is allocated by PyTorch, and "
+        f"{format_bytes(held - live)} is reserved by PyTorch but unallocated. (predicted by bfc)"
     )
     return error

@@ -8,6 +8,7 @@ records, and each node of the backward pass knows the number of its own.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import weakref
@@ -53,6 +54,15 @@ def users_line(frame: FrameType | None) -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def layer(name: str) -> str:
+    """A module's name, without the numbers of layers.
+
+    >>> layer("layers.3.attn"), layer("conv1")
+    ('layers.*.attn', 'conv1')
+    """
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 class Places:

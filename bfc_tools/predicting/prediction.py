@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -13,11 +14,21 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
-from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE
+from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE, told
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
-from bfc_tools.predicting.places import BACKWARD, PHASES
+from bfc_tools.predicting.places import BACKWARD, PHASES, layer
 from bfc_tools.predicting.repeats import REPEATS, repeated
 from bfc_tools.predicting.text import lines
+from bfc_tools.predicting.verdict import (
+    ADDRESSES,
+    REPEATED,
+    STEPS,
+    Refusal,
+    Run,
+    Verdict,
+    decide,
+    settings_under_a_limit,
+)
 from bfc_tools.study.source_lines import Lines
 
 if TYPE_CHECKING:
@@ -125,6 +136,8 @@ class Prediction:
         #: What keeps the program's files apart, unless they are real.
         self.files: Layer | Outside | None = None
         self._trace: Trace | None = None
+        self._state: tuple[int, ...] = ()
+        self._runs: tuple[Run, ...] = ()
         self._peak: Peak | None = None
 
     @property
@@ -180,16 +193,48 @@ class Prediction:
     @property
     def trace(self) -> Trace:
         """All allocations and frees, with owners (modules) and stacks (lines, operators)."""
-        if self._trace is None or len(self._trace) != len(self._memory.op):
-            self._peak = None
-            self._trace = self._memory.trace(
+        memory = self._memory
+        state = len(memory.op), len(memory.refusals), len(memory.step_ends)
+        if self._trace is None or state != self._state:
+            self._state, self._peak, self._runs = state, None, ()
+            about = {
+                "gpu": self.gpu.name,
+                "torch": self.torch_version,
+                "settings": settings_under_a_limit(self.settings),
+                "refused": [(one.event, one.nbytes, one.free) for one in memory.refusals],
+                "kinds": told(memory.kinds),
+            }
+            self._trace = memory.trace(
                 {
-                    "predicted": {"gpu": self.gpu.name, "torch": self.torch_version},
-                    "torch_version": self._memory.rules,
+                    "predicted": about,
+                    "torch_version": memory.rules,
                     "torch_version_sign": self._sign(),
                 }
             )
         return self._trace
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """The requests that the program was refused, whether or not it caught the error."""
+        trace, lines = self.trace, Lines(self.trace)
+        return [
+            Refusal(
+                one.event, one.nbytes, _line(lines, one.stack), one.live, one.reserved, one.free
+            )
+            for one in self._memory.refusals
+            if trace is not None
+        ]
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the program ended because it ran out of memory, or said so."""
+        return self._memory.ran_out
+
+    @property
+    def went_on(self) -> bool:
+        """Whether the program allocated again after what it was refused last."""
+        refused = self._memory.refusals
+        return bool(refused) and ALLOCATE in self._memory.op[refused[-1].event :]
 
     @property
     def peak(self) -> Peak:
@@ -250,12 +295,7 @@ class Prediction:
         >>> def least_and_most(run: bfc.Prediction) -> tuple[int, int]:
         ...     return run.reserved_range()
         """
-        found = {self.peak_reserved}
-        if not (self.limited or rules_of(self._memory.rules).by_registration):
-            found |= {
-                int(self._replayed(self.trace, ENOUGH, self.settings, seed).peak_bytes_reserved)
-                for seed in range(LAYOUTS)
-            }
+        found = [run.peak_reserved for run in self.runs() if run.kind != REPEATED]
         return min(found), max(found)
 
     def reserved_after(self, repeats: int = REPEATS) -> int | None:
@@ -276,13 +316,91 @@ class Prediction:
             before counts, too, and what came after the last step does not. It takes time as a
             replay of so many steps does: some tenths of a second for a million events.
         """
+        if repeats == REPEATS:
+            found = (run.peak_reserved for run in self.runs() if run.kind == REPEATED)
+            return next(found, None)
+        trace = self._repeated(repeats)
+        return None if trace is None else self._peak_of(trace)
+
+    def _repeated(self, repeats: int) -> Trace | None:
+        """The run with its last step made so many times more; None if no two steps were made."""
         ends = self._memory.step_ends
         if len(ends) < 2:
             return None
         kinds = np.frombuffer(self._memory.kinds, np.uint8)
         lasting = set(np.flatnonzero(np.isin(kinds, MADE_ONCE)).tolist())
-        trace = repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
-        return int(self._replayed(trace, ENOUGH, self.settings).peak_bytes_reserved)
+        return repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
+
+    def runs(self) -> tuple[Run, ...]:
+        """The runs that have to fit: the steps that were made, the same at other addresses of the
+        driver, if PyTorch depends on them, and the last step made again and again.
+
+        Returns
+        -------
+        tuple of Run
+            With what they reserve on a device that never refuses. They are made once, in the time
+            of `reserved_range` and `reserved_after`.
+        """
+        trace = self.trace
+        if not self._runs:
+            found = [Run(STEPS, trace, self.peak_reserved)]
+            if not (self.limited or rules_of(self._memory.rules).by_registration):
+                about = trace.meta["predicted"]
+                for seed in range(LAYOUTS):
+                    there = trace._with_meta(trace.meta | {"predicted": about | {"layout": seed}})
+                    found.append(Run(ADDRESSES, there, self._peak_of(there, seed)))
+            again = self._repeated(REPEATS)
+            if again is not None:
+                found.append(Run(REPEATED, again, self._peak_of(again)))
+            self._runs = tuple(found)
+        return self._runs
+
+    def _peak_of(self, trace: Trace, seed: int | None = None) -> int:
+        return int(self._replayed(trace, ENOUGH, self.settings, seed).peak_bytes_reserved)
+
+    def limit(self, device: SupportsIndex | str | None = None) -> int:
+        """What PyTorch may take of a device.
+
+        Parameters
+        ----------
+        device : int or str, optional
+            As in `fits`.
+
+        Returns
+        -------
+        int
+            In bytes: what is given, or what the GPU of the prediction leaves; or, if it is less,
+            the fraction of that GPU's memory that the program (`set_per_process_memory_fraction`)
+            or its settings allow.
+        """
+        if device is not None:
+            return parse_bytes(device)
+        return self._memory.limit_of(self.gpu.usable, self.gpu.memory)
+
+    def verdict(self, device: SupportsIndex | str | None = None, *, until: str = "") -> Verdict:
+        """Whether it fits, under the settings in force, as a sentence, too.
+
+        Parameters
+        ----------
+        device : int or str, optional
+            As in `fits`.
+        until : str, optional
+            How the program ended too early, if not by an error about memory, as "failed": that it
+            fits is not known then.
+
+        Returns
+        -------
+        Verdict
+            What the first line of `bfc predict` and its exit code come from.
+        """
+        gpu, limit = self.gpu, self.limit(device)
+        usable = gpu.usable if device is None else limit
+        on = gpu.name if device is None else f"a GPU of {format_bytes(usable)}"
+        if limit < usable:
+            on += f", of which the program allows PyTorch {format_bytes(limit)}"
+        elif device is None and gpu.memory != usable:
+            on += f", of which PyTorch can take {format_bytes(usable)}"
+        return decide(self, limit, on, until=until)
 
     def fits(self, device: SupportsIndex | str | None = None) -> bool:
         """Whether it fits, under the settings in force.
@@ -296,15 +414,11 @@ class Prediction:
         Returns
         -------
         bool
-            Whether PyTorch serves every request there. False if the program has ended because it
-            ran out of memory (`oom=True`).
+            Whether PyTorch serves every request there, also if the last step goes on, and, before
+            PyTorch 2.13, whatever addresses the driver gives. False if the program was refused
+            memory (`oom=True`), even if it has caught the error.
         """
-        if self._memory.ran_out:
-            return False
-        nbytes = self.gpu.usable if device is None else parse_bytes(device)
-        if device is None and self._memory.fraction < 1:
-            nbytes = min(nbytes, int(self._memory.fraction * self.gpu.memory))
-        return self.peak_reserved <= nbytes or self._replay(nbytes, self.settings).failed == 0
+        return bool(self.verdict(device).fits)
 
     def ended_by(self, error: BaseException) -> None:
         """Notes that an error ended the program: without memory for it, it does not fit.
@@ -332,7 +446,11 @@ class Prediction:
         """
         from bfc_tools.study.advise import advise
 
-        return advise(self.trace, self.gpu.usable if device is None else device, jobs=1)
+        limit, runs = self.limit(device), self.runs()
+        reason = self.verdict(device).reason
+        first = next((run for run in runs if run.kind == reason), runs[0])
+        also = [run.trace for run in runs if run is not first]
+        return advise(first.trace, limit, jobs=1, also=also)
 
     @property
     def assumptions(self) -> list[dict[str, Any]]:
@@ -365,7 +483,7 @@ class Prediction:
                 f"allocated figures stand, and reserved ones are those of {memory.rules}, and not "
                 "exact"
             )
-        if "checks_range" in memory.different and memory.refused and self._in_ranges():
+        if "checks_range" in memory.different and memory.refusals and self._in_ranges():
             return (
                 f"PyTorch {version} does not give back at once a range of addresses that was too "
                 f"small, as {memory.rules} does: after the first request that was refused, what is "
@@ -420,6 +538,32 @@ class Prediction:
             )
         return found
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the run as an .npz trace, in which layers whose names differ only in numbers are one
+        owner, as "layers.*.attn". It says what each allocation is for, too.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The file.
+        """
+        trace = self.trace
+        names = {name: at for at, name in enumerate(dict.fromkeys(map(layer, trace.owners)))}
+        joined = np.array([names[layer(name)] for name in trace.owners], np.uint16)
+        assert trace.owner is not None
+        Trace(
+            trace.op,
+            trace.id,
+            trace.size,
+            trace.stream,
+            owner=joined[trace.owner],
+            owners=list(names),
+            stack=trace.stack,
+            frames=trace.frames,
+            stacks=trace.stacks,
+            meta=trace.meta,
+        ).save(path)
+
     def to_dict(self) -> dict[str, Any]:
         """All figures, for JSON: sizes are in bytes.
 
@@ -428,8 +572,13 @@ class Prediction:
         dict of str
             Lists, dicts, texts and numbers.
         """
+        verdict = self.verdict()
         return {
-            "fits": self.fits(),
+            "fits": verdict.fits,
+            "answer": verdict.answer,
+            "reason": verdict.reason,
+            "limit": verdict.limit,
+            "refused": [asdict(one) for one in self.refusals],
             "device": asdict(self.gpu),
             "torch": self.torch_version,
             "allocator": self._memory.rules,
@@ -466,9 +615,9 @@ class Prediction:
 
     def __str__(self) -> str:
         """What `bfc predict` prints, but for a search for settings, which takes longer."""
-        fits = self.fits()
-        advice = None if fits else "run.advise() looks for settings that make it fit."
-        return "\n".join(lines(self, fits=fits, advice=advice))
+        verdict = self.verdict()
+        advice = None if verdict.fits else "run.advise() looks for settings that make it fit."
+        return "\n".join(lines(self, verdict, advice=advice))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the same, the answer first."""
@@ -516,8 +665,8 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
     operators = trace.stacks[trace.stack[where], 1]
     now = int(trace.id[at])
     phase = memory.phase[at]
-    line = _short(lines.text(int(lines.of(trace.stack[at : at + 1])[0])))
-    of_line = _short(lines.text(int(lines.of(stacks[now : now + 1])[0])))
+    line = _line(lines, int(trace.stack[at]))
+    of_line = _line(lines, int(stacks[now]))
     return Peak(
         event=at,
         nbytes=int(held.sum()),
@@ -547,6 +696,11 @@ def _sums(keys: Any, held: Any, name: Any) -> dict[str, int]:
 
 def _operator(trace: Trace, frame: int) -> str:
     return trace.frames[frame].name.removeprefix("at::_ops::").removesuffix("::call")
+
+
+def _line(lines: Lines, stack: int) -> str:
+    """The line of the program that a stack counts for."""
+    return _short(lines.text(int(lines.of(np.array([stack], np.uint32))[0])))
 
 
 def _short(text: str) -> str:

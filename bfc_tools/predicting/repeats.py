@@ -22,9 +22,9 @@ def repeated(trace: Trace, begin: int, end: int, times: int, lasting: Container[
     are the indices of its first event, and of the first behind it. `lasting` are the ids of what
     programs make once, as workspaces: no repetition makes more of them than it frees.
 
-    The result has no owners and stacks. What the step frees of the step before it is, in a
-    repetition, what the repetition before that has left: of the same size, in the order of their
-    allocations, and then of any size.
+    The result has the trace's meta, no owners and no stacks. What the step frees of the step before
+    it is, in a repetition, what the repetition before that has left: of the same size, in the order
+    of their allocations, and then of any size.
     """
     op, size, stream = (np.array(one)[begin:end] for one in (trace.op, trace.size, trace.stream))
     ids = np.asarray(trace.id)[begin:end].astype(np.int64)
@@ -75,4 +75,4 @@ def _joined(trace: Trace, what: Any, names: Any, end: int, times: int) -> Trace:
         now = np.where(followed >= 0, before[followed], now)
         for column, one in zip(columns, (op, now, size, stream), strict=True):
             column.append(one[kept])
-    return Trace(*(np.concatenate(column) for column in columns))
+    return Trace(*(np.concatenate(column) for column in columns), meta=trace.meta)

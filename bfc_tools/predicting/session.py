@@ -111,7 +111,7 @@ def predict(
 
     version = torch_version(torch)
     places = Places()
-    memory = Memory(gpu.usable, settings, oom, places, *nearest_rules(version))
+    memory = Memory(gpu.usable, settings, oom, places, gpu.memory, *nearest_rules(version))
     recorder = Recorder(gpu, memory, version)
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes, printable
+from bfc_tools.predicting.places import layer
 from bfc_tools.predicting.repeats import REPEATS
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
+    from bfc_tools.predicting.verdict import Verdict
 
 #: How many rows a table has.
 ROWS = 10
@@ -19,28 +20,33 @@ ROWS = 10
 
 def lines(
     found: Prediction,
+    verdict: Verdict,
     table: str = "by_module",
     *,
-    fits: bool,
     advice: object = None,
-    failed: str = "",
+    hint: str = "",
     stopped: str = "",
 ) -> Iterator[str]:
     """What a prediction says.
 
-    `table` names what is shown of the peak beside its kinds: "by_module", "by_operator" or
-    "by_line". `advice` stands below the tables. `failed` says how the program ended, if not by
-    itself, as "failed", and `stopped` after what it was stopped, as "2 steps of the optimizer".
+    The first line is the `verdict`, and what follows does not contradict it. `table` names what is
+    shown of the peak beside its kinds: "by_module", "by_operator" or "by_line". `advice` stands
+    below the tables, `hint` below the figures. `stopped` says after what the program was stopped,
+    as "2 steps of the optimizer".
     """
     if not len(found.trace):
-        yield "It has allocated nothing on the GPU."
+        yield verdict.answer if found.refusals else "It has allocated nothing on the GPU."
+        yield from [hint] if hint else []
+        yield from ["", str(advice)] if advice is not None else []
         return
-    yield (f"Until it {failed}: " if failed else "") + _answer(found, fits)
+    yield verdict.answer
     yield from _peaks(found)
     if found.allocator_differs:
         yield f"           {found.allocator_differs}"
     yield from _at_other_addresses(found)
-    yield from _repeated(found)
+    yield from _repeated(found, verdict)
+    yield from _refusals(found)
+    yield from [hint] if hint else []
     yield ""
     yield from _moment(found)
     yield ""
@@ -49,7 +55,7 @@ def lines(
     title = {"by_module": "by module", "by_operator": "by operator", "by_line": "by line"}[table]
     rows: Mapping[str, int] = getattr(found.peak, table)
     yield from _rows(title, _joined(rows) if table == "by_module" else rows)
-    if not (failed or stopped):  # it has had its chance to make one
+    if not stopped and verdict.fits is not None:  # it has had its chance to make one
         yield from _graphs(found)
     if advice is not None:
         yield ""
@@ -65,21 +71,6 @@ def lines(
     yield ""
     yield "assumed:"
     yield from (f"  {line}" for line in _assumed(found, stopped))
-
-
-def _answer(found: Prediction, fits: bool) -> str:
-    held = format_bytes(found.peak_reserved)
-    device = f"{found.gpu.name}, of which PyTorch can take {format_bytes(found.gpu.usable)}"
-    if found.gpu.memory == found.gpu.usable:
-        device = found.gpu.name
-    if found.limited:
-        word = "fits on" if fits else "runs out of memory on"
-        return f"It {word} {device}: it reserves {held} at most."
-    if fits and found.peak_reserved > found.gpu.usable:
-        return f"It fits on {device}, if only just: with more room it would reserve {held}."
-    if fits:
-        return f"It fits on {device}: it reserves at most {held}."
-    return f"It does not fit on {device}: it would reserve {held}."
 
 
 def _peaks(found: Prediction) -> Iterator[str]:
@@ -101,19 +92,33 @@ def _at_other_addresses(found: Prediction) -> Iterator[str]:
     """What is reserved in other processes, where that varies."""
     low, high = found.reserved_range()
     if low < high:
-        fits = ", which may not fit" if found.peak_reserved <= found.gpu.usable < high else ""
         yield (
             f"           {format_bytes(low)} to {format_bytes(high)} by the addresses that the "
-            f"driver gives{fits}: PyTorch 2.13 and later do not depend on them"
+            "driver gives: PyTorch 2.13 and later do not depend on them"
         )
 
 
-def _repeated(found: Prediction) -> Iterator[str]:
+def _repeated(found: Prediction, verdict: Verdict) -> Iterator[str]:
     """What many steps reserve, where that is more."""
     held = found.reserved_after()
     if held is not None and held > found.peak_reserved:
-        fits = "" if held <= found.gpu.usable else ", which does not fit"
-        yield f"           {format_bytes(held)} if the last step is repeated {REPEATS} times{fits}"
+        has_room = held <= verdict.limit or verdict.fits is False
+        more = "" if has_room else "; with less room it makes do with less"
+        yield f"           {format_bytes(held)} if the last step is repeated {REPEATS} times{more}"
+
+
+def _refusals(found: Prediction) -> Iterator[str]:
+    """What the program was refused, and what it did then."""
+    for one in found.refusals[:FEW]:
+        yield (
+            f"refused    {format_bytes(one.nbytes)} at {one.line or 'an unknown line'}: "
+            f"{format_bytes(one.live)} were live, {format_bytes(one.reserved)} reserved, "
+            f"{format_bytes(one.free)} free on the device"
+        )
+    if len(found.refusals) > FEW:
+        yield f"refused    {len(found.refusals) - FEW} more"
+    if found.went_on:
+        yield "           the program caught the error and went on: the figures are of what it did"
 
 
 _PHASES = {
@@ -149,8 +154,7 @@ def _joined(rows: Mapping[str, int]) -> dict[str, int]:
     """Modules whose names differ only in numbers, as one."""
     totals: dict[str, int] = {}
     for name, nbytes in rows.items():
-        joined = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-        totals[joined] = totals.get(joined, 0) + nbytes
+        totals[layer(name)] = totals.get(layer(name), 0) + nbytes
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
 

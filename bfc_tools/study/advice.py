@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from bfc.libraries import frame_of_rows
+from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.words import CONF
 from bfc.trace.beginning import AS_RECORDED
 from bfc.units import format_bytes, in_columns
@@ -108,8 +110,9 @@ class Advice:
         PyTorch's policy first, the best rows first.
     best : int or None
         The index of the best row; None if none fits. Of the rows that fit, PyTorch's come before
-        ours. Of those whose smallest device is within 1 % of the smallest of all, it has the fewest
-        calls of the driver, and of several such, the smallest device.
+        ours. It is the plainest (expandable segments, then one setting, then several) unless
+        another needs a device that is 3 % smaller. Of equally plain ones whose smallest device is
+        within 1 % of the smallest, it has the fewest calls of the driver.
     in_force : int
         The index of the row with the recorded settings, or with PyTorch's defaults where the
         recording names none.
@@ -183,11 +186,14 @@ class Advice:
         )
 
     def _proposed(self, row: AdviceRow) -> str:
-        """What to write, and what it costs."""
-        text = advised(row)
+        """What to write, how much room it leaves, and what it costs."""
+        text = (row.settings if row.is_pytorch else advised(row)) or "PyTorch's defaults"
         if not row.is_pytorch:
             text += " (in bfc; none of PyTorch's settings was enough)"
         text += f": it reserves at most {format_bytes(row.peak_reserved)}"
+        if row.smallest_device is not None:
+            spare = 1 - row.smallest_device / self.device
+            text += f", would fit on {spare * 100:.1f} % less ({format_bytes(row.smallest_device)})"
         more = row.driver_calls - self.usual_calls
         change = f"{more} more" if more > 0 else f"{-more} fewer" if more else "as many"
         text += f", and costs {row.driver_calls} calls of the driver, {change}"
@@ -196,6 +202,16 @@ class Advice:
             sizes = ", ".join(map(format_bytes, row.refused_above))
             text += f" (but on a device of {sizes} it is refused again)"
         return text
+
+    @property
+    def to_copy(self) -> str:
+        """The line for a shell that sets what is proposed; empty if nothing of PyTorch's is."""
+        if self.best is None or self.rows[self.in_force].fits:
+            return ""
+        row = self.rows[self.best]
+        if not row.is_pytorch:
+            return ""
+        return f"export {CONF}={quote(row.settings)}" if row.settings else f"unset {CONF}"
 
     @property
     def proof(self) -> str:
@@ -239,7 +255,8 @@ class Advice:
         """
         said = asdict(self)
         said["recorded"]["is_exact"] = self.recorded.is_exact
-        return {**said, "rows": list(said["rows"]), "answer": self.answer, "proof": self.proof}
+        texts = {"answer": self.answer, "proof": self.proof, "to_copy": self.to_copy}
+        return {**said, "rows": list(said["rows"]), **texts}
 
     def to_json(self) -> str:
         """All of it, as text.
@@ -265,16 +282,19 @@ class Advice:
         Returns
         -------
         str
-            The answer, how far it can be trusted, a table, and whether a plan would help.
+            The answer, the line to copy, how far it can be trusted, and a table.
         """
         shown = range(len(self.rows)) if every_row else self._kinds()
-        return "\n".join(self._lines([self.rows[at] for at in shown]))
+        return "\n".join(self._lines([self.rows[at] for at in shown], every_row))
 
-    def _lines(self, shown: Sequence[AdviceRow]) -> Iterator[str]:
+    def _lines(self, shown: Sequence[AdviceRow], every_row: bool) -> Iterator[str]:
         yield self.answer
+        if self.to_copy:
+            yield self.to_copy
         yield f"{self.proof[0].upper()}{self.proof[1:]}."
         if self.recorded.torch_sign:
-            yield f"PyTorch {self.recorded.torch}, {self.recorded.torch_sign}."
+            alike = "; 2.13 and 2.14 place memory as 2.15 does" if self._is_newest else ""
+            yield f"PyTorch {self.recorded.torch}, {self.recorded.torch_sign}{alike}."
         yield f"{self.events} events, {format_bytes(self.live_peak)} live at most."
         if self.private_allocations:
             yield (
@@ -298,11 +318,20 @@ class Advice:
                 f"Given up where it maps more than {MOST_PAGES} pages: {'; '.join(self.given_up)}."
             )
         yield ""
-        if any(row.policy == PLANNED for row in shown):
+        if self._plan_is_wanted or (every_row and any(row.policy == PLANNED for row in shown)):
             yield PLAN
-        elif self.no_plan:
+        elif self.no_plan and every_row:
             yield f"A plan of it is no help: {self.no_plan}."
         yield CAUTION
+
+    @property
+    def _is_newest(self) -> bool:
+        return self.recorded.torch == NEWEST
+
+    @property
+    def _plan_is_wanted(self) -> bool:
+        """Whether nothing but a plan makes it fit."""
+        return self.best is not None and self.rows[self.best].policy == PLANNED
 
     def _kinds(self) -> list[int]:
         """The rows that differ in kind, in this order: the settings in force, expandable segments,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from dataclasses import replace as with_
 from typing import TYPE_CHECKING, SupportsIndex
@@ -38,6 +38,7 @@ def advise(
     thorough: bool = False,
     jobs: int | None = None,
     progress: Callable[[str, int], object] | None = None,
+    also: Sequence[Trace] = (),
 ) -> Advice:
     """Find the settings under which a recorded run fits on a device.
 
@@ -69,6 +70,9 @@ def advise(
     progress : callable, optional
         Called with what is being done, in words, and the number of replays done since the last
         call.
+    also : sequence of Trace, optional
+        Other runs that must fit on the device, too, under the settings that are proposed, and under
+        those in force, if these are said to fit.
 
     Returns
     -------
@@ -143,6 +147,7 @@ def advise(
         (with_room,) = replays.run([(in_force, max(LARGE, 4 * live))], here=True)
         search = Search(replays, nbytes, live, stage)
         search.search(candidates.ours(), candidates.grid() if thorough else (), known)
+        _refuse_what_others_refuse(search, in_force, also)
         rows, best, no_plan = _with_plan(*_rows(search), row_of_plan(whole, nbytes))
         at = [(row.policy, row.settings) for row in rows].index(astuple(in_force))
         calls = with_room.driver_calls
@@ -175,16 +180,37 @@ def _first_answer(point: Point, outcome: Outcome) -> str:
     return f"{name}: does not fit, {outcome.refused} refused"
 
 
+def _refuse_what_others_refuse(search: Search, in_force: Point, also: Sequence[Trace]) -> None:
+    """Counts as refused, of what would be chosen and of the settings in force, what other runs are
+    refused on the device. Policies of bfc are asked only where nothing of PyTorch's is left."""
+    _is_refused_by(also, search.candidates[in_force], search.device)
+    for is_pytorch in (True, False):
+        while (chosen := search.chosen(is_pytorch)) is not None:
+            if not _is_refused_by(also, chosen, search.device):
+                return
+
+
+def _is_refused_by(also: Sequence[Trace], candidate: Candidate, device: int) -> bool:
+    """Whether a run of others is refused something under a candidate that seemed to fit, which
+    then does not."""
+    if not candidate.outcome.completes:
+        return False
+    for trace in also:
+        outcome = candidates.replay(trace, candidate.point, device)
+        if not outcome.completes:
+            candidate.outcome, candidate.high = outcome, None
+            return True
+    return False
+
+
 def _rows(search: Search) -> tuple[tuple[AdviceRow, ...], int | None]:
     """The candidates, the best first, and the index of the best that fits."""
-    from bfc_tools.study.search import choose
-
     step = search.coarse
     ranked: list[Candidate] = []
     best: int | None = None
     for is_pytorch in (True, False):
         mine = [it for it in search.ranked(is_pytorch) if not it.outcome.given_up]
-        chosen = choose(mine, search.device, step)
+        chosen = search.chosen(is_pytorch)
         if chosen is not None and best is None:
             best = len(ranked)
         first = [] if chosen is None else [chosen]

@@ -80,9 +80,10 @@ class Counted(SubAllocator):
 class CountedSimulated(Counted, SimulatedSubAllocator):
     """A GPU made of integers."""
 
-    def with_addresses_of_cuda(self) -> CountedSimulated:
-        """A new device of this kind and size, with the addresses of CUDA's driver."""
-        return CountedSimulated(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK)
+    def with_addresses_of_cuda(self, seed: int | None = None) -> CountedSimulated:
+        """A new device of this kind and size, with the addresses of CUDA's driver, or those that it
+        might have in another process."""
+        return CountedSimulated(self.total_bytes, base=CUDA_HIGHEST, chunk=CUDA_CHUNK, seed=seed)
 
 
 class TooManyPagesError(Exception):
@@ -108,11 +109,10 @@ class CountedPages(Counted, SimulatedSubAllocator):
         self._sizes: dict[int, int] = {}  # of the pages that were not released
         self._most_pages = most_pages
 
-    def with_addresses_of_cuda(self) -> CountedPages:
-        """A new device of this kind and size, with the addresses of CUDA's driver."""
-        return CountedPages(
-            self.total_bytes, most_pages=self._most_pages, base=CUDA_HIGHEST, chunk=CUDA_CHUNK
-        )
+    def with_addresses_of_cuda(self, seed: int | None = None) -> CountedPages:
+        """As a CountedSimulated's."""
+        where = {"base": CUDA_HIGHEST, "chunk": CUDA_CHUNK, "seed": seed}
+        return CountedPages(self.total_bytes, most_pages=self._most_pages, **where)
 
     @property
     def live_bytes(self) -> int:
@@ -162,16 +162,16 @@ class CountedOpenCL(Counted, OpenCLSubAllocator):
 
 def was_predicted(trace: Trace) -> bool:
     """Whether a run was predicted, not recorded."""
-    return isinstance(trace.meta, dict) and "predicted" in trace.meta
+    return isinstance(trace.meta, dict) and isinstance(trace.meta.get("predicted"), dict)
 
 
 def device_for(trace: Trace, make: Callable[[], Counted]) -> Callable[[], Counted]:
     """What makes the device that a trace is replayed on.
 
     A simulated one gives a predicted run the addresses that it had in the prediction, as CUDA's
-    driver does: PyTorch takes the lowest of free blocks of one size, so that what is reserved
-    depends on them. A recorded run keeps addresses that rise: it begins with blocks whose recorded
-    order of addresses the replay has to keep.
+    driver does, or, with a "layout", those of another process: PyTorch takes the lowest of free
+    blocks of one size, so that what is reserved depends on them. A recorded run keeps addresses
+    that rise: it begins with blocks whose recorded order of addresses the replay has to keep.
     """
     if not was_predicted(trace):
         return make
@@ -182,7 +182,8 @@ def device_for(trace: Trace, make: Callable[[], Counted]) -> Callable[[], Counte
             isinstance(device, CountedSimulated | CountedPages)
             and 2 * device.total_bytes <= CUDA_HIGHEST
         ):
-            return device.with_addresses_of_cuda()
+            layout = trace.meta["predicted"].get("layout")
+            return device.with_addresses_of_cuda(layout if isinstance(layout, int) else None)
         return device
 
     return made

@@ -96,7 +96,9 @@ def read(trace: Trace) -> Recorded:
     sign = meta.get("torch_version_sign")
     found = _read(meta.get("torch"), trace.torch or NEWEST, trace.pool is not None)
     if "predicted" in meta:
-        found = Recorded(None, None, obstacle=PREDICTED)
+        about = meta["predicted"]
+        text = about.get("settings") if isinstance(about, dict) else None
+        found = Recorded(text if isinstance(text, str) else None, None, obstacle=PREDICTED)
     sign = shown(sign) if isinstance(sign, str) else ""
     return with_(found, torch=trace.torch or NEWEST, torch_sign=sign)
 
@@ -184,9 +186,10 @@ def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
     ended there, and a setting under which it fits must serve this request, too: it is added, and
     freed at once. Refusals that the program survived are left out.
     """
-    torch = trace.meta.get("torch") if isinstance(trace.meta, dict) else None
+    meta = trace.meta if isinstance(trace.meta, dict) else {}
     try:
-        event, size, _free = (int(number) for number in torch["oom"][-1])  # type: ignore[index]
+        refused = meta["predicted"]["refused"] if "predicted" in meta else meta["torch"]["oom"]
+        event, size, _free = (int(number) for number in refused[-1])
     except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return trace, 0
     if not (0 <= event <= len(trace) and 0 < size < 1 << 63) or (trace.op[event:] == 0).any():

@@ -27,6 +27,8 @@ from bfc_tools.study.workers import Replays
 GRAIN = 2 << 20
 #: Sizes this near to the smallest count as equal: there the calls of the driver decide.
 NEAR = 1.01
+#: What needs less than this part of a plainer setting's device is worth more words.
+SAVES = 1.03
 #: Sizes are narrowed to within this part of the live bytes; those of the best, to within GRAIN.
 COARSE = 1 / 1024
 #: How many of the smallest are narrowed to within GRAIN.
@@ -211,6 +213,10 @@ class Search:
         mine = (it for it in self.candidates.values() if it.point.is_pytorch == is_pytorch)
         return sorted(mine, key=self.order)
 
+    def chosen(self, is_pytorch: bool = True) -> Candidate | None:
+        """The best that fits on the device, of PyTorch's policy or of ours."""
+        return choose(self.ranked(is_pytorch), self.device, self.coarse)
+
     # Searching
 
     def search(
@@ -296,7 +302,7 @@ class Search:
         """Changes one key of what would be chosen, as long as that saves calls of the driver and
         still fits on a size within NEAR."""
         for _ in range(CLIMBS):
-            chosen = choose(self.ranked(), self.device, self.coarse)
+            chosen = self.chosen()
             if chosen is None:
                 return
             near = int(self.bound(DEFAULT) * NEAR) // GRAIN * GRAIN
@@ -307,7 +313,7 @@ class Search:
             self.try_sizes([(candidate, near) for candidate in made])
             fewest = chosen.outcome.driver_calls
             self.narrow((it for it in made if it.outcome.driver_calls < fewest), self.coarse)
-            if choose(self.ranked(), self.device, self.coarse) is chosen:
+            if self.chosen() is chosen:
                 return
 
     @staticmethod
@@ -329,7 +335,7 @@ class Search:
         for is_pytorch in (True, False):
             while True:
                 few = [it for it in self.ranked(is_pytorch)[:REFINED] if it.high is not None]
-                chosen = choose(self.ranked(is_pytorch), self.device, self.coarse)
+                chosen = self.chosen(is_pytorch)
                 few += [chosen] if chosen is not None and chosen not in few else []
                 new = [it for it in few if it.point not in settled]
                 if not new:
@@ -341,8 +347,10 @@ class Search:
 
 
 def choose(candidates: Iterable[Candidate], device: int, step: int) -> Candidate | None:
-    """The best of those that complete on the device: near the smallest, the fewest calls of the
-    driver, and then the fewest bytes. None if none completes."""
+    """The best of those that complete on the device; None if none does. That is the plainest,
+    unless another needs a few percent less (SAVES): PyTorch's own advice, then one setting alone,
+    then several. Of equally plain ones it is, near the smallest, that with the fewest calls of the
+    driver, and then with the fewest bytes."""
     listed = [
         it
         for it in candidates
@@ -350,9 +358,24 @@ def choose(candidates: Iterable[Candidate], device: int, step: int) -> Candidate
     ]
     if not listed:
         return None
-    smallest = min(it.high for it in listed if it.high is not None)
-    near = [it for it in listed if it.high is not None and it.high <= smallest * NEAR]
+    smallest = _smallest(listed)
+    for plain in range(_plainness(max(listed, key=_plainness)) + 1):
+        alike = [it for it in listed if _plainness(it) <= plain]
+        if alike and _smallest(alike) <= smallest * SAVES:
+            break
+    near = [it for it in alike if it.high is not None and it.high <= _smallest(alike) * NEAR]
     return min(
         near,
         key=lambda it: (it.outcome.driver_calls, it.high, len(it.point.settings), it.point),
     )
+
+
+def _smallest(listed: Sequence[Candidate]) -> int:
+    return min(it.high for it in listed if it.high is not None)
+
+
+def _plainness(candidate: Candidate) -> int:
+    """How much a user has to understand: 0 is the least."""
+    if candidate.point in (DEFAULT, EXPANDABLE):
+        return 0
+    return candidate.point.settings.count(":") if candidate.point.is_pytorch else 0

@@ -113,8 +113,10 @@ def test_json_has_what_the_text_says(advice: bfc.Advice):
     }
     text = str(advice)
     assert text.splitlines()[0] == advice.answer == content["answer"]
-    assert advice.proof[1:] in text.splitlines()[1]
-    assert f"PYTORCH_CUDA_ALLOC_CONF={advice.rows[advice.best].settings}" in advice.answer
+    assert advice.proof[1:] in text.splitlines()[2]
+    best = advice.rows[advice.best].settings
+    assert f" with {best}: " in advice.answer
+    assert advice.to_copy == f"export PYTORCH_CUDA_ALLOC_CONF={best}" == str(advice).splitlines()[1]
     assert "as recorded: under other settings" in text.splitlines()[-1]
     assert all(row.name in advice.text(every_row=True) for row in advice.rows)
 
@@ -508,7 +510,7 @@ def test_a_run_that_repeats_has_a_row_of_a_plan():
     assert (row.fits, row.refused, row.peak_reserved) == (True, 0, 156 << 20)
     assert row.smallest_device == row.peak_reserved
     assert row.name in str(advice)
-    assert "serves a plan of it" in str(advice)
+    assert "serves a plan of it" in advice.text(every_row=True)
     small = bfc.advise(trace, "150 MiB", jobs=1)
     [row] = [row for row in small.rows if row.policy == "caching+plan"]
     assert (row.fits, row.smallest_device) == (False, 156 << 20)
@@ -518,7 +520,8 @@ def test_a_run_that_repeats_has_a_row_of_a_plan():
 def test_where_a_plan_is_no_help_the_advice_says_why():
     advice = bfc.advise(repeating(growing=False), "100 MiB", jobs=1)
     assert all(row.policy != "caching+plan" for row in advice.rows)
-    assert "A plan of it is no help: " in str(advice)
+    assert "A plan of it is no help: " in advice.text(every_row=True)
+    assert "plan" not in str(advice)
     marked = repeating(growing=False)._with_meta({"marks": [[0, "train"], [68, "train"]]})
     advice = bfc.advise(marked, "100 MiB", jobs=1)
     assert "would not have paid" in advice.no_plan
