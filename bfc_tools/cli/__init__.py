@@ -188,6 +188,8 @@ def _in_words(error: Exception) -> str:
 
 def _discard_what_cannot_be_printed() -> None:
     """Gives the interpreter nothing to complain about when it flushes."""
+    if sys.stdout is None:  # it was closed
+        return
     try:
         sys.stdout.flush()
     except OSError:

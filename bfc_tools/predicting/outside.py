@@ -37,7 +37,7 @@ EVERY = 0.1
 ONE = 0.5
 #: What the script has to leave free on the disk, in bytes, or half of what is free at first.
 FREE = 1 << 30
-#: Seconds after which a folder that nobody has locked is none that somebody is about to lock.
+#: Seconds after its making in which a folder may be about to be locked.
 OLD = 60
 #: The most files that are listed.
 MOST = 10_000

@@ -332,8 +332,10 @@ class Prediction:
         return repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
 
     def runs(self) -> tuple[Run, ...]:
-        """The runs that have to fit: the steps that were made, the same at other addresses of the
-        driver, if PyTorch depends on them, and the last step made again and again.
+        """The runs that have to fit.
+
+        These are the steps that were made, the same at other addresses of the driver, if PyTorch
+        depends on them, and the last step made again and again.
 
         Returns
         -------
@@ -539,8 +541,10 @@ class Prediction:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the run as an .npz trace, in which layers whose names differ only in numbers are one
-        owner, as "layers.*.attn". It says what each allocation is for, too.
+        """Save the run as an .npz trace.
+
+        Layers whose names differ only in numbers are one owner there, as "layers.*.attn". It says
+        what each allocation is for, too.
 
         Parameters
         ----------

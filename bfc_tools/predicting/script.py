@@ -53,12 +53,8 @@ def run(
 
     Its standard output goes to standard error. It is stopped at the `limits`.
     """
-    if not module and not os.path.isfile(script):
-        raise FileNotFoundError(f"no such script: {script}")
-    if not module and script.endswith(".ipynb"):
-        raise ValueError(
-            f"{script} is a notebook: `jupyter nbconvert --to script {script}` makes a script of it"
-        )
+    if not module:
+        _refuse_what_is_no_script(script)
     ran: Ran | None = None
     process = os.getpid()
 
@@ -106,6 +102,15 @@ def run(
         sys.stderr.flush()
         os._exit(0 if ran.error is None else 1)
     return ran
+
+
+def _refuse_what_is_no_script(path: str) -> None:
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no such script: {path}")
+    if path.endswith(".ipynb"):
+        raise ValueError(
+            f"{path} is a notebook: `jupyter nbconvert --to script {path}` makes a script of it"
+        )
 
 
 @contextlib.contextmanager

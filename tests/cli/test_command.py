@@ -110,7 +110,10 @@ def test_where_nothing_can_be_printed_there_is_no_traceback(out, code):
     words = ["sh", "-c", f"{sys.executable} -m bfc devices --csv {to}"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert done.stderr in ("", "bfc: [Errno 28] No space left on device\n")
+    assert done.stderr in (
+        "",
+        "bfc: [Errno 28] No space left on device: 'standard output'\n",
+    )
 
 
 def test_a_warning_is_a_line_without_a_place_in_the_program(tmp_path):

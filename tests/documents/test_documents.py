@@ -126,6 +126,7 @@ WITH_TORCH = {
             "hooks",
             "known_values",
             "legacy_types",
+            "real_values",
             "recorder",
         )
     ),

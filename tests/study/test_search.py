@@ -77,15 +77,17 @@ def test_a_pair_is_found_that_no_single_value_leads_to():
 
 
 @pytest.mark.parametrize(("size", "is_near"), [(1510, True), (1530, False)])
-def test_a_key_that_saves_calls_is_found_within_one_percent(size: int, is_near: bool) -> None:
-    fast = "large_segment_size_mb:64,expandable_segments:True"
-    least = {"expandable_segments:True": 1500 * MIB, fast: size * MIB}
+def test_of_equally_plain_settings_calls_decide_within_one_percent(
+    size: int, is_near: bool
+) -> None:
+    fast, slow = "large_segment_size_mb:64", "max_split_size_mb:64"
+    least = {slow: 1500 * MIB, fast: size * MIB}
     made = MadeUp(needs(least, 1800 * MIB), lambda point: 3 if point.settings == fast else 10)
     found = searched(made, 1700 * MIB, 1000 * MIB)
     assert found.ranked()[0].high == 1500 * MIB
     best = choose(found.ranked(), found.device, found.coarse)
     assert best is not None
-    assert best.point.settings == (fast if is_near else "expandable_segments:True")
+    assert best.point.settings == (fast if is_near else slow)
     assert best.high == (size if is_near else 1500) * MIB
 
 
