@@ -41,7 +41,7 @@ IN_SDIST = [
 ]
 #: What no wheel holds: installed, it would stand in site-packages beside other people's.
 ONLY_IN_SDIST = ("tests/", "bench/", "docs/", "examples/")
-#: Whoever uses them compiles the C and C++ in the packages beside `bfc`.
+#: Unless git has it: whoever uses that compiles it.
 GENERATED = re.compile(r"\.(so|o|pyc)$|^build/|^bfc/.*\.(c|cpp)$")
 #: Run in the environment that holds nothing but the wheel and what it needs.
 TRIAL = """
@@ -90,7 +90,7 @@ def build_sdist(scratch: Path, out: Path) -> Path:
         archive.extractall(scratch / "unpacked", filter="data")
     folders = listed(*PACKAGES, "tests", "docs", "examples")
     require(names, folders | set(IN_SDIST), "the source archive")
-    refuse({name for name in names if GENERATED.search(name)}, "the source archive")
+    refuse({name for name in names - folders if GENERATED.search(name)}, "the source archive")
     return sdist
 
 
