@@ -896,7 +896,7 @@ def test_a_step_of_several_optimizers_ends_with_the_last() -> None:
 @pytest.mark.parametrize("rules", ["2.11", "2.15"])
 def test_what_is_reserved_depends_on_addresses_before_2_13(rules, monkeypatch) -> None:
     memory = session.Memory
-    monkeypatch.setattr(session, "Memory", lambda *given: memory(*given[:-1], rules))
+    monkeypatch.setattr(session, "Memory", lambda *given: memory(*given[:-2], rules))
     order, held = random.Random(3), {}
     with bfc.predict("a100") as run:
         for _ in range(60):
