@@ -9,8 +9,8 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
                                 uint64_t* ptr) noexcept nogil
 cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, cbool waits) noexcept nogil
 cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil
-# For callers that may take the GIL where they answer False. The second follows a call from Python that has allocated for
-# the home stream.
+# For callers that may take the GIL where they answer False. The second follows a call from Python that has allocated
+# for the home stream.
 cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil
 cdef cbool lead_from_home(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil
 

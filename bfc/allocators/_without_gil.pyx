@@ -1,8 +1,8 @@
 """Allocate and free for callers without the GIL.
 
-PyTorch asks a `MemPool` for segments with its own mutex held, and the GIL must not be taken then: `allocate_without_gil`
-and `free_without_gil` never do. Other callers may take it, and need it only where `hit_without_gil` and
-`free_at_once_without_gil` have answered False.
+PyTorch asks a `MemPool` for segments with its own mutex held, and the GIL must not be taken then:
+`allocate_without_gil` and `free_without_gil` never do. Other callers may take it, and need it only where
+`hit_without_gil` and `free_at_once_without_gil` have answered False.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -89,8 +89,8 @@ cdef void count_refusal(Allocator allocator) noexcept nogil:
 
 
 cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
-    """Like `hit_without_gil`, and makes a stream wait for the home stream where memory is reused in the order of that one.
-    False, and nothing has changed, where a free chunk does not serve the request, or the driver fails."""
+    """Like `hit_without_gil`, and makes a stream wait for the home stream where memory is reused in the order of that
+    one. False, and nothing has changed, where a free chunk does not serve the request, or the driver fails."""
     if allocator.by_stream or stream == allocator.home_stream:
         return hit_without_gil(allocator, nbytes, stream, ptr)
     return (not allocator.has_lanes and hit_without_gil(allocator, nbytes, allocator.home_stream, ptr)

@@ -1,12 +1,12 @@
 """The functions that PyTorch looks up by name in this extension module, as CUDAPluggableAllocator wants them.
 
 PyTorch asks a `MemPool` for segments from any thread with its own mutex held. Meanwhile another thread may hold the GIL
-and wait for that mutex, as it does to free a tensor. To take the GIL then would be a deadlock, so the pairs of functions
-for pools never take it. See `bfc/native/source.h`.
+and wait for that mutex, as it does to free a tensor. To take the GIL then would be a deadlock, so the pairs of
+functions for pools never take it. See `bfc/native/source.h`.
 
-Where we stand in the place of its allocator, PyTorch holds no mutex. A request that a free block serves takes no GIL, nor
-does a free, nor what notes a stream. Any other request takes it, since memory is mapped, and a plan in pages served,
-with the GIL held; but not one for the pool of a graph. What begins or ends a pool, or empties, takes it too.
+Where we stand in the place of its allocator, PyTorch holds no mutex. A request that a free block serves takes no GIL,
+nor does a free, nor what notes a stream. Any other request takes it, since memory is mapped, and a plan in pages
+served, with the GIL held; but not one for the pool of a graph. What begins or ends a pool, or empties, takes it too.
 """
 
 from cpython.exc cimport PyErr_SetInterrupt

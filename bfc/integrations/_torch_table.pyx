@@ -655,8 +655,8 @@ def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64
         taken = NO_CHUNK
     pool.lock.release()
     if taken >= NO_HOST_MEMORY:
-        raise RuntimeError(f"a block of a checkpoint of pool {pool_id} cannot be put back at {address:#x}: the memory there "
-                           f"is in use, or went back to the device")
+        raise RuntimeError(f"a block of a checkpoint of pool {pool_id} cannot be put back at {address:#x}: the memory "
+                           f"there is in use, or went back to the device")
 
 
 cdef ChunkHandle take_at(Pool pool, uint64_t address, Request* request) noexcept nogil:
