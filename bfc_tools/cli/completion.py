@@ -19,7 +19,7 @@ It needs the package shtab, which pip install 'bfc-allocator[cli]' brings. Once 
 Make the folder if it is not there, and the script again when bfc has changed. The exit code is 0,
 or 2 without shtab.
 """
-#: Those in which it was tried.
+#: Of those that shtab knows: tests complete words in bash, and have the others read their script.
 SHELLS = ("bash", "fish", "zsh")
 
 
