@@ -8,6 +8,7 @@ from typing import Any
 
 import bfc
 from bfc.integrations import dask as pools
+from bfc_tools.study import cluster
 
 MIB = 1 << 20
 
@@ -127,11 +128,11 @@ def complaints() -> list[str]:
 
 
 def another_version() -> None:
-    bfc.__version__ = "0.0.1"
+    cluster.__version__ = "0.0.1"
 
 
 def the_version() -> None:
-    bfc.__version__ = "0.1.0"
+    cluster.__version__ = bfc.__version__
 
 
 def whose_memory() -> bool:
