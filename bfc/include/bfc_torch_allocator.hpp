@@ -25,6 +25,40 @@
 
 namespace bfc {
 
+inline void fill_stat(c10::CachingAllocator::Stat& to, const bfc_stat& from) {
+    to.current = from.current;
+    to.peak = from.peak;
+    to.allocated = from.allocated;
+    to.freed = from.freed;
+}
+
+inline void fill_stat(c10::CachingAllocator::StatArray& to, const bfc_stat (&from)[3]) {
+    for (size_t kind = 0; kind < 3; kind++) fill_stat(to[kind], from[kind]);
+}
+
+// PyTorch's statistics of a device, from those of the table.
+inline c10::CachingDeviceAllocator::DeviceStats stats_of(const bfc_device_stats& from) {
+    c10::CachingDeviceAllocator::DeviceStats to;
+    fill_stat(to.allocation, from.allocation);
+    fill_stat(to.segment, from.segment);
+    fill_stat(to.active, from.active);
+    fill_stat(to.inactive_split, from.inactive_split);
+    fill_stat(to.allocated_bytes, from.allocated_bytes);
+    fill_stat(to.reserved_bytes, from.reserved_bytes);
+    fill_stat(to.active_bytes, from.active_bytes);
+    fill_stat(to.inactive_split_bytes, from.inactive_split_bytes);
+    fill_stat(to.requested_bytes, from.requested_bytes);
+    fill_stat(to.oversize_allocations, from.oversize_allocations);
+    fill_stat(to.oversize_segments, from.oversize_segments);
+    to.num_alloc_retries = from.num_alloc_retries;
+    to.num_ooms = from.num_ooms;
+    to.num_sync_all_streams = from.num_sync_all_streams;
+    to.num_device_alloc = from.num_device_alloc;
+    to.num_device_free = from.num_device_free;
+    to.max_split_size = from.max_split_size;
+    return to;
+}
+
 template <c10::DeviceType Type>
 class DeviceAllocator final : public c10::DeviceAllocator {
 public:
@@ -96,25 +130,7 @@ public:
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
         bfc_device_stats from;
         read_stats(device, from);
-        c10::CachingDeviceAllocator::DeviceStats to;
-        fill(to.allocation, from.allocation);
-        fill(to.segment, from.segment);
-        fill(to.active, from.active);
-        fill(to.inactive_split, from.inactive_split);
-        fill(to.allocated_bytes, from.allocated_bytes);
-        fill(to.reserved_bytes, from.reserved_bytes);
-        fill(to.active_bytes, from.active_bytes);
-        fill(to.inactive_split_bytes, from.inactive_split_bytes);
-        fill(to.requested_bytes, from.requested_bytes);
-        fill(to.oversize_allocations, from.oversize_allocations);
-        fill(to.oversize_segments, from.oversize_segments);
-        to.num_alloc_retries = from.num_alloc_retries;
-        to.num_ooms = from.num_ooms;
-        to.num_sync_all_streams = from.num_sync_all_streams;
-        to.num_device_alloc = from.num_device_alloc;
-        to.num_device_free = from.num_device_free;
-        to.max_split_size = from.max_split_size;
-        return to;
+        return stats_of(from);
     }
 
     void read_stats(c10::DeviceIndex device, bfc_device_stats& stats) const {
@@ -162,17 +178,6 @@ private:
         const bfc_allocator* table = table_.load();
         TORCH_CHECK(table != nullptr, "bfc: no allocator serves ", Type, " yet: give its back end a capsule first");
         return *table;
-    }
-
-    static void fill(c10::CachingAllocator::Stat& to, const bfc_stat& from) {
-        to.current = from.current;
-        to.peak = from.peak;
-        to.allocated = from.allocated;
-        to.freed = from.freed;
-    }
-
-    static void fill(c10::CachingAllocator::StatArray& to, const bfc_stat (&from)[3]) {
-        for (size_t kind = 0; kind < 3; kind++) fill(to[kind], from[kind]);
     }
 
     inline static std::atomic<const bfc_allocator*> table_{nullptr};

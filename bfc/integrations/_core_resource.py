@@ -9,7 +9,7 @@ from typing import Any
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, InvalidPointerError
-from bfc.integrations._shared import Blocks, by_device, client, is_captured
+from bfc.integrations._shared import Blocks, by_device, client, is_captured, let_go
 from bfc.pinned import PinnedAllocator
 
 INSTALL = "'cuda-core>=1,<2'"
@@ -32,14 +32,7 @@ class PinnedBlocks:
         return buffer.ptr
 
     def free(self, ptr: int, nbytes: int, stream: Any) -> bool:
-        buffer = self.live.pop(ptr, None)
-        if buffer is None:
-            return False
-        try:
-            self.allocator.record_stream(buffer, stream)
-        except InvalidPointerError:
-            pass  # closed
-        return True
+        return let_go(self.live, self.allocator, ptr, stream)
 
 
 def free_other(allocator: Allocator | PinnedAllocator, ptr: int, stream: Any) -> None:

@@ -9,6 +9,7 @@ from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
 from bfc.libraries import client as client
+from bfc.pinned import PinnedAllocator
 from bfc.streams import StreamLike, stream_handle
 from bfc.suballocators.base import checked_memory_info
 
@@ -152,11 +153,18 @@ class Blocks:
         """Frees a block. Raises nothing, since C++ calls it: the buffer is freed as if collected.
         Does nothing if the address is not ours, or the allocator is closed. Returns whether the
         address came from `allocate`."""
-        buffer = self.live.pop(ptr, None)
-        if buffer is None:
-            return False
-        try:
-            self.allocator.record_stream(buffer, stream)
-        except InvalidPointerError:
-            pass  # closed
-        return True
+        return let_go(self.live, self.allocator, ptr, stream)
+
+
+def let_go(
+    live: dict[int, Buffer], allocator: Allocator | PinnedAllocator, ptr: int, stream: StreamLike
+) -> bool:
+    """Drops the buffer of an address, in the order of a stream; see `Blocks.free`."""
+    buffer = live.pop(ptr, None)
+    if buffer is None:
+        return False
+    try:
+        allocator.record_stream(buffer, stream)
+    except InvalidPointerError:
+        pass  # closed
+    return True

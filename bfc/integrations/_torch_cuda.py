@@ -18,6 +18,7 @@ from bfc.include import get_include
 from bfc.integrations._torch_table import Table, allocate_at
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch import extension
+from bfc.pytorch.rules import nearest_rules
 from bfc.pytorch.settings import CachingSettings
 from bfc.suballocators.cuda import CUDASubAllocator
 
@@ -62,6 +63,7 @@ class Books:
         self.is_initialized = False
         self._make = make
         self._pools: dict[int, CachingAllocator] = {}
+        self._settings: list[str] = []  # what was set since, in order
         self._history: dict[str, Any] | None = None
         self._refusal = threading.local()
 
@@ -81,6 +83,8 @@ class Books:
                 f"PyTorch's whole allocator is a CachingAllocator, and device {device} has a "
                 f"{type(made).__name__}: bfc.integrations.torch.replace takes either policy"
             )
+        for text in self._settings:
+            made.set_settings(text)
         pool = self._pools.setdefault(device, made)
         if pool is made:
             made.attach_oom_observer(self._note_refusal)
@@ -160,14 +164,7 @@ class Books:
         for those that come."""
         for pool in self.pools:
             pool.set_settings(text)
-        before = self._make
-
-        def make(device: int) -> CachingAllocator:
-            pool = before(device)
-            pool.set_settings(text)
-            return pool
-
-        self._make = make
+        self._settings.append(text)
 
     def record_history(self, enabled: int, most: int, skipped: str) -> None:
         """PyTorch keeps the frames itself: our pools record what happens."""
@@ -259,8 +256,8 @@ def checked_torch() -> Any:
 
 
 def rules_for(torch: Any) -> str:
-    """The version of PyTorch's policy that is nearest: 2.13 and 2.14 place as 2.15."""
-    return "2.11" if extension.torch_version(torch) < (2, 12) else "2.15"
+    """The version of PyTorch's policy that is nearest."""
+    return nearest_rules(extension.torch_version(torch))[0]
 
 
 def load() -> ModuleType:

@@ -10,7 +10,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <bfc_allocator.h>
+#include <bfc_torch_allocator.hpp>
 #include <c10/core/Allocator.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -345,7 +345,7 @@ public:
             if (at < it.ptr || at >= it.ptr + it.size) return;
             TORCH_CHECK(!(it.flags & (bfc::kInRange | bfc::kIsView)),
                         "Tensors in mapped memory (stitched pages, expandable segments) have no one base that another "
-                        "process could open: run this program with --policy caching to share them");
+                        "process could open: to share them, give take_over() pools that neither stitch nor expand");
             start = it.ptr;
             if (size) *size = it.size;
         });
@@ -364,28 +364,11 @@ public:
 
     // -- figures -------------------------------------------------------------------------------------
     DeviceStats getDeviceStats(DeviceIndex device) override {
-        DeviceStats to;
-        if (!is_open(device)) return to;
+        if (!is_open(device)) return {};
         bfc_device_stats from;
         char why[kWhy] = "";
         TORCH_CHECK(table->stats(table->self, device, &from, why, sizeof why) == BFC_OK, "bfc: ", why);
-        fill(to.allocation, from.allocation);
-        fill(to.segment, from.segment);
-        fill(to.active, from.active);
-        fill(to.inactive_split, from.inactive_split);
-        fill(to.allocated_bytes, from.allocated_bytes);
-        fill(to.reserved_bytes, from.reserved_bytes);
-        fill(to.active_bytes, from.active_bytes);
-        fill(to.inactive_split_bytes, from.inactive_split_bytes);
-        fill(to.requested_bytes, from.requested_bytes);
-        fill(to.oversize_allocations, from.oversize_allocations);
-        fill(to.oversize_segments, from.oversize_segments);
-        to.num_alloc_retries = from.num_alloc_retries;
-        to.num_ooms = from.num_ooms;
-        to.num_sync_all_streams = from.num_sync_all_streams;
-        to.num_device_alloc = from.num_device_alloc;
-        to.num_device_free = from.num_device_free;
-        to.max_split_size = from.max_split_size;
+        DeviceStats to = bfc::stats_of(from);
         fill_newer(to, device);
         return to;
     }
@@ -812,15 +795,6 @@ private:
 #else
     static void fill_newer(DeviceStats&, DeviceIndex) {}
 #endif
-    static void fill(c10::CachingAllocator::Stat& to, const bfc_stat& from) {
-        to.current = from.current;
-        to.peak = from.peak;
-        to.allocated = from.allocated;
-        to.freed = from.freed;
-    }
-    static void fill(c10::CachingAllocator::StatArray& to, const bfc_stat (&from)[3]) {
-        for (size_t kind = 0; kind < 3; kind++) fill(to[kind], from[kind]);
-    }
 
 #if TORCH_VERSION_MINOR < 13
     using OomRejectionObserver = OutOfMemoryObserver;

@@ -216,13 +216,12 @@ class Prediction:
     @property
     def refusals(self) -> list[Refusal]:
         """The requests that the program was refused, whether or not it caught the error."""
-        trace, lines = self.trace, Lines(self.trace)
+        lines = Lines(self.trace)
         return [
             Refusal(
                 one.event, one.nbytes, _line(lines, one.stack), one.live, one.reserved, one.free
             )
             for one in self._memory.refusals
-            if trace is not None
         ]
 
     @property
