@@ -41,6 +41,7 @@ from bfc_tools.cli import (
 )
 from bfc_tools.cli.endings import Ended, ended_in_order
 from bfc_tools.cli.streams import escaped, standard_output, tell
+from bfc_tools.predicting import outside
 
 #: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
 OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return OK
         parsed.ends_process = arguments is None  # so the caller is the command itself
         code = _code_of(parsed)
+    if outside.link is not None:  # the process outside a prediction ends with the same
+        outside.link.answered(code)
     _discard_what_cannot_be_printed()
     return code
 

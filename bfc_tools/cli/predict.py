@@ -13,6 +13,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
+from bfc_tools.cli.endings import Ended
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
@@ -150,31 +151,9 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
 def run(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits. The command does so in
     a process of its own, and this one stays outside."""
-    if not arguments.ends_process:
-        return _run(arguments)
-    outside.begin(arguments.real_files)
-    try:
-        fits = _run(arguments)
-        sys.stdout.flush()
-    except BaseException as error:
-        _answered(_code(error))
-        raise
-    _answered(0 if fits else 1)
-    return fits
-
-
-def _answered(code: int) -> None:
-    if outside.link is not None:
-        outside.link.answered(code)
-
-
-def _code(error: BaseException) -> int:
-    """What the command ends with after an error."""
-    if isinstance(error, KeyboardInterrupt):
-        return 128 + signal.SIGINT
-    if isinstance(error, BrokenPipeError):
-        return 0
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 2
+    if arguments.ends_process:
+        outside.begin(arguments.real_files)
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> bool:
@@ -374,10 +353,10 @@ def _how_it_ended(ran: Ran) -> str:
 
 
 def _signalled(ran: Ran) -> BaseException | None:
-    """What ends the command with the code of the signal that the program got."""
+    """What ends the command after a signal that the program got."""
     if ran.signal == signal.SIGINT:
         return KeyboardInterrupt()
-    return SystemExit(128 + ran.signal) if ran.signal else None
+    return Ended(ran.signal) if ran.signal else None
 
 
 def _hint(error: BaseException) -> str:
