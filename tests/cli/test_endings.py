@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def is_running(pid: int) -> bool:
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.fixture(autouse=True)
+def _hears_hangups() -> Iterator[None]:
+    """What `nohup` begins ignores SIGHUP, and so does all that it begins."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
