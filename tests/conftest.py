@@ -47,6 +47,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def hears_hangups() -> Iterator[None]:
+    """What `nohup` begins ignores SIGHUP, and so would all that a test begins."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`long` is also what is slow, and each instance of a sampled test but some."""

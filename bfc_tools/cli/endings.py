@@ -31,7 +31,8 @@ class Ended(BaseException):
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
     """SIGTERM and SIGHUP raise `Ended`, unless somebody handles or ignores them. The others that
-    follow the first are ignored: a terminal that is closed sends several."""
+    follow the first are ignored: a terminal that is closed sends several. What ends the command
+    counts, Ctrl-C too, and not an error of what is cleaned up on the way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -46,6 +47,13 @@ def ended_in_order() -> Iterator[None]:
         signal.signal(number, end)
     try:
         yield
+    except Exception as error:
+        first: BaseException | None = error
+        while isinstance(first, Exception):
+            first = first.__context__
+        if first is None:
+            raise
+        raise first from error
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)

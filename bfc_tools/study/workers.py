@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -97,11 +98,12 @@ class Replays:
             self._executor = self._given
             return self
         with contextlib.ExitStack() as cleanup:
-            folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
-            self._path = str(Path(folder, "trace.npz"))
-            with naming(self._path):
-                _write(self.trace, self._path)
-            self._executor = self._given or cleanup.enter_context(processes(self._jobs))
+            with _without_interrupts():  # no folder is left that nobody knows of
+                folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
+                self._path = str(Path(folder, "trace.npz"))
+                with naming(self._path):
+                    _write(self.trace, self._path)
+                self._executor = self._given or cleanup.enter_context(processes(self._jobs))
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -129,18 +131,23 @@ class Replays:
             yield {task: replay(self.trace, *task, most_pages)}
 
     def _run(self, tasks: list[Task]) -> Iterator[dict[Task, Outcome]]:
-        from concurrent.futures import CancelledError, as_completed
+        from concurrent.futures import CancelledError
         from concurrent.futures.process import BrokenProcessPool
 
         share = -(-len(tasks) // (self._jobs * BATCHES_A_WORKER))
         step = max(1, min(share, MOST_IN_A_BATCH))
         batches = [tasks[at : at + step] for at in range(0, len(tasks), step)]
-        futures = {}
+        futures: dict[Future[list[Outcome]], list[Task]] = {}
+        # `as_completed` takes the locks of all futures, and a signal leaves it with some of them.
+        ended: SimpleQueue[Future[list[Outcome]]] = SimpleQueue()
         try:
             with _without_interrupts():  # processes that start here inherit that
                 for batch in batches:
-                    futures[self._submit(batch)] = batch
-            for future in as_completed(futures):
+                    future = self._submit(batch)
+                    futures[future] = batch
+                    future.add_done_callback(ended.put)
+            for _ in batches:
+                future = ended.get()
                 outcomes = future.result()
                 self._is_started = True
                 yield dict(zip(futures[future], outcomes, strict=True))

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,8 @@ import bfc
 from bfc import files
 from bfc_tools.cli import main, streams
 from bfc_tools.cli.endings import Ended, ended_in_order
+
+pytestmark = pytest.mark.usefixtures("hears_hangups")
 
 ROOT = Path(__file__).parents[2]
 TRACES = ROOT / "bench" / "traces"
@@ -36,14 +37,6 @@ def is_running(pid: int) -> bool:
 def children(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-@pytest.fixture(autouse=True)
-def _hears_hangups() -> Iterator[None]:
-    """What `nohup` begins ignores SIGHUP, and so does all that it begins."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
@@ -120,6 +113,20 @@ def test_a_signal_that_somebody_handles_is_left_alone():
         signal.signal(signal.SIGTERM, before)
     assert seen == [signal.SIGTERM]
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"), [(signal.SIGTERM, Ended), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_an_error_while_things_are_cleaned_up_does_not_hide_the_signal(number: int, ends: type):
+    def write() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            raise ValueError("as zipfile, whose file is open still")
+
+    with pytest.raises(ends), ended_in_order():
+        write()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.1])

@@ -210,6 +210,7 @@ def test_it_cleans_up_after_every_end(mine: Path, refused, program, code, said) 
     assert bool(err) == bool(said)
 
 
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_second_signal_ends_it(mine: Path, number: int) -> None:
     program = """
