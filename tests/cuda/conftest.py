@@ -100,7 +100,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
-    """The runtime library of the tests, to be loaded first; None on a GPU."""
+    """The folder of the libraries that are to be loaded first; None on a GPU."""
     return None if ON_GPU else torch_runtime.build(tmp_path_factory.mktemp("runtime"))
 
 

@@ -200,6 +200,23 @@ def a_history_has_frames(torch: Any, folder: Path) -> None:
 
 
 @feature
+def a_model_is_trained_with_matrix_products(torch: Any, folder: Path) -> None:
+    from torch.nn import Linear, ReLU, Sequential
+
+    model = Sequential(Linear(64, 128), ReLU(), Linear(128, 3)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    torch.cuda.reset_peak_memory_stats()
+    before, live = torch.cuda.memory_allocated(), []
+    for _ in range(4):
+        model(torch.empty(16, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        live.append(torch.cuda.memory_allocated())
+    assert live[1:] == live[1:2] * 3, "a step leaves nothing behind"
+    assert torch.cuda.max_memory_allocated() - before > 4 * MIB, "cuBLAS had a workspace"
+
+
+@feature
 def a_profiler_sees_memory(torch: Any, folder: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 

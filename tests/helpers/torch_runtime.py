@@ -1,4 +1,5 @@
-"""PyTorch's build for CUDA on the emulated driver: a CUDA runtime library over calls of the driver.
+"""PyTorch's build for CUDA on the emulated driver: a CUDA runtime library over calls of the driver,
+and a cuBLAS that computes nothing.
 
 It needs the wheels that such a PyTorch brings along, for the headers and the list of calls.
 """
@@ -13,19 +14,42 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from cuda_machine import ON_GPU
 from documents import ROOT
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-NAME = "libcudart.so.13"
+HERE = Path(__file__).parent
 #: What NVIDIA's compiler defines, in the place of a header that another wheel has.
 NOTHING = (
     "__host__ __device__ __device_builtin__ __device_builtin_texture_type__ __no_return__ "
     "__device_builtin_surface_type__ __cudart_builtin__ CUDARTAPI CUDARTAPI_CDECL CUDA_CB CUDART_CB"
 )
 ALIGNED = "__builtin_align__ __align__"
+
+
+class Library(NamedTuple):
+    """One that takes the place of NVIDIA's of that name."""
+
+    name: str
+    source: str
+    rest: str  #: what each call is that the source has not
+    declares: str = ""
+    defines: tuple[str, ...] = ()
+
+
+NOT_SUPPORTED = 'extern "C" int {}() {{ return %d; }}'
+LIBRARIES = (
+    Library("libcudart.so.13", "torch_runtime.cpp", NOT_SUPPORTED % 801),
+    Library(
+        "libcublas.so.13",
+        "torch_products.cpp",
+        'extern "C" int {}(void* handle) {{ return torch_product(handle); }}',
+        'extern "C" int torch_product(void*);',
+    ),
+    Library("libcublasLt.so.13", "torch_products.cpp", NOT_SUPPORTED % 15, defines=("-DLT",)),
+)
 
 
 def has_torch_for_cuda() -> bool:
@@ -44,13 +68,15 @@ def with_torch(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.skipif(not HAS_TORCH, reason=reason)(test)
 
 
-def environment(library: Path | None) -> dict[str, str]:
+def environment(folder: Path | None) -> dict[str, str]:
     """That of a process in which PyTorch runs on the emulated driver; on a GPU, None is given."""
-    preload = {} if library is None else {"LD_PRELOAD": str(library)}
+    preload = {}
+    if folder is not None:
+        preload["LD_PRELOAD"] = ":".join(str(folder / library.name) for library in LIBRARIES)
     return os.environ | {"PYTHONPATH": str(ROOT)} | preload
 
 
-def runner(library: Path | None) -> Run:
+def runner(folder: Path | None) -> Run:
     """A function that runs a script in a process of its own, as what it changes is for good, and
     returns what that prints."""
     first = ""
@@ -65,7 +91,7 @@ def runner(library: Path | None) -> Run:
             check=False,
             timeout=300,
             cwd=ROOT,
-            env=environment(library) | variables,
+            env=environment(folder) | variables,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -82,30 +108,37 @@ def packages() -> Path:
 
 
 def build(folder: Path) -> Path:
-    """Compiles the library. To be loaded first: LD_PRELOAD."""
+    """Compiles the libraries into a folder: all of them are to be loaded first."""
     (folder / "crt").mkdir()
     lines = [f"#define {name}" for name in NOTHING.split()]
     lines += [f"#define {name}(n) __attribute__((aligned(n)))" for name in ALIGNED.split()]
+    lines += ["#define __forceinline__ inline"]
     (folder / "crt" / "host_defines.h").write_text("\n".join([*lines, ""]))
-    ours = folder / "ours.o"
+    for library in LIBRARIES:
+        build_one(library, folder)
+    return folder
+
+
+def build_one(library: Library, folder: Path) -> None:
+    made = folder / library.name
+    ours, rest = made.with_suffix(".o"), made.with_suffix(".cpp")
     headers = packages() / "nvidia" / "cu13" / "include"
-    compiler = ["g++", "-std=c++17", "-fPIC", f"-I{folder}", f"-I{headers}"]
-    subprocess.run([*compiler, "-c", SOURCE, "-o", ours], check=True)
-    rest = folder / "rest.cpp"
-    rest.write_text("\n".join(map(refusal, sorted(wanted() - names(ours, "T")))))
-    flags = ["-shared", f"-Wl,-soname,{NAME}", "-Wl,--default-symver"]
-    subprocess.run([*compiler, *flags, rest, ours, "-o", folder / NAME], check=True)
-    return folder / NAME
+    compiler = ["g++", "-std=c++17", "-fPIC", f"-I{folder}", f"-I{headers}", *library.defines]
+    subprocess.run([*compiler, "-c", HERE / library.source, "-o", ours], check=True)
+    missing = sorted(wanted(library.name) - names(ours, "T"))
+    rest.write_text("\n".join([library.declares, *map(library.rest.format, missing)]))
+    flags = ["-shared", f"-Wl,-soname,{library.name}", "-Wl,--default-symver"]
+    subprocess.run([*compiler, *flags, rest, ours, "-o", made], check=True)
 
 
-def wanted() -> set[str]:
-    """The calls that PyTorch's libraries name. Some of them want all to be there."""
-    libraries = sorted((packages() / "torch" / "lib").glob("*.so"))
+def wanted(library: str) -> set[str]:
+    """The calls of a library that PyTorch's libraries name. Some of them want all to be there."""
+    found = sorted((packages() / "torch" / "lib").glob("*.so"))
     return {
         name.partition("@")[0]
-        for library in libraries
-        for name in names(library, "U")
-        if name.endswith(f"@{NAME}")
+        for it in found
+        for name in names(it, "U")
+        if name.endswith(f"@{library}")
     }
 
 
@@ -114,8 +147,3 @@ def names(library: Path, kind: str) -> set[str]:
     listed = subprocess.run(["nm", *flags, library], capture_output=True, text=True, check=True)
     rows = [line.split()[-2:] for line in listed.stdout.splitlines()]
     return {name for found, name in rows if found == kind}
-
-
-def refusal(name: str) -> str:
-    not_supported = 801
-    return f'extern "C" int {name}() {{ return {not_supported}; }}'
