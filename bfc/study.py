@@ -7,6 +7,17 @@ Its sources are in a package of their own, `bfc_tools`.
 from bfc_tools.study.experiment import Comparison, Policy, Row, compare
 from bfc_tools.study.figure import plot
 from bfc_tools.study.python_policy import PythonPolicy
+from bfc_tools.study.ran_out import RanOut, ran_out
 from bfc_tools.study.recorded_settings import Recorded
 
-__all__ = ["Comparison", "Policy", "PythonPolicy", "Recorded", "Row", "compare", "plot"]
+__all__ = [
+    "Comparison",
+    "Policy",
+    "PythonPolicy",
+    "RanOut",
+    "Recorded",
+    "Row",
+    "compare",
+    "plot",
+    "ran_out",
+]

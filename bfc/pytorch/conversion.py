@@ -237,6 +237,7 @@ def _facts(player: _Player, layout: Layout, spans: list[Span]) -> dict[str, Any]
         "segment_events": player.segment_events,
         "registered": player.registered(spans),
         "oom": player.refused,
+        "oom_calls": player.refused_calls,
         "pools": recording.pools,
         "pool_segments": player.pool_segments,
         "waiting_at_the_end": sum(block.waiting for block in recording.blocks.values()),
@@ -337,6 +338,8 @@ class _Player:
     #: was there before the history.
     pool_segments: list[list[int]] = field(default_factory=list)
     refused: list[list[int]] = field(default_factory=list)
+    #: Of each of these [segment entries before it, stack, stream, *id of its pool].
+    refused_calls: list[list[int]] = field(default_factory=list)
     repairs: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     #: The number of blocks whose free_completed does not follow free_requested at once: other
@@ -371,6 +374,9 @@ class _Player:
         elif action in POOL_MARKS:
             self.marks.mark(len(self.columns), action, event.pool, event.stream)
         elif action == OOM:
+            pool_id = self.recording.table.id_of(event.pool)
+            call = [len(self.segment_events), event.stack, event.stream, *pool_id]
+            self.refused_calls.append(call)
             self.refused.append([len(self.columns), event.size, event.address])
         elif action not in _WITHOUT_EFFECT:
             self.unknown[action[:40].encode("ascii", "backslashreplace").decode()] += 1

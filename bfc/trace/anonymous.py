@@ -21,7 +21,7 @@ COUNTS = (
     "releases_unsure",
 )
 LISTS = ("streams", "addresses")
-TABLES = ("segments", "registered", "oom", "pools", "pool_segments")
+TABLES = ("segments", "registered", "oom", "oom_calls", "pools", "pool_segments")
 #: In place of the sign by which a version was told, which may quote the file.
 SAID = "the recording that was anonymised said so"
 

@@ -688,6 +688,9 @@ class Trace:
           history come first: the file does not say in which order, and here it is that of their
           addresses.
         - "oom": [event, size, free bytes of the device] of each refusal.
+        - "oom_calls": [entries of "segment_events" before it, stack, handle of its stream, first,
+          second] of each refusal, with the two numbers of its pool's id; the stack is 0 where none
+          was recorded.
         - "pools": [address, size, first, second] of each segment that is in a private pool at the
           end, with the two numbers of the pool's id.
         - "pool_segments": [event, address, size, first, second] of each segment, or mapped part of

@@ -6,7 +6,7 @@ tables.py        stacks, frames and owners, each once
 kinds.py         what each allocation is for: weights, gradients, and so on
 painted.py       what the colours of a map tell apart
 aggregates.py    sums over many allocations
-segments.py      what the device has handed out, and what keeps it
+segments.py      what keeps each segment
 runs.py          one run over time: as it was recorded, or replayed
 data.py          all that a page shows
 perfetto.py      the same runs for Perfetto

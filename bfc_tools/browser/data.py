@@ -14,6 +14,8 @@ events : the events of the first run
 peak_event : the event after which most is live, the first of several; -1 if there are no events
 peak_live : the bytes that are live then, as asked for. A request counts also if a policy refuses it
 peak_reserved : the most bytes that the first run had taken from the device
+ran_out : of each trace that ran out of memory as it was recorded, or predicted, what
+    `bfc_tools.study.ran_out` says, with "trace", its name, and "sentence": the page begins with it
 rebuilt : how many events at the beginning rebuild what was live when a recording began, else 0.
     The gaps between the blocks that they allocate, too, count nowhere (`bfc.trace.beginning`)
 segments_event : the event after which "segments" of the first trace are shown: the peak_event
@@ -76,7 +78,8 @@ blocks : packed columns. The first rows are those of "live_at_peak", in the same
     stream : packed u16
 painted : what has a colour of its own, by "owner", "line" and "kind", where there are such: at most
     eight owners, frames or kinds, those that have most at the peak first
-opens : by what the map is coloured at first: "owner", "line", or "lane", for streams and pools
+opens : by what the map is coloured at first: "owner", "line", or "lane", for streams and pools. The
+    blocks are shown by the same, and by "size" instead of "lane"
 kinds : what memory can be for (`bfc_tools.browser.kinds`); kinds_said : the bytes at the peak of
     which an owner says so. The rest is a guess
 lines : null, or what the lines of the program hold, at most 500, in descending bytes: columns line
@@ -120,16 +123,18 @@ from bfc.trace import Trace
 from bfc.trace.from_snapshot import live_in
 from bfc.units import format_bytes
 from bfc.version import __version__
-from bfc_tools.browser import segments
 from bfc_tools.browser.aggregates import lines_held, owners_over_time, view_of
 from bfc_tools.browser.encoding import packed
 from bfc_tools.browser.kinds import KINDS, TEMPORARY_WITHIN
 from bfc_tools.browser.lifetimes import Lives, lives_of
 from bfc_tools.browser.painted import groups_of
 from bfc_tools.browser.runs import SAMPLES, Limits, Run, Subject, as_recorded, is_recorded, replayed
+from bfc_tools.browser.segments import with_blocks
 from bfc_tools.browser.tables import CUT, Tables, shortened
 from bfc_tools.study.counting import Counted, CountedSimulated, device_for
 from bfc_tools.study.experiment import Policy
+from bfc_tools.study.ran_out import ran_out
+from bfc_tools.study.segments import of_snapshot
 
 if TYPE_CHECKING:
     from bfc.snapshots.snapshot import Snapshot
@@ -205,7 +210,13 @@ def data_of(
     figures = [_labelled(run.figures, len(traces) > 1, device) for run in runs]
     _keep_maps_small(figures)
     title = title or ", ".join(shortened(name) for name, _ in traces)
-    return _page("trace", subjects[0], runs[0].addresses, figures, title)
+    page = _page("trace", subjects[0], runs[0].addresses, figures, title)
+    return page | {"ran_out": [it for subject in subjects for it in _ran_out(subject)]}
+
+
+def _ran_out(subject: Subject) -> list[dict[str, Any]]:
+    found = ran_out(subject.trace)
+    return [] if found is None else [{"trace": shortened(subject.name), **found.as_dict()}]
 
 
 def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
@@ -256,6 +267,7 @@ def _page(
         "peak_live": int(subject.live[peak]) if peak >= 0 else 0,
         "peak_reserved": runs[0]["peak_reserved"],
         "segments_event": -1 if is_state else peak,
+        "ran_out": [],
         "rebuilt": 0 if is_state else subject.trace.beginning.events,
         **_fitting(subject, addresses, room),
         **({"owners_over_time": None} if is_state else {}),
@@ -278,7 +290,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
     trace = Trace(**columns)
     subject = _subject(snapshot.device, trace)
     subject = replace(subject, peak=len(trace) - 1)
-    held = segments.of_snapshot(snapshot)
+    held = of_snapshot(snapshot)
     held.stream = [streams.index(stream) for stream in held.stream]
     lives, live = subject.lives, int(trace.size.sum())
     run = {
@@ -299,7 +311,7 @@ def data_of_state(snapshot: Snapshot, *, title: str = "", remark: str = "") -> d
         "remarks": [remark] if remark else [],
         "timeline": None,
         "map": None,
-        "segments": segments.with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
+        "segments": with_blocks(held, addresses, lives.size, lives.owner, MOST_SEGMENTS),
     }
     return _page("state", subject, addresses, [run], title or snapshot.device)
 

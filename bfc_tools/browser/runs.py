@@ -13,14 +13,15 @@ from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_CHANGES
 from bfc.trace import Occupancy, Trace
 from bfc.trace.timeline import sampled
 from bfc.units import format_bytes
-from bfc_tools.browser import segments
 from bfc_tools.browser.encoding import packed
 from bfc_tools.browser.lifetimes import Lives
 from bfc_tools.browser.painted import Groups, paint
+from bfc_tools.browser.segments import with_blocks
 from bfc_tools.study import recorded_settings
 from bfc_tools.study.counting import Counted
 from bfc_tools.study.experiment import Policy
 from bfc_tools.study.python_policy import PythonPolicy
+from bfc_tools.study.segments import Segments, of_recording, of_snapshot, streams_at_start
 
 #: The most samples of a timeline; and the cells of a map, which has at most so many ranges.
 SAMPLES = 4_000
@@ -84,7 +85,7 @@ def replayed(
     }
     with policy.make_allocator(make_source()) as allocator:
         bare[: subject.peak + 1].replay(allocator)
-        held = segments.of_snapshot(allocator.snapshot())
+        held = of_snapshot(allocator.snapshot())
     refused = (trace.op == 0) & (trace.size > 0) & (result.addresses == 0) & ~trace._gaps()
     return _run(
         subject,
@@ -187,7 +188,7 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     change = [SEGMENT_CHANGES.get(change[0], 0) * int(change[3]) for change in changes]
     if len(event) and ((event[1:] < event[:-1]).any() or event[0] < 0):
         raise ValueError("the entries about segments are not in order")
-    held = segments.of_recording(torch, subject.peak, _streams_at_start(trace, addresses))
+    held = of_recording(torch, subject.peak, streams_at_start(trace, addresses))
     refusals = [int(row[0]) for row in torch.get("oom", ())]
     addresses[trace._gaps()] = 0
     after = start + np.cumsum(np.array(change, np.int64))
@@ -199,26 +200,12 @@ def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:
     return addresses, reserved, upto, refusals, held
 
 
-def _streams_at_start(trace: Trace, addresses: NDArray[np.uint64]) -> Callable[[int], int]:
-    """What returns the stream of a segment from before the recording: that of what is allocated at
-    its address first, since the events that rebuild the start fill each segment."""
-    made = np.flatnonzero((trace.op == 0) & (addresses > 0))
-    starts, first = np.unique(addresses[made], return_index=True)
-    stream = trace.stream[made[first]]
-
-    def known(address: int) -> int:
-        at = int(np.searchsorted(starts, np.uint64(address)))
-        return int(stream[at]) if at < len(starts) and int(starts[at]) == address else 0
-
-    return known
-
-
 def _run(
     subject: Subject,
     addresses: NDArray[np.uint64],
     events: NDArray[np.int64],
     columns: dict[str, NDArray[np.int64]],
-    held: segments.Segments,
+    held: Segments,
     limits: Limits,
     **figures: Any,
 ) -> Run:
@@ -239,7 +226,7 @@ def _run(
             **{name: values.tolist() for name, values in columns.items()},
         },
         "map": map_of(subject, addresses),
-        "segments": segments.with_blocks(
+        "segments": with_blocks(
             held,
             addresses[born],
             subject.lives.size[there],

@@ -18,8 +18,12 @@ from bfc_tools.study.file_formats import read
 
 HELP = "find the settings under which a recorded run fits on a device"
 EPILOG = """\
-The first line names the version of PyTorch and answers: the run fits as it is, or one line makes it
-fit and what that costs, or nothing does and how much is missing. The second says whether a replay
+Of a run that ran out of memory, a sentence says how: how much was refused, by which line of the
+program, what was free and where, whether that is fragmentation or capacity, and what to try.
+
+The first line, or the one behind that sentence, names the version of PyTorch and answers: the run
+fits as it is, or one line makes it fit and what that costs, or nothing does and how much is
+missing. The next says whether a replay
 under the recorded settings reserves what the recorded run did, to the byte: that is how far the
 rest can be trusted.
 
@@ -84,7 +88,7 @@ def run(arguments: argparse.Namespace) -> bool:
     # What is wrong with it is said before the file is read.
     device = device_bytes(arguments.device, f"--device {arguments.device}")
     with option_named(arguments.run_):
-        trace = read(arguments.run_, arguments.snapshot_device)
+        trace = read(arguments.run_, arguments.snapshot_device, frames=True)
     with contextlib.ExitStack() as cleanup:
         executor = None
         if arguments.dask is not None:

@@ -22,8 +22,9 @@ EPILOG = """\
 The page is one file. It asks the network for nothing, and any current browser opens it. It shows
 the run over time with its peak, a map of the addresses, the blocks at the peak, those that are
 never freed and those that live shortly, by owner, line of the program, size and age, and what keeps
-each segment. It holds the names of files and functions that the run has; `bfc anonymise` removes
-them.
+each segment. Of a run that ran out of memory, page and command begin with one sentence: how much
+was refused, by which line, what was free and where, and what to try. The page holds the names of
+files and functions that the run has; `bfc anonymise` removes them.
 
 A memory snapshot of PyTorch is shown as it was recorded, and another run as PyTorch's policy with
 its default settings places it. Each --policy adds a replay: all runs stand side by side on one
@@ -81,6 +82,12 @@ def run(arguments: argparse.Namespace) -> bool:
     write(data, output)
     if arguments.perfetto is not None:
         write_perfetto(traces, data["runs"], arguments.perfetto)
+    for ran_out in data["ran_out"]:
+        print(
+            ran_out["sentence"]
+            if len(traces) == 1
+            else f"{ran_out['trace']}: {ran_out['sentence']}"
+        )
     print(f"{output}: {data['title']}, {data['events']} events. {line_of(first)}")
     return True
 

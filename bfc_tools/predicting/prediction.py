@@ -29,7 +29,7 @@ from bfc_tools.predicting.verdict import (
     decide,
     settings_under_a_limit,
 )
-from bfc_tools.study.source_lines import Lines
+from bfc_tools.study.source_lines import Lines, short
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.file_layer import Layer
@@ -201,7 +201,9 @@ class Prediction:
                 "gpu": self.gpu.name,
                 "torch": self.torch_version,
                 "settings": settings_under_a_limit(self.settings),
+                "limit": memory.limit_of(memory.nbytes, memory.total),
                 "refused": [(one.event, one.nbytes, one.free) for one in memory.refusals],
+                "refused_stacks": [one.stack for one in memory.refusals],
                 "kinds": told(memory.kinds),
             }
             self._trace = memory.trace(
@@ -681,7 +683,7 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
         by_kind=_sums(kinds, held, lambda number: KINDS[number]),
         by_module=_sums(trace.owner[where], held, lambda number: trace.owners[number]),
         by_operator=_sums(operators, held, lambda number: _operator(trace, number)),
-        by_line=_sums(of_lines, held, lambda number: _short(lines.text(number))),
+        by_line=_sums(of_lines, held, lambda number: short(lines.text(number))),
     )
 
 
@@ -703,10 +705,4 @@ def _operator(trace: Trace, frame: int) -> str:
 
 def _line(lines: Lines, stack: int) -> str:
     """The line of the program that a stack counts for."""
-    return _short(lines.text(int(lines.of(np.array([stack], np.uint32))[0])))
-
-
-def _short(text: str) -> str:
-    """A line without the folders of its file."""
-    place, space, rest = text.partition(" in ")
-    return place.rsplit("/", 1)[-1] + space + rest
+    return short(lines.text(int(lines.of(np.array([stack], np.uint32))[0])))

@@ -2,12 +2,15 @@
 two. `bfc.study` passes on what compares policies. In order:
 
     counting.py           sub-allocators that count the calls made to them
+    segments.py           what was taken from the device at one moment
+    source_lines.py       the line that a stack counts for
     ground.py             what a policy written in Python has taken and handed out
     python_policy.py      a policy written in Python
     figure.py             one run under several policies, drawn
     experiment.py         one trace under several policies
     candidates.py         allocators to try, as text, and one replay
     recorded_settings.py  what a recording says of its own run
+    ran_out.py            how a recorded run ran out of memory
     file_formats.py       files of recorded runs, told by their content
     cluster.py            workers of Dask
     workers.py            replays in other processes
@@ -17,6 +20,5 @@ two. `bfc.study` passes on what compares policies. In order:
     planned.py            the row of a plan
     advise.py             `bfc.advise`
     growth.py             what grew, and how it is written
-    source_lines.py       the line that a stack counts for
     diff.py               `bfc.diff`
 """

@@ -14,6 +14,7 @@ from bfc.pytorch.words import CONF
 from bfc.trace.beginning import AS_RECORDED
 from bfc.units import format_bytes, in_columns
 from bfc_tools.study.candidates import BFC, CACHING, MOST_PAGES, PAGES, PLANNED, STITCHED, Point
+from bfc_tools.study.ran_out import RanOut
 from bfc_tools.study.recorded_settings import Recorded, shown
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class AdviceRow:
 class Advice:
     """What `bfc.advise` returns. `print` shows it; its first line is `answer`.
 
+    Of a run that ran out of memory, the first line says how, and the second is `answer`.
+
     Attributes
     ----------
     live_peak : int
@@ -132,6 +135,8 @@ class Advice:
     given_up : tuple of str
         What was not tried further, since it would map more than 262144 pages at a time: the names
         of rows, some of which have none then.
+    ran_out : RanOut or None
+        How the recorded run ran out of memory; None if it did not.
     """
 
     live_peak: int
@@ -147,6 +152,7 @@ class Advice:
     no_plan: str = ""
     private_allocations: int = 0
     given_up: tuple[str, ...] = ()
+    ran_out: RanOut | None = None
 
     @property
     def fits(self) -> bool:
@@ -155,7 +161,7 @@ class Advice:
 
     @property
     def answer(self) -> str:
-        """The first line.
+        """The first line; the second of a run that ran out of memory.
 
         It names the version of PyTorch whose rules were followed, and says that the run fits as it
         is, or which line makes it fit and what that costs, or how much is missing.
@@ -255,6 +261,7 @@ class Advice:
         """
         said = asdict(self)
         said["recorded"]["is_exact"] = self.recorded.is_exact
+        said["ran_out"] = self.ran_out and self.ran_out.as_dict()
         texts = {"answer": self.answer, "proof": self.proof, "to_copy": self.to_copy}
         return {**said, "rows": list(said["rows"]), **texts}
 
@@ -282,12 +289,15 @@ class Advice:
         Returns
         -------
         str
-            The answer, the line to copy, how far it can be trusted, and a table.
+            How it ran out of memory, if it did, the answer, the line to copy, how far it can be
+            trusted, and a table.
         """
         shown = range(len(self.rows)) if every_row else self._kinds()
         return "\n".join(self._lines([self.rows[at] for at in shown], every_row))
 
     def _lines(self, shown: Sequence[AdviceRow], every_row: bool) -> Iterator[str]:
+        if self.ran_out is not None:
+            yield self.ran_out.sentence
         yield self.answer
         if self.to_copy:
             yield self.to_copy
@@ -302,10 +312,7 @@ class Advice:
                 "captured graphs: every row keeps these apart, for as long as the run held them."
             )
         if self.refused_at_the_end:
-            yield (
-                f"The run ended when {format_bytes(self.refused_at_the_end)} were refused: this "
-                "request is replayed, too, and counts as live."
-            )
+            yield "The request that was refused at the end is replayed, too, and counts as live."
         if beginning := self.rows[self.in_force].beginning:
             yield FIRST_ROW if beginning == AS_RECORDED else NO_ROW
         yield ""

@@ -16,6 +16,7 @@ from bfc_tools.study.advice import Advice, AdviceRow
 from bfc_tools.study.candidates import Point
 from bfc_tools.study.file_formats import read
 from bfc_tools.study.planned import row_of_plan
+from bfc_tools.study.ran_out import ran_out
 from bfc_tools.study.recorded_settings import Recorded
 from bfc_tools.study.torch_version import decided
 
@@ -125,7 +126,7 @@ def advise(
         raise ValueError(f"jobs is at least 1, not {jobs}")
     if torch is not None:
         rules_of(torch)  # what is wrong with it is said before a file is read
-    run = decided(trace if isinstance(trace, Trace) else read(trace), torch)
+    run = decided(trace if isinstance(trace, Trace) else read(trace, frames=True), torch)
     whole, refused = recorded_settings.with_the_last_refusal(run)
     say = progress or (lambda text, done: None)
     text = ""
@@ -136,7 +137,7 @@ def advise(
         say(text, 0)
 
     stage("the recorded settings")
-    proof = prove(run, recorded_settings.read(run))
+    proof = prove(run._bare(run.meta), recorded_settings.read(run))
     known = recorded_settings.known_to(proof)
     with Replays(whole, executor, jobs, lambda done: say(text, done)) as replays:
         in_force = known[0] if known else DEFAULT
@@ -154,7 +155,8 @@ def advise(
         counts = calls, len(whole), replays.count, refused
         private = whole._private_allocations()
         given_up = tuple(it.point.name for it in search.candidates.values() if it.given_up)
-        return Advice(live, nbytes, proof, rows, best, at, *counts, no_plan, private, given_up)
+        about = no_plan, private, given_up, ran_out(run)
+        return Advice(live, nbytes, proof, rows, best, at, *counts, *about)
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

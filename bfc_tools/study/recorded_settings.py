@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import replace as with_
 from typing import Any
@@ -175,7 +176,22 @@ def _remarks(torch: dict[str, Any], names_pools: bool) -> list[str]:
     return remarks
 
 
-# The request that ended a run ------------------------------------------------------------------
+# Requests that were refused --------------------------------------------------------------------
+
+
+def refusals_of(trace: Trace) -> tuple[list[tuple[int, int, int]], bool]:
+    """The requests that a recorded or predicted run was refused, as (events before it, bytes, free
+    bytes of the device), in their order; and whether the last one ended the run. A list that is not
+    as it should be says nothing."""
+    meta = trace.meta if isinstance(trace.meta, dict) else {}
+    try:
+        listed = meta["predicted"]["refused"] if "predicted" in meta else meta["torch"]["oom"]
+        rows = [(int(event), int(size), int(free)) for event, size, free in listed]
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+        return [], False
+    if not all(0 <= event <= len(trace) and 0 < size < 1 << 63 for event, size, _ in rows):
+        return [], False
+    return rows, bool(rows) and not (trace.op[rows[-1][0] :] == 0).any()
 
 
 def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
@@ -186,27 +202,34 @@ def with_the_last_refusal(trace: Trace) -> tuple[Trace, int]:
     ended there, and a setting under which it fits must serve this request, too: it is added, and
     freed at once. Refusals that the program survived are left out.
     """
-    meta = trace.meta if isinstance(trace.meta, dict) else {}
-    try:
-        refused = meta["predicted"]["refused"] if "predicted" in meta else meta["torch"]["oom"]
-        event, size, _free = (int(number) for number in refused[-1])
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+    rows, ended = refusals_of(trace)
+    if not ended:
         return trace, 0
-    if not (0 <= event <= len(trace) and 0 < size < 1 << 63) or (trace.op[event:] == 0).any():
-        return trace, 0
-    last = trace.stream[event - 1] if event else 0
+    event, size, _ = rows[-1]
+    return with_requests(trace, [(event, size, stream_before(trace, event))]), size
+
+
+def stream_before(trace: Trace, event: int) -> int:
+    """The stream of the event before, which is that of a request where nothing says it."""
+    return int(trace.stream[event - 1]) if event else 0
+
+
+def with_requests(trace: Trace, requests: Sequence[tuple[int, int, int]]) -> Trace:
+    """A trace of the same events, without stacks, and with requests (events before it, bytes,
+    stream) in rising order, each of which is freed at once."""
     unused = np.setdiff1d(np.arange(len(trace) + 1, dtype=np.uint64), trace.id)[0]
-    twice = [event, event]
-    pool = None if trace.pool is None else np.insert(trace.pool, twice, 0)
+    at = np.repeat([event for event, _, _ in requests], 2)
+    size = [part for _, nbytes, _ in requests for part in (nbytes, 0)]
+    stream = np.repeat([max(number, 0) for _, _, number in requests], 2)
     marks = trace.pool_marks.copy()
-    marks[marks[:, 0] > event, 0] += 2
+    marks[:, 0] += np.searchsorted(at, marks[:, 0]).astype(marks.dtype)
     return Trace(
-        np.insert(trace.op, twice, [0, 1]),
-        np.insert(trace.id, twice, unused),
-        np.insert(trace.size, twice, [size, 0]),
-        np.insert(trace.stream, twice, last),
-        pool=pool,
+        np.insert(trace.op, at, [0, 1] * len(requests)),
+        np.insert(trace.id, at, unused),
+        np.insert(trace.size, at, size),
+        np.insert(trace.stream, at, stream),
+        pool=None if trace.pool is None else np.insert(trace.pool, at, 0),
         pools=trace.pools,
         pool_marks=marks,
         meta=trace.meta,
-    ), size
+    )

@@ -109,6 +109,16 @@ class Lines:
         return f"{filename}:{frame.line} in {frame.name}" if frame.line else frame.name
 
 
+def short(text: str) -> str:
+    """A line without the folders of its file; a function of C++ has none.
+
+    >>> short("/home/me/train in parts/train.py:61 in step")
+    'train.py:61 in step'
+    """
+    place, space, name = text.rpartition(" in ")
+    return place.rsplit("/", 1)[-1] + space + name
+
+
 def _is_python(filename: str) -> bool:
     return filename.endswith(".py")
 

@@ -139,3 +139,4 @@ def test_numbers_alone_say_nothing(file: Path) -> None:
     assert set(kinds(trace)) == {"other"}
     page = data_of([(file.stem, trace)])
     assert (page["opens"], page["painted"], page["lines"]) == ("lane", {}, None)
+    assert page["ran_out"] == []

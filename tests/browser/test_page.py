@@ -945,3 +945,21 @@ def test_pictures_in_light_and_dark(page: Page, folder: Path, pictured: Path, th
         for colour in drawn:
             wanted = [int(colour.strip()[at : at + 2], 16) for at in (1, 3, 5)]
             assert np.abs(colours - wanted).sum(1).min() < 12
+
+
+def test_a_run_that_ran_out_begins_with_a_sentence_and_one_without_names_with_sizes(
+    page: Page, folder: Path
+) -> None:
+    pool = CachingAllocator(bfc.SimulatedSubAllocator("330 MiB"))
+    pool.record_history(context=None)
+    held = [pool.allocate(30 << 20) for _ in range(10)]
+    assert pool.try_allocate(80 << 20) is None
+    data = data_of([("ran-out", Trace.from_snapshot(pool.snapshot()))])
+    page.open(written(folder / "ran-out.html", data))
+    assert page.text("#ran-out") == data["ran_out"][0]["sentence"]
+    assert page.value("document.querySelector('main').innerText").startswith("It ran out of memory")
+    assert page.value("document.querySelector('#how-size').getAttribute('aria-pressed')") == "true"
+    assert "16 MiB to 32 MiB" in page.text("#view")
+    page.open(written(folder / "served.html", data_of([("served", Trace([0], [0], [100]))])))
+    assert page.value("document.querySelector('#ran-out').offsetHeight") == 0
+    assert len(held) == 10

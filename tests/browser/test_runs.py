@@ -14,9 +14,9 @@ from report_recounts import Life, addresses_of, random_trace, recount, unpacked
 import bfc
 from bfc_tools.browser.data import MOST_SEGMENTS, data_of
 from bfc_tools.browser.runs import COLUMNS, ROWS, SAMPLES
-from bfc_tools.browser.segments import Pieces
 from bfc_tools.study.counting import CountedSimulated
 from bfc_tools.study.experiment import Policy
+from bfc_tools.study.segments import Pieces
 
 RECORDINGS = sorted((Path(__file__).parents[1] / "recordings").glob("*.npz"))
 CACHING = Policy("caching", bfc.CachingAllocator)
@@ -340,6 +340,11 @@ def test_pieces_are_cut_and_joined() -> None:
     pieces.remove(120, 100)
     assert list(zip(pieces.starts, pieces.ends, pieces.streams, strict=True)) == [
         (100, 120, 1), (220, 250, 2), (300, 310, 1),
+    ]  # fmt: skip
+    pieces.add(120, 100, 2, joined=True)  # what goes on behind it is the same memory
+    pieces.add(250, 50, 2, joined=False)
+    assert list(zip(pieces.starts, pieces.ends, strict=True)) == [
+        (100, 120), (120, 250), (250, 300), (300, 310),
     ]  # fmt: skip
     pieces.remove(0, 1000)
     assert pieces.starts == []

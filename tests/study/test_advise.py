@@ -343,7 +343,11 @@ def test_the_request_that_ended_a_run_must_fit_too():
     advice = bfc.advise(trace, 80 * MIB, jobs=1)
     assert (advice.refused_at_the_end, advice.live_peak) == (40 * MIB, 48 * MIB)
     assert not bfc.advise(trace, 44 * MIB, jobs=1).fits
-    assert "The run ended when 40.00 MiB were refused" in str(advice)
+    first, second, *_ = str(advice).splitlines()
+    assert first == str(advice.ran_out)
+    assert first.startswith("It ran out of memory: 40.00 MiB were refused")
+    assert second == advice.answer
+    assert "The request that was refused at the end is replayed, too" in str(advice)
 
 
 def test_a_refusal_that_the_run_survived_is_left_out():

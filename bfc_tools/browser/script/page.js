@@ -66,6 +66,12 @@ function figure(name, value, note = "") {
   return make("dl", { class: "figure" }, make("dt", {}, name), make("dd", {}, value, note ? make("small", {}, ` ${note}`) : ""));
 }
 
+/** How the runs ran out of memory, each in one sentence. */
+function drawRanOut() {
+  const named = new Set(report.runs.map((run) => run.trace)).size > 1;
+  $("ran-out").replaceChildren(...report.ran_out.map(({ trace, sentence }) => make("p", { class: "notice" }, named ? `${trace}: ${sentence}` : sentence)));
+}
+
 function drawFigures() {
   const [run] = report.runs;
   const state_ = report.kind === "state";
@@ -149,6 +155,7 @@ function start() {
   startControls();
   startSearch();
   startDiff();
+  drawRanOut();
   drawFigures();
   if (report.hasTimeline) startTimeline(); else $("time").hidden = true;
   if (report.hasTimeline && report.runs[0].map) startMap(); else $("map").parentElement.classList.add("without-map");

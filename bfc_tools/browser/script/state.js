@@ -7,7 +7,7 @@ const state = {
   hidden: new Set(),     // lines of the timeline that are switched off
   placed: 0,             // the run whose map and segments are shown
   which: "peak",         // peak | never_freed | temporary | all
-  how: report.opens === "line" ? "line" : "owner",   // owner | kind | line | tree | flame | size | age | list
+  how: report.opens === "lane" ? "size" : report.opens,   // owner | kind | line | tree | flame | size | age | list
   within: report.temporary_within,   // allocations: what "temporary" means
   search: "",
   only: null,            // { label, holds(block) }: a group that was chosen
