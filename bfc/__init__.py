@@ -13,7 +13,8 @@ imports only from lines above it. In order:
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     plans/                                        places for the blocks of a run that repeats
-    integrations/, study.py                       other libraries; the door to the package bfc_tools
+    integrations/                                 other libraries
+    study.py                                      the door to the package bfc_tools
     testing/                                      it uses `bfc` as a user does
     __main__.py
 """

@@ -8,5 +8,6 @@ In order:
     predicting/     PyTorch's programs, without a GPU
     browser/        a run as a page for the browser
     cli/            the command `bfc`
+    startup/        what Python reads at its start below `bfc run`
     command.py      where it begins
 """

@@ -1,7 +1,7 @@
 """One pool under several libraries: `bfc.use(allocator, "cupy", "numba")`.
 
 There is one file for each library, imported when the library is first named. Each has the same
-`install(allocators)`, which returns a function that undoes it. No other library is imported. In
+`serve(allocators)`, which returns a function that undoes it. No other library is imported. In
 order:
 
     _shared.py, _numba_contexts.py
@@ -172,7 +172,7 @@ def _follow(library: str) -> None:
         del _installed[library]
     if wanted is not None:
         module = importlib.import_module(f"{__name__}.{library}")
-        _installed[library] = wanted, module.install(wanted.allocators)
+        _installed[library] = wanted, module.serve(wanted.allocators)
 
 
 def _follow_all(libraries: Iterable[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -304,15 +305,25 @@ def settings_of_environment() -> str:
     return ",".join(word for word in words if not word.startswith("backend:"))
 
 
+def checked_settings(text: str, version: str, *, stitch: bool) -> CachingSettings:
+    """What PYTORCH_CUDA_ALLOC_CONF says, for pools that stitch or do not. Raises SettingsError."""
+    try:
+        checked = CachingSettings().apply(text, torch=version)
+    except SettingsError as error:
+        raise error.found_in("PYTORCH_CUDA_ALLOC_CONF") from None
+    if stitch and checked.expandable_segments:
+        raise SettingsError(
+            "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:True, and memory is stitched here, "
+            "which does more: leave it out, or choose pools that do not stitch (bfc run --policy "
+            "caching)"
+        )
+    return checked
+
+
 def stitching(torch: Any, settings: str) -> PoolMaker:
     """A function that makes pools that stitch. Raises SettingsError at once."""
     version = rules_for(torch)
-    checked = CachingSettings().apply(settings, torch=version)
-    if checked.expandable_segments:
-        raise SettingsError(
-            "PYTORCH_CUDA_ALLOC_CONF says expandable_segments:True, and memory is stitched here, "
-            "which does more: leave it out"
-        )
+    checked = checked_settings(settings, version, stitch=True)
 
     def make(device: int) -> CachingAllocator:
         return CachingAllocator(
@@ -322,17 +333,28 @@ def stitching(torch: Any, settings: str) -> PoolMaker:
     return make
 
 
-def take_over(torch: Any, make: PoolMaker) -> Books:
+_serving: Books | None = None
+
+
+def serving() -> Books | None:
+    """What serves PyTorch in this process, if something of bfc does."""
+    return _serving
+
+
+def take_over(torch: Any, make: PoolMaker) -> None:
     """Puts pools in the place of PyTorch's allocator, for good. `make` returns the pool of a
     device, when that is first used. Raises RuntimeError if PyTorch has used CUDA already."""
+    global _serving
     module = load()
     books = Books(make)
     module.serve(Table(books.open, DEVICES).capsule(), books)
+    _serving = books
     torch.cuda.memory._set_allocator_settings = books.set_settings
     torch._C._accelerator_setAllocatorSettings = books.set_settings
     torch.cuda.memory.change_current_allocator = _refuse_change
     torch.cuda.change_current_allocator = _refuse_change
-    return books
+    torch._C._cuda_changeCurrentAllocator = _refuse_change  # where others have the functions above
+    torch.cuda._lazy_call(lambda: _look_who_serves(module))
 
 
 def _refuse_change(allocator: object) -> None:
@@ -340,3 +362,15 @@ def _refuse_change(allocator: object) -> None:
         "bfc has taken the place of PyTorch's allocator in this process, and stays there: change "
         "it to another one in a process without bfc"
     )
+
+
+def _look_who_serves(module: ModuleType) -> None:
+    """Called when CUDA has been initialised, after which PyTorch exchanges no allocator. Code in
+    C++ may have done so before."""
+    if not module.is_serving():
+        warnings.warn(
+            "another library has put its allocator in PyTorch's place after bfc, and before CUDA "
+            "was used: PyTorch's memory does not come from bfc. Run without the one or the other",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -106,7 +106,7 @@ def install_in_thread(allocators: OneOrMore | None = None) -> Callable[[], None]
         return undo.pop_all().close
 
 
-def install(allocators: Allocators) -> Callable[[], None]:
+def serve(allocators: Allocators) -> Callable[[], None]:
     """Calls `install_in_thread`, and offers the same allocators to other threads that call it. The
     result undoes both."""
     with ExitStack() as undo:

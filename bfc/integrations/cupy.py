@@ -107,7 +107,7 @@ def _memory_class(cupy: Any) -> Any:
     return Memory
 
 
-def install(allocators: Allocators) -> Callable[[], None]:
+def serve(allocators: Allocators) -> Callable[[], None]:
     """Lets CuPy allocate from these allocators. The result puts CuPy's previous allocator back,
     unless another was set meanwhile."""
     ours = allocator(allocators)

@@ -37,7 +37,7 @@ INSTALL = "'dask[distributed]' bokeh"
 integrations = importlib.import_module("bfc.integrations")
 NAME = "bfc"
 #: Libraries that take memory from a pool only in threads that ask for it, and what asks.
-OF_A_THREAD = {"cuda_core": "install_in_thread", "torch": "install"}
+OF_A_THREAD = {"cuda_core": "install_in_thread", "torch": "serve"}
 #: What workers report besides: the dashboard has had a page for figures of this name since 2022.
 RMM = "rmm"
 

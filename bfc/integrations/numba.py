@@ -86,7 +86,7 @@ def manager(
     return make_manager(driver_module or drivers()[0], find, for_managed, fenced)
 
 
-def install(allocators: Allocators) -> Callable[[], None]:
+def serve(allocators: Allocators) -> Callable[[], None]:
     """Lets each numba that is installed allocate from these allocators, in its contexts too. The
     result puts the previous memory managers back, unless others were set meanwhile."""
     with ExitStack() as undo:

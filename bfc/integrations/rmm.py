@@ -116,7 +116,7 @@ def log_csv(allocator: Allocator, path: str | os.PathLike[str]) -> None:
     write(path, rows, any(entry.owner for entry in history))
 
 
-def install(allocators: Allocators) -> Callable[[], None]:
+def serve(allocators: Allocators) -> Callable[[], None]:
     """Lets RMM allocate from these allocators, one for each device. The result puts the previous
     resources back, unless others were set meanwhile. Raises DeviceUnavailableError if RMM is
     missing, or its CUDA runtime refuses the driver, as it does the emulated one."""

@@ -1,6 +1,6 @@
 """PyTorch's memory from an allocator of bfc: everywhere, or in a memory pool of PyTorch's.
 
-Begin with `take_over`: a `CachingAllocator` takes the place of PyTorch's own in all that PyTorch
+Begin with `install`: a `CachingAllocator` takes the place of PyTorch's own in all that PyTorch
 does, with statistics, snapshots, private pools and CUDA graphs. It is compiled when first used.
 
 A memory pool, `mem_pool`, which `bfc.use(allocator, "torch")` uses too, leaves PyTorch's own
@@ -21,7 +21,7 @@ PyTorch's requests use mapped memory that is free, but where there is none they 
 segment. `allocator.allocate(nbytes).free()` maps memory for them beforehand. A request of PyTorch's
 that runs out of memory gives back ordinary segments alone: call `allocator.empty_cache()` for the
 rest. Memory that was freed behind a fence is only looked at by calls from Python (`stats()` is
-one). Under `replace` and `take_over` a request that no free block serves takes the GIL, and is
+one). Under `replace` and `install` a request that no free block serves takes the GIL, and is
 served as one from Python: it maps, stitches, follows a plan and belongs to the tag of its thread.
 """
 
@@ -49,7 +49,7 @@ _HOOKS = {
 }
 
 _kept: list[Any] = []  # for ever: PyTorch may call them for as long as the process lives
-_pools: dict[int, Any] = {}  # of `install`, by the id of the allocator, which is kept for ever too
+_pools: dict[int, Any] = {}  # of `serve`, by the id of the allocator, which is kept for ever too
 
 
 def _torch_with_cuda() -> Any:
@@ -97,6 +97,8 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
     ------
     DeviceUnavailableError
         If PyTorch is missing, or sees no CUDA device.
+    RuntimeError
+        If `install` has put allocators in the place of PyTorch's own.
     ValueError
         If 32 allocators serve pools in this process already, this one is not over memory of a
         CUDA device, or it serves a plan, which has places for blocks and not for segments.
@@ -107,6 +109,11 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
     which waits for the device, as cudaFree does. Out of memory is PyTorch's own error.
     """
     torch = _torch_with_cuda()
+    if _torch_cuda.serving() is not None:
+        raise RuntimeError(
+            "bfc has taken the place of PyTorch's allocator in this process, which serves no "
+            "MemPool over another one: bfc.integrations.torch.pool() is the pool that serves it"
+        )
     if allocator.plan_stats()["state"] not in ("none", "declined", "switched off"):
         raise ValueError(
             "this allocator serves a plan, and PyTorch asks a MemPool for segments, which a plan "
@@ -161,7 +168,7 @@ def replace(allocators: OneOrMore) -> None:
         undo.pop_all()
 
 
-def take_over(pools: OneOrMore | PoolMaker | None = None) -> None:
+def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     """Put allocators in the place of PyTorch's own, for good and for all that PyTorch asks of it.
 
     Parameters
@@ -199,9 +206,44 @@ def take_over(pools: OneOrMore | PoolMaker | None = None) -> None:
     if torch.cuda.is_initialized():
         raise RuntimeError(
             "PyTorch has used CUDA already, and its allocator cannot be exchanged any more: call "
-            "take_over() before the first tensor on a GPU"
+            "install() before the first tensor on a GPU"
         )
     _torch_cuda.take_over(torch, _maker(torch, pools))
+
+
+def pool(device: int | None = None) -> CachingAllocator:
+    """The allocator that serves a device of PyTorch's, after `install` or under `bfc run`.
+
+    Parameters
+    ----------
+    device : int, optional
+        The number that PyTorch has for it; None is PyTorch's current device.
+
+    Returns
+    -------
+    CachingAllocator
+        It is made if the device was not used before. It stays for as long as the process lives: do
+        not close it.
+
+    Raises
+    ------
+    RuntimeError
+        If PyTorch's own allocator serves it.
+    DriverError
+        If there is no such device.
+
+    Examples
+    --------
+    >>> with bfc.use(bfc.integrations.torch.pool(), "cupy", "numba"):  # doctest: +SKIP
+    ...     train()  # their arrays and PyTorch's tensors lie in one pool
+    """
+    books = _torch_cuda.serving()
+    if books is None:
+        raise RuntimeError(
+            "no pool of bfc serves PyTorch here: call bfc.integrations.torch.install() before CUDA "
+            "is used, or start the program with `bfc run`"
+        )
+    return books.open(client("torch", "torch").cuda.current_device() if device is None else device)
 
 
 def _maker(torch: Any, pools: OneOrMore | PoolMaker | None) -> PoolMaker:
@@ -214,15 +256,18 @@ def _maker(torch: Any, pools: OneOrMore | PoolMaker | None) -> PoolMaker:
 
     def pool_of(device: int) -> CachingAllocator:
         if device not in given:
-            raise ValueError(f"no allocator serves device {device}: pass one for it to take_over")
+            raise ValueError(f"no allocator serves device {device}: pass one for it to install")
         return given[device]  # type: ignore[return-value]  # `Books` looks
 
     return pool_of
 
 
-def install(allocators: Allocators) -> Callable[[], None]:
+def serve(allocators: Allocators) -> Callable[[], None]:
     """Enters a memory pool for each device in this thread. The result leaves them again."""
     torch = _torch_with_cuda()
+    books = _torch_cuda.serving()
+    if books is not None and all(it in books.pools for it in allocators.values()):
+        return lambda: None  # they serve it already
     with ExitStack() as entered:
         for ordinal, allocator in allocators.items():
             pool = _pools.get(id(allocator)) or _pools.setdefault(

@@ -345,7 +345,7 @@ public:
             if (at < it.ptr || at >= it.ptr + it.size) return;
             TORCH_CHECK(!(it.flags & (bfc::kInRange | bfc::kIsView)),
                         "Tensors in mapped memory (stitched pages, expandable segments) have no one base that another "
-                        "process could open: to share them, give take_over() pools that neither stitch nor expand");
+                        "process could open: to share them, give install() pools that neither stitch nor expand");
             start = it.ptr;
             if (size) *size = it.size;
         });

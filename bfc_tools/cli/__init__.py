@@ -7,7 +7,8 @@
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
-    advise.py, devices.py, diff.py, predict.py, replay.py
+    serving.py             PyTorch's allocator in the hands of bfc
+    advise.py, devices.py, diff.py, predict.py, replay.py, run.py
     anonymise.py, completion.py, plan.py, report.py
     miniature.py           a training to record
     demo.py                all of it, on that training
@@ -38,6 +39,7 @@ from bfc_tools.cli import (
     predict,
     replay,
     report,
+    run,
 )
 from bfc_tools.cli.endings import Ended, ended_in_order
 from bfc_tools.cli.streams import escaped, standard_output, tell
@@ -142,7 +144,19 @@ def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
     )
     parser.add_argument("--version", action="version", version=f"bfc {__version__}")
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
-    listed = (demo, predict, advise, report, replay, diff, plan, anonymise, devices, completion)
+    listed = (
+        demo,
+        run,
+        predict,
+        advise,
+        report,
+        replay,
+        diff,
+        plan,
+        anonymise,
+        devices,
+        completion,
+    )
     for command in listed:
         name = command.__name__.rpartition(".")[2]
         one = added.add_parser(name, help=command.HELP, epilog=command.EPILOG)

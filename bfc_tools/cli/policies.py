@@ -89,7 +89,7 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
     torch = arguments.torch or NEWEST
     # No setting has a space in it, and a table has no place for a line's end. A file may have one.
     names = [
-        text.strip() if is_planned(text) else "".join(text.split())
+        _in_short(text.strip() if is_planned(text) else "".join(text.split()))
         for text in arguments.policy or [default]
     ]
     limit = _limit(arguments.memory_limit)
@@ -109,6 +109,11 @@ def policies(arguments: argparse.Namespace, default: str = "bfc") -> list[Policy
         )
         raise ValueError(f"--strict is for the policies that have an original: {why}")
     return listed
+
+
+def _in_short(name: str) -> str:
+    """A policy's name with `stitch` for `stitch=True`, as BFC_RUN may say it."""
+    return re.sub(r"\b(stitch|virtual_memory)=True\b", r"\1", name)
 
 
 def tried(listed: list[Policy], make_device: Callable[[], Counted]) -> list[Policy]:

@@ -815,12 +815,12 @@ class StandIn(types.ModuleType):
 def test_a_pool_is_entered_and_left(monkeypatch, make_cuda) -> None:
     monkeypatch.setitem(sys.modules, "torch", torch := StandIn())
     allocator = make_cuda()
-    leave = integration.install({0: allocator})
+    leave = integration.serve({0: allocator})
     leave()
     number = _torch.serve_pool(allocator)
     pair = (f"bfc_torch_pool_alloc_{number}", f"bfc_torch_pool_free_{number}")
     assert torch.log == [pair, ("pool", {}), ("enter", 0), ("exit", 0)]
-    integration.install({0: allocator})()
+    integration.serve({0: allocator})()
     assert torch.log[4:] == [("enter", 0), ("exit", 0)], "one pool is enough"
 
 

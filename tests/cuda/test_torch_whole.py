@@ -51,7 +51,7 @@ import json, os, random, sys, torch, bfc
 MIB = 1 << 20
 kind, seed, turns = sys.argv[1], int(sys.argv[2]), 3000
 if kind == "ours":
-    bfc.integrations.torch.take_over(
+    bfc.integrations.torch.install(
         lambda device: bfc.CachingAllocator(
             bfc.CUDASubAllocator(device), strict=True, memory_limit=300 * MIB
         )
@@ -118,7 +118,7 @@ def small():
 """
 
 HOLES = """
-integration.take_over(
+integration.install(
     lambda device: bfc.CachingAllocator(
         bfc.CUDASubAllocator(device), memory_limit="64 MiB", stitch=True
     )
@@ -137,19 +137,19 @@ def test_holes_are_stitched_for_an_unchanged_program(run: Run) -> None:
 
 
 REFUSALS = {
-    "late": ("some(1)\nintegration.take_over()", "PyTorch has used CUDA already"),
-    "twice": ("integration.take_over()\nintegration.take_over()", "in this process already"),
+    "late": ("some(1)\nintegration.install()", "PyTorch has used CUDA already"),
+    "twice": ("integration.install()\nintegration.install()", "in this process already"),
     "other": (
-        "integration.take_over(lambda d: bfc.BFCAllocator(bfc.CUDASubAllocator(d)))\nsome(1)",
+        "integration.install(lambda d: bfc.BFCAllocator(bfc.CUDASubAllocator(d)))\nsome(1)",
         "replace takes either policy",
     ),
     "changed": (
-        "integration.take_over()\ntorch.cuda.memory.change_current_allocator(None)",
+        "integration.install()\ntorch.cuda.memory.change_current_allocator(None)",
         "bfc has taken the place",
     ),
-    "unknown": ("torch.__version__ = '2.99.0'\nintegration.take_over()", "replace works with it"),
+    "unknown": ("torch.__version__ = '2.99.0'\nintegration.install()", "replace works with it"),
     "limit": (
-        "integration.take_over(small())\nsome(9)",
+        "integration.install(small())\nsome(9)",
         "CUDA out of memory. Tried to allocate 9.00",
     ),
 }
@@ -180,7 +180,7 @@ def test_settings_that_cannot_be_followed_are_refused(run: Run, settings: str, w
     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = SETTINGS
     import torch, bfc
     try:
-        bfc.integrations.torch.take_over()
+        bfc.integrations.torch.install()
     except Exception as error:
         print(error, flush=True)
     print("backend:", torch.cuda.get_allocator_backend(), flush=True)

@@ -274,7 +274,7 @@ def main(kind: str, folder: Path) -> None:
         def make(device: int) -> bfc.CachingAllocator:
             return bfc.CachingAllocator(bfc.CUDASubAllocator(device), stitch=kind == "stitch")
 
-        bfc.integrations.torch.take_over(make)
+        bfc.integrations.torch.install(make)
     outcomes = {}
     for name, function in FEATURES.items():
         try:

@@ -35,7 +35,7 @@ OWN_USE = {
     *("never_set_up", "out_of_host_memory", "out_of_memory"),
     *("is_queue", "as_int", "in_columns", "is_count", "resolve_limit"),
     *("check_members", "check_mapping_members", "checked_memory_info"),
-    *("install", "lookup", "lookups", "drivers"),
+    *("serve", "lookup", "lookups", "drivers"),
 }
 
 

@@ -30,7 +30,7 @@ class Library:
     def __init__(self, name: str, log: list) -> None:
         self.name, self.log, self.fails = name, log, None
 
-    def install(self, allocators: dict):
+    def serve(self, allocators: dict):
         if self.fails == "install":
             raise OSError(f"no {self.name}")
         numbers = [allocator.memory_limit // MIB for allocator in allocators.values()]

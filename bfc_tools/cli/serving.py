@@ -1,0 +1,122 @@
+"""What `bfc run` or BFC_RUN says, as a text for other processes, and the pools that it means."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import bfc
+from bfc.integrations import _torch_cuda
+from bfc.suballocators import SubAllocator
+from bfc_tools.cli.policies import PLAN, policies
+
+#: Read by each process that imports torch; and the process that `bfc run` began.
+VARIABLE, FIRST = "BFC_RUN", "BFC_RUN_FIRST"
+WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to serve PyTorch."""
+
+    policy: str = "caching:stitch"  # as `bfc replay` spells it
+    memory_limit: str | None = None
+    plan: str | None = None  # a file
+    history: bool = False  # PyTorch's, from the first allocation
+    summary: bool = False  # said at the end
+    report: str | None = None  # the page to write at the end
+
+    @classmethod
+    def read(cls, text: str) -> Wanted:
+        """From the text of BFC_RUN: a policy, and options after commas. Raises ValueError."""
+        given: dict[str, Any] = {}
+        rest = []
+        known = [field.name for field in fields(cls) if field.name != "policy"]
+        for word in text.split(","):
+            name, equals, value = word.strip().partition("=")
+            if not equals or name.partition(":")[2] or name in ("stitch", "page_size"):
+                rest.append(word.strip())
+            elif name not in known:
+                near = difflib.get_close_matches(name, known, 1) or [", ".join(known)]
+                raise ValueError(f"{VARIABLE} has no option {name!r}. Did you mean {near[0]!r}?")
+            else:
+                given[name] = _truth(name, value) if name in _FLAGS else value
+        policy = ",".join(rest)
+        return cls(policy=policy, **given) if policy else cls(**given)
+
+    def text(self) -> str:
+        """What `read` reads. Raises ValueError for a file with a comma in its name."""
+        words = [self.policy]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value not in (None, False):
+                words.append(f"{field.name}={value}")
+        for file in filter(None, (self.plan, self.report)):
+            if "," in file:
+                raise ValueError(f"{file}: a comma in the name of this file would end it")
+        return ",".join(words)
+
+    def with_whole_paths(self) -> Wanted:
+        """For processes in other folders."""
+        plan, report = (it and os.path.abspath(it) for it in (self.plan, self.report))
+        return replace(self, plan=plan, report=report)
+
+    def maker(self, torch: str, settings: str) -> Callable[[SubAllocator], bfc.CachingAllocator]:
+        """What makes a pool, for a version of PyTorch and the settings of the environment. Raises
+        ValueError, SettingsError or PlanError for what cannot be."""
+        name = self._with_plan(self._with_settings(settings, torch))
+        (policy,) = policies(
+            argparse.Namespace(
+                policy=[name],
+                memory_limit=self.memory_limit,
+                torch=torch,
+                allow_growth=False,
+                strict=False,
+            )
+        )
+        made: Any = policy.make_allocator
+        return made  # type: ignore[no-any-return]
+
+    def _with_settings(self, settings: str, torch: str) -> str:
+        kind, _, text = self.policy.partition(":")
+        if kind != "caching":
+            raise ValueError(
+                f"--policy {self.policy}: PyTorch's whole allocator is a CachingAllocator: "
+                "--policy caching, or caching:stitch; SETTINGS may follow"
+            )
+        if not settings:
+            return self.policy
+        if ":" in text:
+            raise ValueError(
+                f"PYTORCH_CUDA_ALLOC_CONF says {settings}, and --policy has settings, too: leave "
+                "one of them out"
+            )
+        _torch_cuda.checked_settings(settings, torch, stitch=text.startswith("stitch"))
+        return f"{self.policy}{',' if text else ':'}{settings}"
+
+    def _with_plan(self, name: str) -> str:
+        if self.plan is None:
+            return name
+        return f"caching:{PLAN}{self.plan},{name.partition(':')[2]}".rstrip(",")
+
+
+_FLAGS = ("history", "summary")
+
+
+def _truth(name: str, value: str) -> bool:
+    if value.lower() not in WORDS:
+        raise ValueError(f"{VARIABLE}: {name} is True or False, not {value!r}")
+    return WORDS[value.lower()]
+
+
+def serve_as_told() -> None:
+    """Puts pools in the place of PyTorch's allocator, as BFC_RUN says. Called when torch has been
+    imported. Raises what `install` raises, and ValueError for what the variable cannot mean."""
+    wanted = Wanted.read(os.environ[VARIABLE])
+    torch = _torch_cuda.checked_torch()
+    make = wanted.maker(_torch_cuda.rules_for(torch), _torch_cuda.settings_of_environment())
+    bfc.integrations.torch.install(lambda device: make(bfc.CUDASubAllocator(device)))
