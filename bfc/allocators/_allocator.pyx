@@ -30,7 +30,7 @@ from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
 )
 from bfc.buffers._scopes cimport (
-    current_stream, number_of_owner, owner_here, owner_names, owners_used, scopes_open, step_here,
+    current_stream, note_tag_here, number_of_owner, owner_here, owner_names, owners_used, scopes_open, step_here,
 )
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, BufferOwner, become
 from bfc.allocators._changes cimport extend_chunk
@@ -39,7 +39,7 @@ from bfc.allocators._private_pools cimport (
     PoolId, PoolUses, PrivatePools, default_pool, id_of, is_private, scope_of as scope_of_pool,
 )
 from bfc.allocators._reasons cimport (
-    FREES_DEFERRED, FREES_PENDING, FREES_WAIT, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY,
+    FREES_DEFERRED, FREES_PENDING, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY, SOME_WAIT,
 )
 from bfc.allocators._reading cimport (
     ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
@@ -243,6 +243,8 @@ cdef class Allocator(BufferOwner):
         try:
             self.source.strict = strict
             self.source.open(sub_allocator)
+            self.fences.keeps_native = sub_allocator.native
+            self.fences.native = self.source.native
             self.set_home_stream(stream)
         except BaseException:
             self.sub_allocator = self.fences.source = self.source.sub_allocator = None
@@ -619,6 +621,7 @@ cdef class Allocator(BufferOwner):
             self.set_owner_of(&request)
         if self.tags.scopes_open:
             request.tag = self.tags.here(self)
+            note_tag_here(<void*>self, request.tag, request.owner)
             if request.tag:
                 self.check_tag(&request)
         if how & CONTIGUOUS:
@@ -1407,7 +1410,7 @@ cdef class Allocator(BufferOwner):
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
         sub-allocator, which hold a part of the limit. Returns whether anything may have changed."""
-        cdef bint waits = not request.has_waited and self.reasons.has(FREES_WAIT | FREES_PENDING)
+        cdef bint waits = not request.has_waited and self.reasons.has(SOME_WAIT | FREES_PENDING)
         request.has_waited = True
         if waits:
             self.frees.wait_for_streams()
@@ -1498,7 +1501,7 @@ cdef class Allocator(BufferOwner):
         if exiting:
             return
         self.live_buffers -= 1
-        if some_use(self.fences) and not self.frees.fence_now(handle, allocation_id):
+        if (some_use(self.fences) or not self.fences.noted.empty()) and not self.frees.fence_now(handle, allocation_id):
             return
         if not self.lock.try_acquire():
             self.frees.leave(handle, allocation_id, LOCK_TAKEN)
@@ -1786,6 +1789,7 @@ cdef class Allocator(BufferOwner):
         if handle == NO_CHUNK:
             raise InvalidPointerError("this buffer's memory was freed already")
         if elsewhere:
+            self.fences.adopt(allocation_id)
             if self.fences.capture_is_marked():
                 self.fences.note_captured(allocation_id, on, made_on)
             self.fences.uses(allocation_id, on, stream)
@@ -1815,6 +1819,8 @@ cdef class Allocator(BufferOwner):
         if live:
             self.pool.chunks[handle].state |= USED_ELSEWHERE
         self.lock.release()
+        if live:
+            self.fences.adopt(allocation_id)
         if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
             self.sub_allocator.order(made_on, on)
         return on if live else NO_CONSUMER
@@ -2726,8 +2732,9 @@ cdef class Allocator(BufferOwner):
 
         Parameters
         ----------
-        name : str
-            Any name. A new one makes a new tag.
+        name : str or None
+            Any name. A new one makes a new tag. None: what is allocated within belongs to no tag, even inside of
+            another scope.
 
         Returns
         -------
@@ -2737,7 +2744,7 @@ cdef class Allocator(BufferOwner):
         Raises
         ------
         TypeError
-            If `name` is not a str.
+            If `name` is neither a str nor None.
         ValueError
             If `name` is empty.
 
@@ -2747,8 +2754,9 @@ cdef class Allocator(BufferOwner):
         owner is set further in.
 
         Each tag has memory of its own, if the allocator maps memory. An allocation within both a tag
-        and a `use_mem_pool` raises a RuntimeError. PyTorch, under `bfc.use`, allocates without the GIL, and
-        its tensors belong to no tag. While a tag of an allocator is entered, its allocations and frees
+        and a `use_mem_pool` raises a RuntimeError. Tensors that PyTorch takes from a `MemPool` over bfc
+        (`bfc.use`, `mem_pool`) belong to no tag; under `install` and `replace` they do, but for those of
+        autograd's own threads. While a tag of an allocator is entered, its allocations from Python
         take their slow way, a few hundred nanoseconds more.
 
         Examples

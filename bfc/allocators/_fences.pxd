@@ -1,30 +1,68 @@
 """Which streams use memory, what was freed and waits for them, and which of them capture graphs."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, Pool, Reasons
+from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._private_pools cimport PoolId, PoolUses, PrivatePools
 
 
-@cython.final
-cdef class FencedFree:
-    """A chunk that was freed, and how many fences it still waits for."""
+cdef extern from "stream_uses.hpp" namespace "bfc" nogil:
+    cdef cppclass StreamUses:
+        cbool add(int64_t allocation_id, uint64_t stream) noexcept
+        cbool copy(int64_t allocation_id, vector[uint64_t]& out) noexcept
+        cbool has(int64_t allocation_id) noexcept
+        void drop(int64_t allocation_id) noexcept
+        void clear() noexcept
+        cbool empty() noexcept
 
-    cdef ChunkHandle handle
-    cdef Py_ssize_t left
+cdef extern from "stream_queues.hpp" namespace "bfc" nogil:
+    cdef enum MarkKind:
+        PASSED_MARK "bfc::kPassedMark"
+        EVENT_MARK "bfc::kEvent"
+        FENCE_MARK "bfc::kFence"
 
+    cdef struct Mark:
+        uint64_t stream
+        void* what
+        uint32_t kind
 
-@cython.final
-cdef class PendingFence:
-    """A fence that a freed chunk waits for, in the queue of its stream."""
+    cdef struct TakenMark:
+        Mark mark
+        uint64_t number
+        ChunkHandle handle
+        unsigned long by
 
-    cdef object fence
-    cdef FencedFree fenced
-    cdef unsigned long polled_by         # the thread that is querying the fence; 0: none
+    cdef struct QueuedMark:
+        uint64_t stream
+        uint64_t number
+        ChunkHandle handle
+
+    cdef enum Turn:
+        NO_MARK "bfc::kNoMark"
+        TURN_OF_ANOTHER "bfc::kTurnOfAnother"
+        YOUR_TURN "bfc::kYourTurn"
+
+    cdef cppclass StreamQueues:
+        void attach(Reasons* reasons, uint32_t fences, uint32_t events) noexcept
+        cbool add(ChunkHandle handle, const vector[Mark]& marks) noexcept
+        size_t size() noexcept
+        cbool first_stream(uint64_t& stream) noexcept
+        cbool next_stream(uint64_t& stream) noexcept
+        cbool list(vector[QueuedMark]& out) noexcept
+        Turn take_first(uint64_t stream, unsigned long thread, TakenMark& out) noexcept
+        Turn take(const QueuedMark& row, unsigned long thread, TakenMark& out) noexcept
+        cbool put_back(const TakenMark& taken) noexcept
+        cbool passed(const TakenMark& taken) noexcept
+        cbool set_aside(const TakenMark& taken) noexcept
+        cbool try_again(cbool ahead) noexcept
+        unsigned long taken_by(uint64_t stream) noexcept
+        void forget_threads(unsigned long but, cbool with_events) noexcept
+        cbool pop(Mark& out) noexcept
 
 
 @cython.final
@@ -41,29 +79,43 @@ cdef class DeferredFree:
 
 
 cdef class FenceQueues:
-    """Guarded by the GIL. It asks sub-allocators for fences, and never calls an allocator."""
+    """It asks sub-allocators for fences, and never calls an allocator."""
 
     cdef object source                  # the allocator's sub-allocator
     cdef Reasons* reasons               # the allocator's; NULL: it has none
+    cdef Lock* lock                     # the allocator's, for the queues; NULL: the GIL guards them, too
+    cdef bfc_native_source* native      # the sub-allocator's events; NULL: it has none
+    cdef object keeps_native            # its capsule
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
-    cdef dict queues                    # stream -> deque of PendingFence
-    cdef object stuck                   # deque of (stream, fence, FencedFree): fences whose query failed
+    cdef StreamQueues queues
     cdef uint64_t era_seen              # the era that the queues know of: see `era`
 
     cdef int uses(self, int64_t allocation_id, object stream, object passed) except -1
     cdef int forget(self, allocation_id) except -1
     cdef int clear(self) except -1
 
-    cdef void queues_changed(self) noexcept
+    cdef void enter(self) noexcept nogil
+    cdef void leave(self) noexcept nogil
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
-    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1
-    cdef int try_stuck_again(self) except -1
-    cdef PendingFence next_done(self, stream, list faults, bint wait)
-    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1
-    cdef bint wait_for(self, stream, PendingFence entry) except -1
+    cdef Mark mark_from(self, stream, fence) noexcept
+    cdef void drop_mark(self, Mark* mark) noexcept
+    cdef void drop_all_marks(self) noexcept
+    cdef int try_stuck_again(self, bint ahead=*) except -1
+    cdef bint first_stream(self, uint64_t* stream) noexcept nogil
+    cdef bint next_stream(self, uint64_t* stream) noexcept nogil
+    cdef Turn take_first(self, uint64_t stream, TakenMark* taken) noexcept nogil
+    cdef bint take_at_last(self, QueuedMark row, TakenMark* taken) except -1
+    cdef bint put_back(self, TakenMark* taken) noexcept nogil
+    cdef bint has_passed(self, TakenMark* taken) noexcept nogil
+    cdef bint is_reached(self, TakenMark* taken, bint wait) except -1
+    cdef int answer(self, TakenMark* taken, list faults, bint wait) except -1
+    cdef bint next_done(self, uint64_t stream, list faults, bint wait, TakenMark* done) except -1
+    cdef int list_marks(self, vector[QueuedMark]& rows) except -1
+    cdef bint wait_for(self, QueuedMark row) except -1
+    cdef int wait_until_reached(self, QueuedMark row) except -1
     cdef int wait_for_all(self, list faults) except -1
-    cdef int forget_dead_askers(self) except -1
+    cdef void forget_dead_askers(self) noexcept nogil
 
 
 @cython.final
@@ -79,7 +131,10 @@ cdef class Fences(FenceQueues):
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef object deferred                # deque of DeferredFree: removing an item needs no memory
     cdef object stuck_deferred          # of those, the ones that the device failed for
+    cdef StreamUses noted               # uses of allocations that `users` does not have; guarded by the lock
 
+    cdef int adopt(self, int64_t allocation_id) except -1
+    cdef cbool takes_events(self) noexcept nogil
     cdef int mark_users(self, int64_t allocation_id) except -1
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1
     cdef list fences_on(self, streams)
@@ -97,7 +152,7 @@ cdef class Fences(FenceQueues):
     cdef int mark_captures(self, int more) except -1
     cdef list safe_in_capture(self, uint64_t stream)
 
-    cdef bint scopes_defer(self) noexcept
+    cdef bint scopes_defer(self) noexcept nogil
     cdef bint defers(self, allocation_id, uint64_t made_on) except -1
     cdef int defer(self, ChunkHandle handle, allocation_id, uint64_t made_on, tuple pool) except -1
     cdef bint must_wait(self, DeferredFree entry) except -1
@@ -139,6 +194,6 @@ cdef inline bint some_marked(FenceQueues fences) noexcept nogil:
 
 cdef inline bint some_wait(FenceQueues fences) noexcept nogil:
     """Whether anything that was freed waits for a stream."""
-    return PyDict_GET_SIZE(fences.queues) > 0
+    return fences.queues.size() > 0
 
 cdef int drop_done(list fences) except -1

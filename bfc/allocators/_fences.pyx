@@ -8,17 +8,21 @@ import time
 from collections import deque
 
 cimport cython
-from libc.stdint cimport uint64_t
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room
-from bfc.interpreter._process cimport era, survivor
+from bfc.interpreter._process cimport era, is_finalizing, survivor
 from bfc._core cimport ChunkHandle, Pool
+from bfc.drivers.cuda._driver cimport CUresult, failure
+from bfc.drivers.cuda._device cimport EventFence
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._private_pools cimport (
     ONE_CAPTURE, PoolId, PoolUses, PrivatePools, Scope, default_pool, id_of, name_of, this_thread,
 )
-from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_WAIT
+from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.buffers._scopes import current_stream
 
 from bfc.errors import out_of_host_memory
@@ -28,6 +32,14 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 _POLL_SECONDS = 0.001
+
+cdef extern from "source.h":
+    int BFC_NOT_REACHED
+
+cdef enum:                  # what became of a mark that was asked
+    _NOT_REACHED            # it is still there
+    _PASSED                 # it has left its queue
+    _LAST                   # and its chunk waits for nothing any more
 
 cdef enum:
     LEGACY_STREAM = 1       # handles up to this one name the default stream that waits for others
@@ -59,18 +71,6 @@ cdef int drop_done(list fences) except -1:
 
 
 @cython.final
-@cython.no_gc
-cdef class FencedFree:
-    """A chunk that was freed, and how many fences it still waits for."""
-
-
-@cython.final
-@cython.no_gc_clear
-cdef class PendingFence:
-    """A fence that a freed chunk waits for, in the queue of its stream."""
-
-
-@cython.final
 @cython.no_gc_clear
 cdef class DeferredFree:
     """A chunk that was freed in a scope, and the streams that use it."""
@@ -84,9 +84,12 @@ cdef class FenceQueues:
     def __cinit__(self):
         self.users = {}
         self.marked = {}
-        self.queues = {}
-        self.stuck = deque()    # removing its items needs no memory
         self.era_seen = era()
+
+    def __dealloc__(self):
+        self.lock = NULL    # the allocator may be gone
+        self.queues.attach(NULL, 0, 0)
+        self.drop_all_marks()
 
     # -- who uses memory -----------------------------------------------------------------------------------------------
 
@@ -104,148 +107,258 @@ cdef class FenceQueues:
         """Forgets all uses and waiting frees: the allocator has closed, and its memory has gone back."""
         self.users.clear()
         self.marked.clear()
-        self.queues.clear()
-        self.stuck.clear()
-        self.queues_changed()
+        self.drop_all_marks()
         return 0
 
-    # -- queues --------------------------------------------------------------------------------------------------------
+    # -- marks in the queues of streams --------------------------------------------------------------------------------
 
-    cdef void queues_changed(self) noexcept:
-        if self.reasons != NULL:
-            self.reasons.put(FREES_WAIT, PyDict_GET_SIZE(self.queues) > 0)
+    cdef void enter(self) noexcept nogil:
+        if self.lock != NULL:
+            acquire_lock(self.lock[0])
+
+    cdef void leave(self) noexcept nogil:
+        if self.lock != NULL:
+            self.lock.release()
 
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1:
-        """Makes a freed chunk wait for fences. If one cannot be queued, its count never reaches 0, though earlier ones
-        are queued."""
-        cdef FencedFree fenced = FencedFree()
-        fenced.handle = handle
-        fenced.left = len(fences)
+        """Makes a freed chunk wait for fences: for all of them, or for none if the host has no memory."""
+        cdef vector[Mark] marks
+        cdef bint added
+        cdef size_t i
+        if not fences:
+            return 0
+        if not try_make_room(marks, <size_t>len(fences)):
+            raise out_of_host_memory()
         for stream, fence in fences:
-            self.put_in_queue(stream, fence, fenced)
+            marks.push_back(self.mark_from(stream, fence))
+        self.enter()
+        added = self.queues.add(handle, marks)
+        self.leave()
+        if added:
+            return 0
+        for i in range(marks.size()):       # the fences are as before
+            if marks[i].kind == EVENT_MARK:
+                (<EventFence>fences[i][1]).event = marks[i].what
+            else:
+                self.drop_mark(&marks[i])
+        raise out_of_host_memory()
+
+    cdef Mark mark_from(self, stream, fence) noexcept:
+        """The mark in a queue that a fence becomes. An event of the native source needs no object around it."""
+        cdef Mark mark = Mark(0 if stream is None else stream, NULL, PASSED_MARK)
+        if type(fence) is EventFence and self.native != NULL and <void*>(<EventFence>fence).memory == self.native.self:
+            mark.what = (<EventFence>fence).event
+            (<EventFence>fence).event = NULL
+            mark.kind = EVENT_MARK if mark.what != NULL else PASSED_MARK
+        elif fence is not OVER:
+            Py_INCREF(fence)
+            mark.what, mark.kind = <void*>fence, FENCE_MARK
+        return mark
+
+    cdef void drop_mark(self, Mark* mark) noexcept:
+        """Gives up a mark that is in no queue any more. Without the lock, since this may run Python."""
+        if mark.kind == FENCE_MARK:
+            Py_DECREF(<object>mark.what)
+        elif mark.kind == EVENT_MARK:
+            self.native.drop(self.native.self, mark.what)
+
+    cdef void drop_all_marks(self) noexcept:
+        cdef Mark mark
+        cdef bint more = True
+        while more:
+            self.enter()
+            more = self.queues.pop(mark)
+            self.leave()
+            if more:
+                self.drop_mark(&mark)
+
+    cdef int try_stuck_again(self, bint ahead=False) except -1:
+        """Queues again what a device failed for; `ahead` of what has come since, or behind it."""
+        self.enter()
+        cdef bint queued = self.queues.try_again(ahead)
+        self.leave()
+        if not queued:
+            raise out_of_host_memory()
         return 0
 
-    cdef int put_in_queue(self, stream, fence, FencedFree fenced) except -1:
-        cdef PendingFence entry = PendingFence()
-        entry.fence = fence
-        entry.fenced = fenced
-        try:
-            self.queues.setdefault(stream, deque()).append(entry)
-        finally:
-            self.queues_changed()
-        return 0
-
-    cdef int try_stuck_again(self) except -1:
-        while self.stuck:
-            stream, fence, fenced = self.stuck[0]
-            self.put_in_queue(stream, fence, fenced)
-            self.stuck.popleft()
-        return 0
-
-    cdef PendingFence next_done(self, stream, list faults, bint wait):
-        """Returns the last fence of a chunk once the stream has reached it (`wait`: waits until it has), so that the
-        chunk waits for nothing any more; or None. A fence whose query fails is set aside as stuck, and its error is
-        appended to `faults`.
-
-        A stream reaches its fences in order, so the first that is not done ends the search. The thread that queries a
-        fence is noted, so that other threads, and code that the fence calls back, leave its queue alone.
-        """
-        cdef PendingFence first
-        cdef bint done
+    cdef bint first_stream(self, uint64_t* stream) noexcept nogil:
+        """The first stream with a queue. Whether there is one."""
         self.forget_dead_askers()
-        queue = self.queues.get(stream)     # None: another thread has settled it meanwhile
-        while queue:
-            first = queue[0]
-            if first.polled_by:
-                if not wait or first.polled_by == PyThread_get_thread_ident():
-                    return None
+        self.enter()
+        cdef bint found = self.queues.first_stream(stream[0])
+        self.leave()
+        return found
+
+    cdef bint next_stream(self, uint64_t* stream) noexcept nogil:
+        self.enter()
+        cdef bint found = self.queues.next_stream(stream[0])
+        self.leave()
+        return found
+
+    cdef Turn take_first(self, uint64_t stream, TakenMark* taken) noexcept nogil:
+        """Takes the oldest mark of a stream, to ask it without the lock. Other threads, and code that the device calls
+        back, leave its queue alone meanwhile."""
+        self.enter()
+        cdef Turn turn = self.queues.take_first(stream, PyThread_get_thread_ident(), taken[0])
+        self.leave()
+        return turn
+
+    cdef bint take_at_last(self, QueuedMark row, TakenMark* taken) except -1:
+        """Takes a mark, wherever it is in its queue. Waits for a thread that has taken it. Whether it was there."""
+        cdef unsigned long me = PyThread_get_thread_ident()
+        cdef Turn turn
+        while True:
+            self.enter()
+            turn = self.queues.take(row, me, taken[0])
+            self.leave()
+            if turn != TURN_OF_ANOTHER:
+                return turn == YOUR_TURN
+            if taken.by == me or is_finalizing():
+                return False
+            time.sleep(_POLL_SECONDS)
+
+    cdef bint put_back(self, TakenMark* taken) noexcept nogil:
+        """Leaves a mark in its queue. False: the queue is gone, and the mark is to be dropped."""
+        self.enter()
+        cdef bint known = self.queues.put_back(taken[0])
+        self.leave()
+        return known
+
+    cdef bint has_passed(self, TakenMark* taken) noexcept nogil:
+        """Takes a mark out of its queue, to be dropped. Whether its chunk waits for nothing any more."""
+        self.enter()
+        cdef bint is_last = self.queues.passed(taken[0])
+        self.leave()
+        return is_last
+
+    cdef bint is_reached(self, TakenMark* taken, bint wait) except -1:
+        """Whether a stream has reached a mark that was taken; `wait`: waits until it has."""
+        cdef int result
+        if taken.mark.kind == PASSED_MARK:
+            return True
+        if taken.mark.kind == FENCE_MARK:
+            fence = <object>taken.mark.what
+            if wait:
+                fence.wait()
+                return True
+            return fence.done()
+        with nogil:
+            result = self.native.reached(self.native.self, &taken.mark.what, wait)
+        if result != 0 and result != BFC_NOT_REACHED:
+            raise failure(<CUresult>result, "cuEventSynchronize" if wait else "cuEventQuery")
+        return result == 0
+
+    cdef int answer(self, TakenMark* taken, list faults, bint wait) except -1:
+        """Asks a mark that was taken. One that its stream has reached leaves its queue: it is dropped here unless its
+        chunk waits for nothing any more. One that fails is set aside as stuck, and its error is appended to `faults`.
+        """
+        cdef bint known = True
+        try:
+            if self.is_reached(taken, wait):
+                if self.has_passed(taken):
+                    return _LAST
+                self.drop_mark(&taken.mark)
+                return _PASSED
+        except BaseException as error:
+            if isinstance(error, Exception):
+                self.enter()
+                known = self.queues.set_aside(taken[0])
+                self.leave()
+            else:
+                known = self.put_back(taken)    # a Ctrl-C says nothing about the fence
+            if not known:
+                self.drop_mark(&taken.mark)
+            faults.append(error)
+            return _PASSED if isinstance(error, Exception) else _NOT_REACHED
+        if not self.put_back(taken):
+            self.drop_mark(&taken.mark)
+        return _NOT_REACHED
+
+    cdef bint next_done(self, uint64_t stream, list faults, bint wait, TakenMark* done) except -1:
+        """Finds the last mark of a chunk once the stream has reached it (`wait`: waits until it has), so that the chunk
+        waits for nothing any more. The caller drops that mark. Returns whether there is one.
+
+        A stream reaches its marks in order, so the first that is not reached ends the search.
+        """
+        cdef int answer = _PASSED
+        cdef Turn turn
+        self.forget_dead_askers()
+        while answer == _PASSED:
+            turn = self.take_first(stream, done)
+            if turn == TURN_OF_ANOTHER and wait and done.by != PyThread_get_thread_ident() and not is_finalizing():
                 time.sleep(_POLL_SECONDS)
                 continue
-            first.polled_by = PyThread_get_thread_ident()
-            fault = None
-            try:
-                done = wait or first.fence.done()
-                if wait:
-                    first.fence.wait()
-            except BaseException as error:
-                done, fault = True, error
-            try:
-                if not self.answered(stream, queue, first, done, fault, faults):
-                    return None
-            finally:
-                first.polled_by = 0
-            if fault is None:
-                first.fenced.left -= 1
-                if first.fenced.left == 0:
-                    return first
-        if queue is not None and self.queues.get(stream) is queue and not queue:
-            del self.queues[stream]
-            self.queues_changed()
-        return None
+            if turn != YOUR_TURN:
+                return False
+            answer = self.answer(done, faults, wait)
+        return answer == _LAST
 
-    cdef int answered(self, stream, queue, PendingFence first, bint done, fault, list faults) except -1:
-        """Takes the first entry out of its queue if it is done or has failed. Returns whether it was taken out."""
-        if fault is not None:
-            faults.append(fault)
-            done = isinstance(fault, Exception)     # a Ctrl-C says nothing about the fence
-        if not done or self.queues.get(stream) is not queue:
-            return False    # or the allocator was closed meanwhile
-        if fault is not None:       # before it leaves its queue, as this may raise MemoryError
-            self.stuck.append((stream, first.fence, first.fenced))
-        queue.popleft()
-        return True
-
-    cdef int forget_dead_askers(self) except -1:
-        """After a fork, clears from the entries the threads that were querying fences: the child does not have them."""
-        cdef PendingFence entry
-        if self.era_seen == era():
-            return 0
-        self.era_seen = era()
-        for queue in list(self.queues.values()):
-            for entry in list(queue):
-                if entry.polled_by != survivor():
-                    entry.polled_by = 0
+    cdef int list_marks(self, vector[QueuedMark]& rows) except -1:
+        """All that waits now, stream by stream."""
+        self.forget_dead_askers()
+        self.enter()
+        cdef bint listed = self.queues.list(rows)
+        self.leave()
+        if not listed:
+            raise out_of_host_memory()
         return 0
 
-    cdef bint wait_for(self, stream, PendingFence entry) except -1:
-        """Waits for one entry, wherever it is in its stream's queue, and for a thread that is querying its fence.
-        Returns whether its chunk waits for nothing any more."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        self.forget_dead_askers()
-        while entry.polled_by not in (0, me):
-            time.sleep(_POLL_SECONDS)
-        queue = self.queues.get(stream, ())
-        if entry.polled_by == me or entry not in queue:
+    cdef bint wait_for(self, QueuedMark row) except -1:
+        """Waits for one mark, wherever it is in its stream's queue. Returns whether its chunk waits for nothing any
+        more."""
+        cdef TakenMark taken
+        if not self.take_at_last(row, &taken):
             return False
-        entry.polled_by = me
         try:
-            entry.fence.wait()
+            self.is_reached(&taken, True)
+        except BaseException:
+            if not self.put_back(&taken):
+                self.drop_mark(&taken.mark)
+            raise
+        cdef bint is_last = self.has_passed(&taken)
+        self.drop_mark(&taken.mark)
+        return is_last
+
+    cdef int wait_until_reached(self, QueuedMark row) except -1:
+        """The same, and the mark stays in its queue."""
+        cdef TakenMark taken
+        if not self.take_at_last(row, &taken):
+            return 0
+        try:
+            self.is_reached(&taken, True)
+            if taken.mark.kind == EVENT_MARK:
+                self.drop_mark(&taken.mark)
+                taken.mark.kind = PASSED_MARK
         finally:
-            entry.polled_by = 0
-        queue.remove(entry)
-        if not queue and self.queues.get(stream) is queue:
-            del self.queues[stream]
-            self.queues_changed()
-        entry.fenced.left -= 1
-        return entry.fenced.left == 0
+            if not self.put_back(&taken):
+                self.drop_mark(&taken.mark)
+        return 0
 
     cdef int wait_for_all(self, list faults) except -1:
-        """Waits until the streams have finished with all that waits now. The entries stay for `next_done`. The error of
+        """Waits until the streams have finished with all that waits now. The marks stay for `next_done`. The error of
         a fence goes to `faults`; None: it is raised."""
-        cdef unsigned long me = PyThread_get_thread_ident()
-        cdef PendingFence entry
-        self.forget_dead_askers()
-        for queue in list(self.queues.values()):
-            for entry in list(queue):
-                try:
-                    entry.fence.wait()
-                except Exception as error:
-                    if faults is None:
-                        raise
-                    faults.append(error)
-                while entry.polled_by not in (0, me):
-                    time.sleep(_POLL_SECONDS)
+        cdef vector[QueuedMark] rows
+        cdef QueuedMark row
+        self.list_marks(rows)
+        for row in rows:
+            try:
+                self.wait_until_reached(row)
+            except Exception as error:
+                if faults is None:
+                    raise
+                faults.append(error)
         return 0
+
+    cdef void forget_dead_askers(self) noexcept nogil:
+        """After a fork, gives up the marks that were taken by threads which the child does not have. When the
+        interpreter shuts down, threads that need the GIL have ended, too; those that ask an event have not."""
+        cdef uint64_t now = era()
+        if self.era_seen == now:
+            return
+        self.enter()
+        self.queues.forget_threads(survivor(), now >> 1 != self.era_seen >> 1)
+        self.era_seen = now
+        self.leave()
 
 
 @cython.final
@@ -273,6 +386,9 @@ cdef class Fences(FenceQueues):
         self.stuck_deferred.clear()
         self.captured.clear()
         self.visited.clear()
+        self.enter()
+        self.noted.clear()
+        self.leave()
         self.deferred_changed()
         return 0
 
@@ -282,8 +398,37 @@ cdef class Fences(FenceQueues):
 
     # -- marks ---------------------------------------------------------------------------------------------------------
 
+    cdef int adopt(self, int64_t allocation_id) except -1:
+        """Takes the uses of an allocation over that were noted without the GIL."""
+        cdef vector[uint64_t] streams
+        cdef vector[uint64_t] again
+        cdef uint64_t stream
+        cdef bint copied, settled = self.noted.empty()
+        while not settled:
+            streams.clear()
+            self.enter()
+            copied = self.noted.copy(allocation_id, streams)
+            self.leave()
+            if not copied:
+                raise out_of_host_memory()
+            for stream in streams:
+                self.uses(allocation_id, stream, None)
+            again.clear()
+            self.enter()    # another thread may have noted one more
+            settled = self.noted.copy(allocation_id, again) and again.size() == streams.size()
+            if settled:
+                self.noted.drop(allocation_id)
+            self.leave()
+        return 0
+
+    cdef cbool takes_events(self) noexcept nogil:
+        """Whether a use can be noted now, and a free wait for it, without the GIL. Not in a capture: a stream that
+        captures has no event."""
+        return self.native != NULL and self.asks_later and not self.capture_is_marked() and not self.scopes_defer()
+
     cdef int mark_users(self, int64_t allocation_id) except -1:
         """Makes fences on the streams of an allocation now, since a stream may be destroyed before the free is made."""
+        self.adopt(allocation_id)
         streams = self.users.get(allocation_id)
         if streams is not None and self.capture_is_marked() and self.some_capture(streams):
             return 0    # a captured stream has no fence. It is not destroyed either: the free is made by the next call
@@ -294,6 +439,7 @@ cdef class Fences(FenceQueues):
 
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
         """Makes a fence now on one stream, which has let go of the memory."""
+        self.adopt(allocation_id)
         if self.capture_is_marked() and self.some_capture((stream,)):
             return self.uses(allocation_id, stream, None)
         if self.source.asynchronous:
@@ -423,7 +569,7 @@ cdef class Fences(FenceQueues):
 
     # -- frees in a scope ----------------------------------------------------------------------------------------------
 
-    cdef bint scopes_defer(self) noexcept:
+    cdef bint scopes_defer(self) noexcept nogil:
         """Whether any scope of a private pool is open, on any thread or stream: 2.11 asks for no fences then."""
         return self.open_scopes != NULL and self.open_scopes.get() > 0
 

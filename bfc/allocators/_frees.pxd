@@ -3,21 +3,11 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, PendingFree, Pool, Reasons
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
-
-cdef extern from "stream_uses.hpp" namespace "bfc" nogil:
-    cdef cppclass StreamUses:
-        cbool add(int64_t allocation_id, uint64_t stream) noexcept
-        cbool copy(int64_t allocation_id, vector[uint64_t]& out) noexcept
-        void drop(int64_t allocation_id) noexcept
-        void clear() noexcept
-        cbool empty() noexcept
-
 
 cdef enum:                      # what a call of `drain` is for, in bits. 0: somebody wants to read
     AT_ALLOCATION = 1
@@ -39,7 +29,6 @@ cdef class Frees:
     cdef Shown[uint64_t] count          # counts frees; a thread that waits for memory watches it
     cdef uint64_t fenced                # how many of them left no work behind on the home stream
     cdef uint64_t home_stream
-    cdef StreamUses without_gil         # what callers without the GIL have noted; guarded by the lock
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Reasons* reasons,
                     bint* is_closed) except -1
@@ -47,8 +36,9 @@ cdef class Frees:
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1
-    cdef bint is_waiting(self, ChunkHandle handle) noexcept
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept nogil
     cdef int finish_waiting(self, ChunkHandle handle) except -1
+    cdef void finish_locked(self, ChunkHandle handle) noexcept nogil
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id)
     cdef void leave(self, ChunkHandle handle, int64_t allocation_id, uint32_t reason) noexcept nogil
 
@@ -65,6 +55,8 @@ cdef class Frees:
     cdef int record_deferred(self, bint again, tuple only, list faults) except -1
     cdef int free_safe_in_capture(self, uint64_t stream) except -1
     cdef int ask_fences(self, bint wait, list faults) except -1
+    cdef cbool ask_events(self) noexcept nogil
+    cdef cbool ask_events_of(self, uint64_t stream) noexcept nogil
     cdef int wait_for_streams(self) except -1
     cdef int forget(self) except -1
 

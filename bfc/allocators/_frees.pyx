@@ -7,7 +7,8 @@
 
 cimport cython
 from cpython.exc cimport PyErr_SetObject, PyErr_WriteUnraisable
-from libc.stdint cimport int64_t, uint32_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.interpreter._process cimport Deferral, defer_handlers, resume_handlers
@@ -16,15 +17,20 @@ from bfc._core cimport (
     Lane, PendingFree, Pool, Reasons,
 )
 from bfc.allocators._lock cimport Lock, acquire_lock
-from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING, FREES_WAIT
+from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_DEFERRED, FREES_PENDING, FREES_WAIT, SOME_WAIT
 from bfc.allocators._reading cimport is_live_in
 from bfc.allocators._source cimport Source
-from bfc.allocators._fences cimport DeferredFree, Fences, PendingFence, some_wait
+from bfc.allocators._fences cimport (
+    EVENT_MARK, FENCE_MARK, YOUR_TURN, DeferredFree, Fences, TakenMark, some_wait,
+)
 
 from bfc.errors import out_of_host_memory
 
 cdef extern from "pending_frees.hpp":
     pass
+
+cdef extern from "source.h":
+    int BFC_NOT_REACHED
 
 VIEWED = "another object holds a view of this memory (an array, a memoryview): delete it first"
 
@@ -66,6 +72,8 @@ cdef class Frees:
         self.source = source
         self.fences = fences
         self.reasons = fences.reasons = reasons
+        fences.lock = lock
+        fences.queues.attach(reasons, FREES_WAIT, EVENTS_WAIT)
         self.is_closed = is_closed
         pool.pending.attach(reasons, FREES_PENDING)
         return 0
@@ -97,6 +105,7 @@ cdef class Frees:
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
+            self.fences.adopt(allocation_id)
             waits = self.put_behind_users(handle, key)
         except BaseException:
             acquire_lock(self.lock[0])
@@ -121,20 +130,23 @@ cdef class Frees:
         self.fences.wait_behind(handle, fences)
         return len(fences) > 0
 
-    cdef bint is_waiting(self, ChunkHandle handle) noexcept:
+    cdef bint is_waiting(self, ChunkHandle handle) noexcept nogil:
         """Whether a chunk still waits. While the device was asked, without the lock, the allocator may have closed."""
         return not self.is_closed[0] and self.pool.chunks[handle].state & STATE == WAITING
 
     cdef int finish_waiting(self, ChunkHandle handle) except -1:
         """Frees a chunk that no stream uses any more."""
         acquire_lock(self.lock[0])
+        self.finish_locked(handle)
+        self.lock.release()
+        return 0
+
+    cdef void finish_locked(self, ChunkHandle handle) noexcept nogil:
         if self.is_waiting(handle):
             self.fenced += self.pool.chunks[handle].stream != self.home_stream
             if not self.pool.free_chunk(handle):
                 self.leave(handle, -1, HOST_MEMORY_GONE)
         self.count.add(1)
-        self.lock.release()
-        return 0
 
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id):
         """Frees a chunk whose allocation fails after all. Where that fails too, the next call tries again. Returns the
@@ -211,7 +223,7 @@ cdef class Frees:
         """
         cdef bint asks
         cdef list faults
-        cdef bint is_due = self.reasons.has(FREES_PENDING | FREES_DEFERRED | FREES_WAIT)
+        cdef bint is_due = self.reasons.has(FREES_PENDING | FREES_DEFERRED | SOME_WAIT)
         if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not is_due:
             return 0
         faults = []
@@ -268,10 +280,7 @@ cdef class Frees:
     cdef int wait_for_home(self, PendingFree* entry) except -1:
         """Lets a free that came without the GIL wait for the home stream, for the one that it named, and for those that
         were noted without the GIL: the device was not idle then, or the chunk's streams are noted in a dictionary."""
-        cdef vector[uint64_t] noted
-        cdef uint64_t stream
         acquire_lock(self.lock[0])
-        cdef bint copied = self.without_gil.copy(entry.allocation_id, noted)
         cdef bint live = is_live_in(self.pool, entry.handle, entry.allocation_id)
         cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
         if live:
@@ -280,19 +289,13 @@ cdef class Frees:
         try:
             if not live:
                 return self.fences.forget(entry.allocation_id)
-            if not copied:
-                raise out_of_host_memory()
+            self.fences.adopt(entry.allocation_id)
             self.fences.uses(entry.allocation_id, self.home_stream, None)
-            for stream in noted:
-                self.fences.uses(entry.allocation_id, stream, None)
             if freed_on != self.home_stream:
                 self.fences.uses(entry.allocation_id, freed_on, None)
         except BaseException:
             self.leave(entry.handle, entry.allocation_id, NOT_IDLE)
             raise
-        acquire_lock(self.lock[0])
-        self.without_gil.drop(entry.allocation_id)
-        self.lock.release()
         return 0
 
     cdef int record_deferred_of(self, tuple pool) except -1:
@@ -323,15 +326,54 @@ cdef class Frees:
 
     cdef int ask_fences(self, bint wait, list faults) except -1:
         """Frees what the streams have finished with; `wait` waits for them."""
-        cdef PendingFence done
+        cdef TakenMark done
+        cdef uint64_t stream
+        cdef bint more
         if not some_wait(self.fences):
             return 0
-        for stream in sorted(self.fences.queues):
-            done = self.fences.next_done(stream, faults, wait)
-            while done is not None:     # keeps the fence until the chunk is free: dropping it may run Python
-                self.finish_waiting(done.fenced.handle)
-                done = self.fences.next_done(stream, faults, wait)
+        more = self.fences.first_stream(&stream)
+        while more:
+            while self.fences.next_done(stream, faults, wait, &done):
+                self.finish_waiting(done.handle)
+                self.fences.drop_mark(&done.mark)   # not before the chunk is free: this may run Python
+            more = self.fences.next_stream(&stream)
         return 0
+
+    cdef cbool ask_events(self) noexcept nogil:
+        """Frees what the streams have finished with, as an allocation does, without the GIL. False: that needs the GIL,
+        since a capture is marked, a fence is an object of Python, or the device fails."""
+        cdef uint64_t stream
+        cdef cbool more
+        if self.fences.capture_is_marked() or self.fences.scopes_defer():
+            return False
+        more = self.fences.first_stream(&stream)
+        while more:
+            if not self.ask_events_of(stream):
+                return False
+            more = self.fences.next_stream(&stream)
+        return True
+
+    cdef cbool ask_events_of(self, uint64_t stream) noexcept nogil:
+        cdef TakenMark taken
+        cdef int result
+        while self.fences.take_first(stream, &taken) == YOUR_TURN:
+            if taken.mark.kind == FENCE_MARK:
+                self.fences.put_back(&taken)
+                return False
+            result = 0
+            if taken.mark.kind == EVENT_MARK:
+                result = self.fences.native.reached(self.fences.native.self, &taken.mark.what, False)
+            if result != 0:
+                if not self.fences.put_back(&taken):
+                    self.fences.native.drop(self.fences.native.self, taken.mark.what)
+                return result == BFC_NOT_REACHED
+            acquire_lock(self.lock[0])
+            if self.fences.queues.passed(taken):
+                self.finish_locked(taken.handle)
+            self.lock.release()
+            if taken.mark.kind == EVENT_MARK:
+                self.fences.native.drop(self.fences.native.self, taken.mark.what)
+        return True
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
@@ -342,7 +384,4 @@ cdef class Frees:
     cdef int forget(self) except -1:
         """Drops all frees that wait: the allocator has closed, and has given their memory back."""
         self.pool.pending.clear()
-        acquire_lock(self.lock[0])
-        self.without_gil.clear()
-        self.lock.release()
         return self.fences.clear()

@@ -1,7 +1,8 @@
 """Tags: names for parts of an allocator's memory, which can sleep, each for itself.
 
 A scope of a tag is a context variable: it holds in this thread, or in this asyncio task. While one is open, every
-allocation takes the slow path, which looks for the scope. Each policy defines what sleeping does.
+allocation from Python takes the slow path, which looks for the scope; those without the GIL ask `tag_without_gil`. Each
+policy defines what sleeping does.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport Reasons
-from bfc.buffers._scopes cimport Entered, enter as enter_owner, leave as leave_owner, number_of_owner
+from bfc.buffers._scopes cimport NO_OWNER, Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport IN_A_TAG
 
@@ -70,7 +71,10 @@ cdef class Scope:
         cdef list item = [None, entry, None]
         self.entered.append(item)   # before the variables are set, since the host may have no memory for it
         try:
-            item[2] = enter_owner(number_of_owner(self.tag.name), self.allocator)
+            if self.tag is None:
+                item[2] = enter_owner(NO_OWNER, self.allocator, None, NO_TAG)
+            else:
+                item[2] = enter_owner(number_of_owner(self.tag.name), self.allocator, None, self.tag.number)
             item[0] = _entries.set((*_entries.get(), entry))
         except BaseException:
             self.entered.remove(item)
@@ -108,7 +112,11 @@ cdef class Scope:
         return entered.scope.stop()
 
     def __repr__(self):
-        return f"<tag {self.tag.name!r} of {self.allocator!r}>" if self.allocator is not None else "<tag of nothing>"
+        if self.allocator is None:
+            return "<tag of nothing>"
+        if self.tag is None:
+            return f"<no tag of {self.allocator!r}>"
+        return f"<tag {self.tag.name!r} of {self.allocator!r}>"
 
 
 @cython.final
@@ -151,7 +159,7 @@ cdef class Tags:
         if self.scopes_open:
             for entry in reversed(_entries.get()):
                 if entry.allocator is allocator:
-                    return entry.tag.number
+                    return NO_TAG if entry.tag is None else entry.tag.number
         return NO_TAG
 
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil:
@@ -219,13 +227,13 @@ cdef class Tags:
 cdef object scope_of(object allocator, Tags tags, object name):
     """What `allocator.tag(name)` returns."""
     cdef Scope scope = Scope.__new__(Scope)
-    if not isinstance(name, str):
-        raise TypeError(f"a tag is a str, not {type(name).__name__}")
-    if not name:
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"a tag is a str, or None, not {type(name).__name__}")
+    if name == "":
         raise ValueError("a tag needs a name")
     scope.allocator = allocator
     scope.tags = tags
-    scope.tag = tags.find(name)
+    scope.tag = None if name is None else tags.find(name)
     scope.entered = []
     return scope
 

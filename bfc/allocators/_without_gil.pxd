@@ -14,8 +14,9 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
 cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil
 cdef cbool lead_from_home(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil
 
-# These three need nothing but the pool, and so neither the GIL nor a driver. False: nothing has changed.
+# These need the pool alone, and events of the driver where frees wait for streams. False: nothing has changed.
 cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil
 cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, const uint64_t* pool,
                                    uint64_t* ptr) noexcept nogil
+cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil
 cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil

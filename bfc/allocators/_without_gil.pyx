@@ -2,19 +2,25 @@
 
 PyTorch asks a `MemPool` for segments with its own mutex held, and the GIL must not be taken then:
 `allocate_without_gil` and `free_without_gil` never do. Other callers may take it, and need it only where
-`hit_without_gil` and `free_at_once_without_gil` have answered False.
+`hit_without_gil`, `note_use` and `free_at_once_without_gil` have answered False.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.algorithm cimport sort
 from libcpp.vector cimport vector
 from posix.unistd cimport usleep
 
+from bfc.native.nothrow cimport try_reserve
 from bfc.interpreter._process cimport exiting
-from bfc._core cimport NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk, ChunkHandle, Lane
+from bfc._core cimport EXPORTED, NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk, ChunkHandle, Lane
 from bfc.drivers.cuda._device cimport bfc_native_source
-from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil
-from bfc.allocators._private_pools cimport is_private
+from bfc.buffers._scopes cimport NO_OWNER, owner_without_gil, tag_without_gil
+from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._private_pools cimport PoolId, default_pool, is_private
+from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_PENDING, IN_A_TAG, IS_TOLD
+from bfc.allocators._fences cimport EVENT_MARK, PASSED_MARK, Mark
+from bfc.allocators._tags cimport NO_TAG
 from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
 
 cdef extern from "owners.hpp":
@@ -40,7 +46,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     cdef Lane lane
     cdef int poll
     cdef cbool closed = False
-    cdef uint32_t owner = owner_without_gil()
+    cdef uint32_t owner = owner_without_gil(<const void*>allocator)
     placed.handle = NO_CHUNK
     if nbytes >= <uint64_t>1 << 63:     # which a call from Python refuses: rounded up, it might become 0
         allocator.last_fault.set(0)
@@ -136,8 +142,8 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
-        if not allocator.frees.without_gil.empty():
-            waits = not allocator.frees.without_gil.copy(allocator.pool.chunks[handle].allocation_id, uses) or waits
+        if not allocator.fences.noted.empty():
+            waits = not allocator.fences.noted.copy(allocator.pool.chunks[handle].allocation_id, uses) or waits
         elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
         if is_apart(allocator, &allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane):
             home = allocator.pool.chunks[handle].stream
@@ -158,7 +164,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         if idle and not elsewhere and uses.size():
-            allocator.frees.without_gil.drop(allocator.pool.chunks[handle].allocation_id)
+            allocator.fences.noted.drop(allocator.pool.chunks[handle].allocation_id)
         if elsewhere or not idle:
             if not allocator.by_stream:
                 allocator.pool.chunks[handle].stream = stream   # `wait_for_home` waits for it, too
@@ -179,25 +185,45 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         chunk = &allocator.pool.chunks[handle]
-        if allocator.is_foreign(chunk, stream) and not allocator.frees.without_gil.add(chunk.allocation_id, stream):
+        if allocator.is_foreign(chunk, stream) and not allocator.fences.noted.add(chunk.allocation_id, stream):
             chunk.state |= USED_ELSEWHERE       # the host has no memory: then its free waits for the device
     allocator.lock.release()
     return handle != NO_CHUNK
 
 
-# -- what needs the pool alone ----------------------------------------------------------------------------------------
+# -- what needs the pool, and at most a look at events ----------------------------------------------------------------
+
+cdef cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* tag, uint32_t* owner) noexcept nogil:
+    """Does what comes before a hit: finds out whose it is, and frees what streams have finished with. False: that needs
+    the GIL, or the request does."""
+    tag[0] = NO_TAG
+    if nbytes == 0 or nbytes >= <uint64_t>1 << 63:
+        return False    # so many bytes would be rounded up to 0
+    if allocator.reasons.none():
+        owner[0] = owner_without_gil(<const void*>allocator)
+        return True
+    if allocator.reasons.has(~<uint32_t>(EVENTS_WAIT | IN_A_TAG)):
+        return False
+    if not allocator.reasons.has(IN_A_TAG):
+        owner[0] = owner_without_gil(<const void*>allocator)
+    elif not tag_without_gil(<const void*>allocator, tag, owner):
+        return False
+    return not allocator.reasons.has(EVENTS_WAIT) or allocator.frees.ask_events()
+
 
 cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
     """Allocates where a free chunk serves the request. `stream` is one that runs its work in order."""
     cdef Placement placed
+    cdef uint64_t tag
     cdef uint32_t owner
     cdef cbool is_hit
-    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not allocator.reasons.none():
-        return False    # so many bytes would be rounded up to 0
     if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes)
                                             or stream == allocator.default_stream_alias):
         return False
-    owner = owner_without_gil()
+    if not prepare_hit(allocator, nbytes, &tag, &owner):
+        return False
+    if tag != NO_TAG:
+        return hit_in_tag(allocator, nbytes, stream, tag, owner, ptr)
     allocator.acquire()
     is_hit = not allocator.is_closed and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed)
     if is_hit:
@@ -208,37 +234,145 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     return is_hit
 
 
+cdef cbool hit_in_tag(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t tag, uint32_t owner,
+                      uint64_t* ptr) noexcept nogil:
+    """The same for a request that belongs to a tag. One that a private pool is to serve as well is an error."""
+    cdef Request request
+    if allocator.private_pools.open_scopes.get() or allocator.fences.capture_is_marked():
+        return False
+    return place_hit(allocator, nbytes, stream, default_pool(), tag, owner, &request, ptr)
+
+
 cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream, const uint64_t* pool,
                                    uint64_t* ptr) noexcept nogil:
     """The same from the private pool of an id, two numbers, under a policy that keeps streams apart."""
-    cdef Placement placed
     cdef Request request
+    cdef uint64_t tag
     cdef uint32_t owner
-    placed.handle = NO_CHUNK
-    if nbytes == 0 or nbytes >= <uint64_t>1 << 63 or not allocator.reasons.none() or not allocator.by_stream:
+    if not allocator.by_stream or not prepare_hit(allocator, nbytes, &tag, &owner):
         return False
-    owner = owner_without_gil()
+    return place_hit(allocator, nbytes, stream, PoolId(pool[0], pool[1]), NO_TAG, owner, &request, ptr)
+
+
+cdef cbool place_hit(Allocator allocator, uint64_t nbytes, uint64_t stream, PoolId pool, uint64_t tag, uint32_t owner,
+                     Request* request, uint64_t* ptr) noexcept nogil:
+    cdef Placement placed
+    placed.handle = NO_CHUNK
     allocator.acquire()
     if not allocator.is_closed and allocator.pool.owned.knows(owner):
-        allocator.set_request(&request, nbytes, stream)
-        request.captured[0], request.captured[1] = pool[0], pool[1]
+        allocator.set_request(request, nbytes, stream)
+        request.captured[0], request.captured[1] = pool.first, pool.second
+        request.tag = tag
         request.asking.without_gil = True
         request.owner = owner
         if not request.refused:
-            allocator.fill(allocator.place(&request), &request, &placed)
+            allocator.fill(allocator.place(request), request, &placed)
     allocator.lock.release()
     ptr[0] = placed.ptr
     return placed.handle < NO_HOST_MEMORY
 
 
+cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil:
+    """Notes that a stream uses the allocation at an address, whose free then waits for it. False: that needs the GIL,
+    or no allocation is there."""
+    cdef ChunkHandle handle
+    cdef Chunk* chunk
+    cdef cbool noted = False
+    if not allocator.fences.takes_events() or allocator.may_be_unordered or allocator.home_stream == HOST_STREAM:
+        return False
+    stream = 0 if stream == allocator.default_stream_alias else stream
+    allocator.acquire()
+    handle = allocator.pool.handle_of(ptr)
+    if handle != NO_CHUNK and not allocator.is_closed:
+        chunk = &allocator.pool.chunks[handle]
+        if not allocator.is_foreign(chunk, stream):
+            noted = True
+        elif not chunk.state & USED_ELSEWHERE or allocator.fences.noted.has(chunk.allocation_id):
+            noted = allocator.fences.noted.add(chunk.allocation_id, stream)
+            if noted:
+                chunk.state |= USED_ELSEWHERE
+    allocator.lock.release()
+    return noted
+
+
 cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil:
-    """Frees memory that one stream alone has used."""
+    """Frees memory at once, or behind events on the streams that `note_use` has noted."""
     cdef cbool freed
-    if not allocator.reasons.none():
+    if allocator.reasons.has(IS_TOLD | FREES_PENDING):
         return False
     allocator.acquire()
     freed = not allocator.is_closed and allocator.pool.free_plain(ptr)
     if freed:
         allocator.frees.count.add(1)
     allocator.lock.release()
-    return freed
+    return freed or (not allocator.fences.noted.empty() and free_behind_events(allocator, ptr))
+
+
+cdef cbool free_behind_events(Allocator allocator, uint64_t ptr) noexcept nogil:
+    """Frees memory whose users are all noted without the GIL. False: nothing has changed, as the device has failed, or
+    the host has no memory for it."""
+    cdef ChunkHandle handle
+    cdef Chunk* chunk
+    cdef int64_t allocation_id = -1
+    cdef vector[uint64_t] streams
+    cdef vector[Mark] marks
+    if not allocator.fences.takes_events():
+        return False
+    allocator.acquire()
+    handle = allocator.pool.handle_of(ptr)
+    if handle != NO_CHUNK and not allocator.is_closed:
+        chunk = &allocator.pool.chunks[handle]
+        if (chunk.state & USED_ELSEWHERE and not chunk.state & EXPORTED
+                and allocator.fences.noted.copy(chunk.allocation_id, streams) and streams.size()
+                and try_reserve(marks, streams.size())):
+            allocation_id = chunk.allocation_id
+            allocator.pool.stop_using(handle)
+    allocator.lock.release()
+    if allocation_id < 0:
+        return False
+    sort(streams.begin(), streams.end())
+    if mark_streams(allocator, streams, marks) and wait_behind_marks(allocator, handle, allocation_id, marks):
+        return True
+    use_again(allocator, handle, allocation_id)
+    drop_events(allocator, marks)
+    return False
+
+
+cdef cbool mark_streams(Allocator allocator, vector[uint64_t]& streams, vector[Mark]& marks) noexcept nogil:
+    """Marks each stream by an event. False: the device has failed, or a stream captures."""
+    cdef bfc_native_source* native = allocator.source.native
+    cdef Mark mark
+    cdef uint64_t stream
+    for stream in streams:
+        mark.stream = stream
+        if native.mark(native.self, stream, &mark.what) != 0:
+            return False
+        mark.kind = PASSED_MARK if mark.what == NULL else EVENT_MARK
+        marks.push_back(mark)
+    return True
+
+
+cdef cbool wait_behind_marks(Allocator allocator, ChunkHandle handle, int64_t allocation_id,
+                             vector[Mark]& marks) noexcept nogil:
+    """Lets a chunk that was freed wait for marks. False: the host has no memory for that, or the allocator was closed.
+    """
+    allocator.acquire()
+    cdef cbool queued = allocator.frees.is_waiting(handle) and allocator.fences.queues.add(handle, marks)
+    if queued:
+        allocator.fences.noted.drop(allocation_id)
+    allocator.lock.release()
+    return queued
+
+
+cdef void use_again(Allocator allocator, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+    allocator.acquire()
+    if allocator.frees.is_waiting(handle):
+        allocator.pool.use_again(handle, allocation_id)
+    allocator.lock.release()
+
+
+cdef void drop_events(Allocator allocator, vector[Mark]& marks) noexcept nogil:
+    cdef bfc_native_source* native = allocator.source.native
+    cdef Mark mark
+    for mark in marks:
+        native.drop(native.self, mark.what)

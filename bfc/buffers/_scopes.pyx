@@ -15,7 +15,9 @@ from contextvars import ContextVar
 cimport cython
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
 
 from bfc.interpreter._process cimport exiting
 
@@ -106,15 +108,40 @@ cdef extern from "Python.h":
 
     ctypedef struct PyThreadState:
         PyObject* context           # the current context. Only the thread itself changes it
+        uint64_t context_ver        # rises when the context is left, or changed
+        uint64_t id
     PyThreadState* PyThreadState_Get()
     PyThreadState* PyGILState_GetThisThreadState() noexcept nogil
 
 cdef extern from "owner_scopes.hpp" namespace "bfc" nogil:
+    cdef struct OpenScope:
+        const void* context
+        const void* scope
+        const void* only
+        uint64_t tag
+        uint32_t owner
     cdef cppclass OpenScopes:
         OpenScopes() except +
-        cbool add(const void* context, const void* scope, uint32_t owner)
+        cbool add(const OpenScope& scope)
         void remove(const void* scope)
-        uint32_t owner_in(const void* context)
+        uint32_t owner_in(const void* context, const void* allocator)
+        uint64_t tag_in(const void* context, const void* allocator)
+
+cdef extern from *:
+    """
+    /* What Python has said last about tags in this thread. It holds as long as the thread's context is the same, since
+     * who inherits a scope is in another context. A tag holds only as long as no scope is left. */
+    struct bfc_seen_tag { const void* allocator; uint64_t thread, version, left, tag; uint32_t owner; };
+    static thread_local bfc_seen_tag bfc_tag_seen;
+    """
+    ctypedef struct SeenTag "bfc_seen_tag":
+        const void* allocator
+        uint64_t thread
+        uint64_t version
+        uint64_t left
+        uint64_t tag
+        uint32_t owner
+    SeenTag seen "bfc_tag_seen"
 
 cdef enum:
     MOST_OWNERS = 0xFFFF        # numbers: they have 16 bits in a chunk, and in a trace
@@ -133,6 +160,7 @@ cdef list owner_names = [""]
 cdef dict numbers = {}
 cdef object no_allocator = object()
 cdef OpenScopes* open_scopes = NULL     # NULL: no thread allocates without the GIL
+cdef atomic[uint64_t] scopes_left       # counts scopes that were left
 _ranges = (None, None)                  # functions that begin and end a range in a profiler
 
 
@@ -174,9 +202,14 @@ cdef class Scope:
     cdef int open(self) except -1:
         """Lets threads without the GIL find this scope, which has just become the innermost one."""
         cdef PyObject* context = PyThreadState_Get().context
+        cdef OpenScope made
         if open_scopes == NULL or context == NULL:
             return 0
-        if not open_scopes.add(context, <void*>self, self.number):
+        made.context, made.scope, made.tag, made.owner = context, <void*>self, self.tag, self.number
+        made.only = NULL
+        if self.only is not None:
+            made.only = <void*>self.only
+        if not open_scopes.add(made):
             raise MemoryError
         self.context = <object>context
         self.is_open = True
@@ -190,6 +223,7 @@ cdef class Scope:
     cdef int stop(self) except -1:
         """From now on it applies to nothing, not even in tasks that were started within it."""
         self.only = no_allocator
+        scopes_left.fetch_add(1)
         return 0
 
 
@@ -198,7 +232,7 @@ cdef class Entered:
     """One time that a scope was entered."""
 
 
-cdef Entered enter(uint32_t number, object only, object step=None):
+cdef Entered enter(uint32_t number, object only, object step=None, uint64_t tag=NOT_A_TAG):
     """Sets the owner, and the step, of all allocations from now on, or of those from the allocator `only`."""
     global owners_used
     cdef Entered entered = Entered.__new__(Entered)
@@ -206,6 +240,7 @@ cdef Entered enter(uint32_t number, object only, object step=None):
     scope.number = number
     scope.only = only
     scope.step = step
+    scope.tag = tag
     scope.outer = innermost()
     entered.scope = scope
     try:
@@ -214,12 +249,11 @@ cdef Entered enter(uint32_t number, object only, object step=None):
         scope.stop()    # it may be the value already: CPython 3.11 sets it before it needs memory for the token
         raise
     owners_used = True
-    if only is None:
-        try:
-            scope.open()
-        except BaseException:
-            leave(entered)
-            raise
+    try:
+        scope.open()
+    except BaseException:
+        leave(entered)
+        raise
     return entered
 
 
@@ -247,14 +281,49 @@ cdef int follow_scopes() except -1:
     return 0
 
 
-cdef uint32_t owner_without_gil() noexcept nogil:
+cdef uint32_t owner_without_gil(const void* allocator) noexcept nogil:
     """The number of the owner in a thread that has released the GIL: that of the innermost scope that was entered in
     its current context. NO_OWNER if there is none, even if the context has inherited one."""
     cdef PyThreadState* thread
     if open_scopes == NULL or exiting:
         return NO_OWNER
     thread = PyGILState_GetThisThreadState()
-    return open_scopes.owner_in(thread.context) if thread != NULL and thread.context != NULL else NO_OWNER
+    return open_scopes.owner_in(thread.context, allocator) if thread != NULL and thread.context != NULL else NO_OWNER
+
+
+cdef cbool tag_without_gil(const void* allocator, uint64_t* tag, uint32_t* owner) noexcept nogil:
+    """The tag and the owner of what an allocator allocates in a thread that has released the GIL. False: no scope of a
+    tag was entered in its context, which may have inherited one, and Python was not asked yet."""
+    cdef PyThreadState* thread
+    tag[0] = 0
+    owner[0] = NO_OWNER
+    if open_scopes == NULL or exiting:
+        return False
+    thread = PyGILState_GetThisThreadState()
+    if thread == NULL or thread.context == NULL:
+        return True
+    owner[0] = open_scopes.owner_in(thread.context, allocator)
+    tag[0] = open_scopes.tag_in(thread.context, allocator)
+    if tag[0] != NOT_A_TAG:
+        return True
+    if (seen.allocator != allocator or seen.thread != thread.id or seen.version != thread.context_ver
+            or (seen.tag != 0 and seen.left != scopes_left.load())):
+        return False
+    tag[0] = seen.tag
+    if seen.tag:
+        owner[0] = seen.owner
+    return True
+
+
+cdef void note_tag_here(const void* allocator, uint64_t tag, uint32_t owner) noexcept:
+    """Remembers the tag and the owner of what an allocator allocates in this thread, for `tag_without_gil`."""
+    cdef PyThreadState* thread = PyThreadState_Get()
+    seen.allocator = allocator
+    seen.thread = thread.id
+    seen.version = thread.context_ver
+    seen.left = scopes_left.load()
+    seen.tag = tag
+    seen.owner = owner
 
 
 def set_ranges(begin, end):

@@ -4,8 +4,9 @@
  * named BFC_ALLOCATOR_CAPSULE. It lives as long as the capsule, and longer if `retain` was called.
  *
  * Any thread may call any function, with the GIL or without. A request that a free block serves takes
- * no GIL, and neither does an ordinary free. A call that needs Python takes the GIL, with no lock of bfc
- * held: the caller must not hold a lock that a thread with the GIL may wait for.
+ * no GIL, and neither does an ordinary free; for a CachingAllocator over CUDA memory, nor do
+ * record_stream and the free of what other streams use. A call that needs Python takes the GIL, with no
+ * lock of bfc held: the caller must not hold a lock that a thread with the GIL may wait for.
  *
  * Functions that can fail write why into `why`, a text of at most `room` bytes that ends with a zero
  * byte. No exception leaves them.

@@ -1,6 +1,6 @@
 """The table of C functions behind `bfc_allocator.h`: a pool for each device of a back end of PyTorch.
 
-A hit and an ordinary free take no GIL. Everything else does, with no lock held.
+A hit takes no GIL, nor does a use or a free under PyTorch's policy. Everything else does, with no lock held.
 """
 
 import warnings
@@ -24,7 +24,9 @@ from bfc.allocators._lock cimport Shown
 from bfc.allocators._reasons cimport IS_TOLD
 from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._allocator cimport Allocator, Placement, Request
-from bfc.allocators._without_gil cimport free_at_once_without_gil, hit_in_pool_without_gil, hit_without_gil
+from bfc.allocators._without_gil cimport (
+    free_at_once_without_gil, hit_in_pool_without_gil, hit_without_gil, note_use,
+)
 
 from bfc.errors import InvalidPointerError
 from bfc.integrations._torch_stats import STATS as _STATS, memory_stats
@@ -418,6 +420,12 @@ cdef void check_books_of(Allocator pool) noexcept with gil:
 
 
 cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept nogil:
+    cdef int device
+    cdef void* pool
+    for device in range(0 if self.is_lost() else self.devices):
+        pool = self.pools[device].load()
+        if pool != NULL and note_use(<Allocator>pool, <uint64_t>ptr, <uint64_t>stream):
+            return BFC_OK
     return record_with_gil(self, ptr, stream, why, room) if start_entering() else BFC_OK    # nothing is reused any more
 
 

@@ -39,7 +39,8 @@ def capsule(pools: Sequence[Allocator]) -> object:
     Notes
     -----
     A request that a free block serves takes no GIL, nor does its free, as long as no history is
-    recorded and no free waits for a stream. All else takes the GIL, with no lock held: the back end
+    recorded. If a free waits for a stream, both take it, unless the pool is a CachingAllocator over
+    CUDA memory and no graph is captured. All else takes the GIL, with no lock held: the back end
     must not hold one that a thread with the GIL may wait for.
 
     A stream of PyTorch's is a handle as the pool's sub-allocator takes it; 0 is the default one.

@@ -17,8 +17,8 @@ ctypedef void (*InChild)() noexcept nogil
 
 cdef int call_in_child(InChild function) except -1
 cdef int call_python_in_child(object function) except -1
-cdef uint64_t era() noexcept
-cdef unsigned long survivor() noexcept
+cdef uint64_t era() noexcept nogil
+cdef unsigned long survivor() noexcept nogil
 
 
 cdef class ForkSafeLock:

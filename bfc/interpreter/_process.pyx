@@ -139,12 +139,12 @@ cdef int call_python_in_child(object function) except -1:
     return 0
 
 
-cdef uint64_t era() noexcept:
+cdef uint64_t era() noexcept nogil:
     """A number that changes when all threads but one end: in a forked child, and when the interpreter shuts down."""
     return 2 * forks + is_finalizing()
 
 
-cdef unsigned long survivor() noexcept:
+cdef unsigned long survivor() noexcept nogil:
     """The thread that was left when the era last changed; 0 if it has never changed."""
     return PyThread_get_thread_ident() if is_finalizing() else forker
 

@@ -11,8 +11,9 @@ allocator. In order:
     parts.hpp           what lies inside a pool as a value, declared
     pending_frees.hpp   frees that were left to a later call
     stream_uses.hpp     which streams use an allocation, for callers without the GIL
+    stream_queues.hpp   what was freed and waits for streams
     lock.hpp            the lock of an allocator
-    owner_scopes.hpp    scopes of owners, for threads without the GIL
+    owner_scopes.hpp    scopes of owners and tags, for threads without the GIL
     gil_wait.hpp        waiting for that lock, or for the GIL
     number_map.hpp      a map of numbers that come from a file
     py_int.hpp          plain ints, read without calling Python

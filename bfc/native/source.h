@@ -20,6 +20,15 @@ typedef struct {
     int (*stream_id)(void* self, uint64_t stream, uint64_t* id);
     /* Waits for all work on the device: 0, or another number if it failed. */
     int (*synchronize)(void* self);
+    /* Like SubAllocator.fence: 0 and an event behind all that is queued on a stream, or NULL where nothing is to be
+     * waited for; or another number if it failed. */
+    int (*mark)(void* self, uint64_t stream, void** event);
+    /* Like Fence.done, or Fence.wait: 0 if the stream has reached the event, BFC_NOT_REACHED, or another number if it
+     * failed. The event becomes NULL if it went with its context. One thread at a time asks an event. */
+    int (*reached)(void* self, void** event, int waits);
+    /* Takes an event back that is not needed any more. NULL does nothing. */
+    void (*drop)(void* self, void* event);
 } bfc_native_source;
 
-#define BFC_NO_ROOM 2 /* CUDA_ERROR_OUT_OF_MEMORY */
+#define BFC_NO_ROOM 2       /* CUDA_ERROR_OUT_OF_MEMORY */
+#define BFC_NOT_REACHED 600 /* CUDA_ERROR_NOT_READY */

@@ -28,7 +28,7 @@ from bfc.buffers._arguments cimport address_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferOwner, become
 from bfc.allocators._source cimport ask_for_block, offer_again
-from bfc.allocators._fences cimport FenceQueues, PendingFence, drop_done, some_marked, some_use, some_wait
+from bfc.allocators._fences cimport FenceQueues, TakenMark, drop_done, some_marked, some_use, some_wait
 from bfc.allocators._frees cimport report_faults, report_unraisable
 
 from bfc import cuda
@@ -63,8 +63,7 @@ cdef enum:
     ALIGNMENT = 256
     BUCKETS = 64
     PIECE = 4096                # pieces of the reserve are multiples of this
-
-cdef object ONE_QUEUE = None    # all fences wait in one queue, whatever their streams are
+    ONE_QUEUE = 0               # all fences wait in one queue, whatever their streams are
 
 #: What errors that do not belong to the caller are reported for.
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
@@ -322,19 +321,10 @@ cdef class Events(FenceQueues):
                 fences.append((ONE_QUEUE, source.fence(stream) or _OVER))
         return fences
 
-    cdef int try_stuck_again(self) except -1:
-        """Puts them ahead of what has come since: they are the oldest of the queue."""
-        cdef Py_ssize_t count = len(self.stuck)
-        FenceQueues.try_stuck_again(self)
-        if count:
-            self.queues[ONE_QUEUE].rotate(count)
-        return 0
-
     cdef bint is_asking(self) except -1:
         """Whether this thread is inside of one of the queue's fences."""
         self.forget_dead_askers()
-        queue = self.queues.get(ONE_QUEUE)
-        return bool(queue) and (<PendingFence>queue[0]).polled_by == PyThread_get_thread_ident()
+        return self.queues.taken_by(ONE_QUEUE) == PyThread_get_thread_ident()
 
     cdef object wait_elsewhere(self):
         """Waits for streams of other devices that use live blocks: the source waits only for its own device when it
@@ -1128,13 +1118,12 @@ cdef class PinnedAllocator(BufferOwner):
         """Makes the frees that are due: caches the blocks at the head of the queue that their streams have finished
         with. An error of a fence is reported like that of a finaliser, as it does not belong to the caller; its block
         stays in use until empty_cache() or close() queries the fence again."""
-        cdef PendingFence done
+        cdef TakenMark done
         cdef list faults = []
-        done = self.events.next_done(ONE_QUEUE, faults, False)
-        while done is not None:
-            if self.blocks[done.fenced.handle].state == LEAVING:    # the allocator may have closed meanwhile
-                self.retire(done.fenced.handle)
-            done = self.events.next_done(ONE_QUEUE, faults, False)
+        while self.events.next_done(ONE_QUEUE, faults, False, &done):
+            if self.blocks[done.handle].state == LEAVING:   # the allocator may have closed meanwhile
+                self.retire(done.handle)
+            self.events.drop_mark(&done.mark)
         return report_faults(faults, _PUT_OFF)
 
     cdef object wait_for_queue(self):
@@ -1149,7 +1138,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef int try_again(self) except -1:
         """Retries what has failed: fences, and the frees of finalisers."""
         cdef size_t handle
-        self.events.try_stuck_again()
+        self.events.try_stuck_again(True)   # ahead of what has come since: they are the oldest of the queue
         for handle in range(self.blocks.size()):
             if self.blocks[handle].unfreed and self.blocks[handle].state == LIVE:
                 self.blocks[handle].unfreed = False

@@ -18,7 +18,7 @@ from bfc.allocators._private_pools cimport (
     PoolId, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
 )
 from bfc.allocators._reasons cimport FREES_DEFERRED
-from bfc.allocators._fences cimport PendingFence
+from bfc.allocators._fences cimport QueuedMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
@@ -1304,12 +1304,12 @@ cdef class CachingAllocator(Allocator):
     cdef int wait_for_pool(self, PoolId id) except -1:
         """Waits for the streams that still use a pool's freed memory, and for no others."""
         self.frees.drain(RECORD)
-        cdef PendingFence entry
-        for stream in sorted(self.fences.queues):
-            for entry in list(self.fences.queues.get(stream, ())):
-                if self.is_of_pool(entry.fenced.handle, id):
-                    if self.fences.wait_for(stream, entry):
-                        self.frees.finish_waiting(entry.fenced.handle)
+        cdef vector[QueuedMark] marks
+        cdef QueuedMark mark
+        self.fences.list_marks(marks)
+        for mark in marks:
+            if self.is_of_pool(mark.handle, id) and self.fences.wait_for(mark):
+                self.frees.finish_waiting(mark.handle)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

@@ -227,6 +227,7 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
     for transition in transitions:
         for live in transition.live:
             streams.add(live.stream)
+            memory.fences.adopt(live.allocation_id)
             streams.update(memory.fences.users.get(live.allocation_id, ()))
         acquire_lock(memory.lock[0])
         for i in range(<uint32_t>memory.pool.bin_sets.size()):

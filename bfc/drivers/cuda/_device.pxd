@@ -20,6 +20,9 @@ cdef extern from "source.h":
         int (*order)(void*, uint64_t first, uint64_t then) noexcept nogil
         int (*stream_id)(void*, uint64_t stream, uint64_t* id) noexcept nogil
         int (*synchronize)(void*) noexcept nogil
+        int (*mark)(void*, uint64_t stream, void** event) noexcept nogil
+        int (*reached)(void*, void** event, int waits) noexcept nogil
+        void (*drop)(void*, void* event) noexcept nogil
 
 cdef enum Kind:
     DEVICE

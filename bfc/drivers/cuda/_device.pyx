@@ -6,7 +6,8 @@ call that maps takes a stream, or waits for one.
 """
 
 cimport cython
-from cpython.pycapsule cimport PyCapsule_New
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
 from bfc.native.nothrow cimport try_push_back, try_store
@@ -638,14 +639,22 @@ cdef class DeviceMemory:
     # -- without the GIL -----------------------------------------------------------------------------------------------
 
     def native(self):
-        """The capsule of `native/source.h`. It is valid as long as this object lives."""
+        """The capsule of `native/source.h`, which keeps this object alive."""
         self.table.self = <void*>self
         self.table.alloc = <int (*)(void*, uint64_t, uint64_t, uint64_t*, uint64_t*) noexcept nogil>native_alloc
         self.table.free = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_free
         self.table.order = <int (*)(void*, uint64_t, uint64_t) noexcept nogil>native_order
         self.table.stream_id = <int (*)(void*, uint64_t, uint64_t*) noexcept nogil>native_stream_id
         self.table.synchronize = <int (*)(void*) noexcept nogil>native_synchronize
-        return PyCapsule_New(&self.table, BFC_NATIVE_SOURCE, NULL)
+        self.table.mark = <int (*)(void*, uint64_t, void**) noexcept nogil>native_mark
+        self.table.reached = <int (*)(void*, void**, int) noexcept nogil>native_reached
+        self.table.drop = <void (*)(void*, void*) noexcept nogil>native_drop
+        Py_INCREF(self)
+        try:
+            return PyCapsule_New(&self.table, BFC_NATIVE_SOURCE, let_go)
+        except BaseException:
+            Py_DECREF(self)
+            raise
 
 
 _ALLOC_CALLS = {DEVICE: "cuMemAlloc", MANAGED: "cuMemAllocManaged", PINNED: "cuMemHostAlloc", ASYNC: "cuMemAllocAsync"}
@@ -674,6 +683,29 @@ cdef int native_stream_id(DeviceMemory memory, uint64_t stream, uint64_t* id) no
 
 cdef int native_synchronize(DeviceMemory memory) noexcept nogil:
     return memory.wait_for_all()
+
+
+cdef int native_mark(DeviceMemory memory, uint64_t stream, void** event) noexcept nogil:
+    event[0] = NULL
+    cdef CUresult result = memory.mark(stream, event)
+    return SUCCESS if is_lost(result) else result       # no work is queued in a context that is gone
+
+
+cdef int native_reached(DeviceMemory memory, void** event, int waits) noexcept nogil:
+    cdef CUresult result = memory.ask_event(event[0], waits)
+    if is_lost(result):
+        event[0] = NULL
+        return SUCCESS
+    return result
+
+
+cdef void native_drop(DeviceMemory memory, void* event) noexcept nogil:
+    if event != NULL and not exiting:
+        memory.put_event(event)
+
+
+cdef void let_go(object capsule) noexcept:
+    Py_DECREF(<object>(<bfc_native_source*>PyCapsule_GetPointer(capsule, BFC_NATIVE_SOURCE)).self)
 
 
 @cython.no_gc
