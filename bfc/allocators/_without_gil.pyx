@@ -193,15 +193,19 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
 
 # -- what needs the pool, and at most a look at events ----------------------------------------------------------------
 
-cdef cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* tag, uint32_t* owner) noexcept nogil:
+cdef inline cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* tag, uint32_t* owner) noexcept nogil:
     """Does what comes before a hit: finds out whose it is, and frees what streams have finished with. False: that needs
     the GIL, or the request does."""
-    tag[0] = NO_TAG
     if nbytes == 0 or nbytes >= <uint64_t>1 << 63:
         return False    # so many bytes would be rounded up to 0
-    if allocator.reasons.none():
-        owner[0] = owner_without_gil(<const void*>allocator)
-        return True
+    tag[0] = NO_TAG
+    if not allocator.reasons.none():
+        return prepare_with_reasons(allocator, tag, owner)
+    owner[0] = owner_without_gil(<const void*>allocator)
+    return True
+
+
+cdef cbool prepare_with_reasons(Allocator allocator, uint64_t* tag, uint32_t* owner) noexcept nogil:
     if allocator.reasons.has(~<uint32_t>(EVENTS_WAIT | IN_A_TAG)):
         return False
     if not allocator.reasons.has(IN_A_TAG):

@@ -1,5 +1,5 @@
 """Uses by streams, frees behind them and tags, as a program of C++ makes them through the table of
-`bfc_allocator.h`: as PyTorch does under `take_over`."""
+`bfc_allocator.h`: as PyTorch does after `install`."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ from bfc.testing import cuda_emulator
 
 kind, seed = sys.argv[1], int(sys.argv[2])
 if kind == "ours":
-    bfc.integrations.torch.take_over(
+    bfc.integrations.torch.install(
         lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
     )
 draw, driver = random.Random(seed), cuda_emulator.load()
