@@ -5,7 +5,6 @@ lives.py         when blocks live
 lengths.py       iterations whose lengths vary: all sizes follow from the first that does
 layout.py        places for blocks whose lives are known
 parts.py         a recording, cut into a head and iterations
-repeats.py       where the iterations begin, if nothing says so
 consensus.py     several recorded iterations become one
 serving.py       what an allocator needs of a plan
 trying.py        what a policy reserves for a recording, with and without a plan

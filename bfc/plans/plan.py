@@ -19,7 +19,6 @@ from bfc.plans.lengths import MOST_BYTES, MOST_UNITS, Lengths
 from bfc.plans.lives import Lives
 from bfc.plans.parts import (
     BODY,
-    DEFAULT_KIND,
     FOREVER,
     HEAD,
     LATE,
@@ -34,7 +33,6 @@ from bfc.plans.parts import (
     marks_of,
     stretches,
 )
-from bfc.plans.repeats import iterations_in
 from bfc.plans.serving import Served, served
 from bfc.plans.trying import Fallback
 from bfc.pytorch.rules import NEWEST, VERSIONS
@@ -164,8 +162,8 @@ class Plan:
         marks : iterable of int or of (int, str), or "auto", optional
             The events at which iterations begin, and their kinds, such as "train". The kind
             "step:1024" is "step"; after a mark of the kind "" nothing is planned until the next.
-            "auto" looks for iterations that ask for the same sizes in the same order until the run
-            ends. None takes `trace.meta["marks"]`; without any, the whole run is the head.
+            "auto" takes those that `Trace.iterations` finds, without the marks of the recording.
+            None takes `trace.meta["marks"]`; without any, the whole run is the head.
         kinds : sequence of str, optional
             A kind for each of the marks.
         fallback : {"caching", "bfc"}, optional
@@ -214,7 +212,7 @@ class Plan:
         if isinstance(marks, str):
             if marks != "auto":
                 raise ValueError(f"marks are numbers of events, or 'auto', not {marks!r}")
-            marks = iterations_in(requests)
+            marks = trace._with_meta(None).iterations().marks
         marked = marks_of(trace, marks, kinds)
         found = stretches(requests, marked, len(trace))
         whole = requests.part(HEAD, "", 0, len(requests.size), len(requests.size))
@@ -476,10 +474,7 @@ def marked(trace: Trace, fallback: str = "caching") -> Trace:
     told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
     if "marks" in told:
         return trace
-    rules = CachingSettings()
-    requests = Requests.of(trace, _rounding(fallback, rules))
-    found = iterations_in(requests) if len(requests.size) else []
-    return trace._with_meta(told | {"marks": [[event, DEFAULT_KIND] for event in found]})
+    return trace._with_meta(told | {"marks": [list(mark) for mark in trace.iterations().marks]})
 
 
 def _rounding(fallback: str, settings: CachingSettings) -> Rounding:
@@ -530,7 +525,7 @@ def _parts(requests: Requests, found: list[Stretch], left_out: int | None = None
         )
     for its in kinds.values():
         varying = _with_lengths(requests, its)
-        parts += _body_of(requests, its[0], _known(requests, its, left_out), varying)
+        parts += _body_of(requests, its, _known(requests, its, left_out), varying)
     return parts
 
 
@@ -589,11 +584,15 @@ def _with_lengths(requests: Requests, its: list[Stretch]) -> Part | None:
 
 
 def _body_of(
-    requests: Requests, first: Stretch, known: list[Stretch], varying: Part | None
+    requests: Requests, its: list[Stretch], known: list[Stretch], varying: Part | None
 ) -> list[Part]:
     """The body of one kind, and what the first iteration allocates for good, if it does. `varying`:
     the body of iterations that differ in their lengths."""
-    never = requests.freed[first.begin : first.end] == -1
+    first = its[0]
+    freed = requests.freed[first.begin : first.end]
+    never = freed == -1
+    if len(its) > 1:  # a program may free its optimizer's state when all is done
+        never |= freed >= its[-1].end
     whole = requests.part(BODY, first.kind, first.begin, first.end, first.after)
     ending = [_body_part(requests, stretch) for stretch in known]
     lasting = int(never.sum())

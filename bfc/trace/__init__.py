@@ -7,13 +7,25 @@ anonymous.py          the parts of a recording that name no person or program
 from_snapshot.py      a snapshot of an allocator: its history, or what it holds
 beginning.py          what was live when a recording began
 _occupancy.pyx        which addresses a trace used at which time
+structure.py          the order of births and deaths, and where pieces of it come again
+iterations.py         where the iterations of a run begin
 timeline.py           a replay over time: figures, and a map of addresses
 trace.py              makes, checks, saves, loads and replays traces
 """
 
 from bfc.trace.beginning import Beginning
+from bfc.trace.iterations import Iteration, Iterations
 from bfc.trace.tables import FrameTable
 from bfc.trace.timeline import Occupancy, Timeline
 from bfc.trace.trace import Replay, Trace
 
-__all__ = ["Beginning", "FrameTable", "Occupancy", "Replay", "Timeline", "Trace"]
+__all__ = [
+    "Beginning",
+    "FrameTable",
+    "Iteration",
+    "Iterations",
+    "Occupancy",
+    "Replay",
+    "Timeline",
+    "Trace",
+]

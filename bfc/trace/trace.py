@@ -20,6 +20,7 @@ from bfc.trace import from_snapshot, rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
 from bfc.trace.beginning import AS_PLACED, AS_RECORDED, Beginning, frees_of, gaps_in
+from bfc.trace.iterations import Iterations, iterations_of
 from bfc.trace.pools import actions_of, checked_marks, checked_pools
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
@@ -1003,6 +1004,38 @@ class Trace:
         last[self._numbers[named]] = named
         last = last[last >= 0]
         return np.sort(last[self.op[last] == ALLOCATE])
+
+    def iterations(self) -> Iterations:
+        """The iterations of the run, such as the steps of a training.
+
+        The marks of the recording name them, where it has some. Else they are found: windows of
+        requests that come once in each iteration say how many there are, and each begins where
+        computation holds the least. Which block is born after which, and how many requests it
+        outlives, counts, and not its size: so batches may vary in length, and a few requests may
+        be left out or put in.
+
+        Returns
+        -------
+        Iterations
+            In the order of the run. Where there are none, such as in the inference of one prompt,
+            its `reason` says why.
+
+        Notes
+        -----
+        What comes between iterations, such as an evaluation, has the kind "other". The stacks and
+        annotations of a recording are not used. Cost: O(n log n), some
+        seconds for a million requests.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> step = [(0, i, 512 << i % 7) for i in range(20)] + [(1, 19 - i, 0) for i in range(20)]
+        >>> run = [(op, 20 * k + i, size * (k + 1)) for k in range(5) for op, i, size in step]
+        >>> found = bfc.Trace(*zip(*run)).iterations()
+        >>> [one.begin for one in found]
+        [0, 40, 80, 120, 160]
+        """
+        return iterations_of(self)
 
     def replay(
         self,

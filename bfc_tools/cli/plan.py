@@ -107,6 +107,8 @@ def _parts(plan: bfc.Plan) -> list[Cells]:
 
 def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
     lines = [f"{output}: {plan!r}"] if output is not None else []
+    if found := trace.iterations():
+        lines.append(str(found))
     for part in plan.parts:
         name = " ".join(filter(None, (printable(part.kind), part.role)))
         line = f"{name:<16} {len(part):>8} slots, {format_bytes(part.peak()):>11} at most"
@@ -142,9 +144,7 @@ def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
             f"itself"
         )
     if len(plan.parts) == 1:
-        lines.append(
-            "no iterations are marked, and none was found: the whole run is laid out as it was"
-        )
+        lines.append(f"{trace.iterations()}: the whole run is laid out as it was")
     if plan.declined is not None:
         lines.append(f"an allocator declines it: {plan.declined}")
     return "\n".join(lines)

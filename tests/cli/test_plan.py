@@ -23,9 +23,12 @@ def test_a_run_that_repeats_is_planned(tmp_path: Path, capsys):
     assert main(["plan", REPEATS, "-o", str(target)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{target}: <bfc.Plan, ")
-    assert lines[1].split()[:1] == ["head"]
-    assert lines[2].startswith("train body")
-    assert "2 of 2 recorded agree" in lines[2]
+    assert lines[1].split() == ["kind", "iterations", "events", "each", "alike"]
+    assert lines[2].split()[:2] == ["train", "4"]
+    assert lines[3].endswith("to 20249, found from their structure")
+    assert lines[4].split()[:1] == ["head"]
+    assert lines[5].startswith("train body")
+    assert "3 of 3 recorded agree" in lines[5]
     assert "1.0000 of the most that was live" in lines[-3]
     assert lines[-2].startswith("caching (PyTorch 2.15) reserved ")
     assert ": the plan saves " in lines[-2]
@@ -38,7 +41,7 @@ def test_a_run_that_repeats_is_planned(tmp_path: Path, capsys):
 def test_a_run_that_does_not_repeat_is_laid_out_once(capsys):
     assert main(["plan", DOES_NOT, "--fallback", "bfc"]) == 0
     out = capsys.readouterr().out
-    assert "no iterations are marked, and none was found" in out
+    assert "no iterations: no order of requests comes again" in out
     assert "an allocator declines it: no iteration comes again" in out
     assert "bfc reserved" in out
 

@@ -510,8 +510,9 @@ def repeating(*, growing: bool) -> bfc.Trace:
 
 
 def test_a_run_that_repeats_has_a_row_of_a_plan():
-    """No iteration is marked: they are found. The plan needs the largest block, 156 MiB."""
-    trace = repeating(growing=True)
+    """The plan needs the largest block, 156 MiB."""
+    marks = [[68 * step, "train"] for step in range(5)]
+    trace = repeating(growing=True)._with_meta({"marks": marks})
     advice = bfc.advise(trace, "160 MiB", jobs=1)
     assert advice.no_plan == ""
     [row] = [row for row in advice.rows if row.policy == "caching+plan"]
