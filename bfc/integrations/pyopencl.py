@@ -37,7 +37,8 @@ def allocator(pool: Allocator, queue: StreamLike | None = None) -> Callable[[int
     queue : pyopencl.CommandQueue, optional
         The queue that the arrays work on. pyopencl does not tell it, so it must be right: what is
         freed may be reused at once on it. None is the pool's own: its `stream`, or the `queue` of
-        its sub-allocator.
+        its sub-allocator. Arrays on a queue that runs its work in any order are wrong unless it is
+        named here.
 
     Returns
     -------
