@@ -17,7 +17,6 @@ import sys
 import sysconfig
 import tempfile
 import zlib
-from collections import Counter
 from glob import glob
 from importlib.metadata import version
 from pathlib import Path
@@ -41,9 +40,8 @@ CC, CXX = (
     shlex.split(os.environ.get(name) or sysconfig.get_config_var(name) or usual)
     for name, usual in (("CC", "cc"), ("CXX", "c++"))
 )
-IS_GCC = sys.platform == "linux" and "clang" not in f"{CC} {CXX}"
 CYTHON = version("Cython")
-JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+JOBS = len(os.sched_getaffinity(0))
 
 COMMON = ["-g0", "-fvisibility=hidden"]
 COMMON += ["-w"]  # what is compiled is Cython's; tests compile our headers with every warning on
@@ -51,32 +49,29 @@ CPP = ["-std=c++17"]
 HOT = ["-O2"]
 CALLS = ["-O3"]  # what a hit and its free pass through: a second of compiling, and 3 ns of 60
 COLD = ["-O1"]  # half the time of -O2, and its functions wait for a driver or for Python
-COPIES = ["-O3"]
-PLANS = ["-O3"]
+LOOPS = ["-O3"]  # of copies and of plans
 ENGINE = ["-O3"]
-if sys.platform == "linux":
-    # The replay loop is to become one function for each policy, split and coalesce and bins
-    # included: it took a seventh off an event, from 19.6 ns to 16.8. Without the last of these
-    # limits TensorFlow's was left out, with a tenth more instructions.
-    ENGINE += [
-        f"--param={name}=9000" for name in ("max-inline-insns-single", "max-inline-insns-auto")
-    ]
-    ENGINE += [f"--param={name}=5000" for name in ("inline-unit-growth", "large-function-growth")]
-    ENGINE += ["--param=large-function-insns=100000"]
 
-    # Two fields written one by one and read back as one vector make a processor wait, and what was
-    # just freed is read back at once: without it an event took up to a fifth longer.
-    ENGINE += ["-fno-tree-slp-vectorize"]
+# The replay loop is to become one function for each policy, split and coalesce and bins included:
+# it took a seventh off an event, from 19.6 ns to 16.8. Without the last of these limits that of
+# TensorFlow's was left out, with a tenth more instructions.
+ENGINE += [f"--param=max-inline-insns-{kind}=9000" for kind in ("single", "auto")]
+ENGINE += ["--param=inline-unit-growth=5000", "--param=large-function-growth=5000"]
+ENGINE += ["--param=large-function-insns=100000"]
 
-    # A hot function stays in one piece. GCC predicted that a lookup mostly fails, and so moved half
-    # of the replay loop to another page. It cost the caching policy a fiftieth.
-    CALLS += ["-fno-reorder-blocks-and-partition"]
-    ENGINE += ["-fno-reorder-blocks-and-partition"]
+# Two fields written one by one and read back as one vector make a processor wait, and what was just
+# freed is read back at once: without it an event took up to a fifth longer.
+ENGINE += ["-fno-tree-slp-vectorize"]
 
-    # A new Buffer is cleared with plain stores. The instruction that GCC takes for 88 bytes starts
-    # slowly: to allocate and drop one took up to a tenth longer. Clang does not know the flag.
-    if platform.machine() == "x86_64" and IS_GCC:
-        CALLS += ["-mmemset-strategy=vector_loop:256:noalign,libcall:-1:noalign"]
+# A hot function stays in one piece. GCC predicted that a lookup mostly fails, and so moved half of
+# the replay loop to another page. It cost the caching policy a fiftieth.
+CALLS += ["-fno-reorder-blocks-and-partition"]
+ENGINE += ["-fno-reorder-blocks-and-partition"]
+
+# A new Buffer is cleared with plain stores. The instruction that GCC takes for 88 bytes starts
+# slowly: to allocate and drop one took up to a tenth longer. Clang does not know the flag.
+if platform.machine() == "x86_64" and not any("clang" in word for word in CXX):
+    CALLS += ["-mmemset-strategy=vector_loop:256:noalign,libcall:-1:noalign"]
 
 #: How a module is compiled, by the longest entry that its name begins with.
 OPTIMISATION = {
@@ -89,19 +84,17 @@ OPTIMISATION = {
     "allocators._recorder": COLD,
     "buffers.": HOT,
     "buffers._buffer": CALLS,
-    "copying.": COPIES,
+    "copying.": LOOPS,
     "interpreter._process": HOT,
     "pinned.": HOT,
-    "plans.": PLANS,
+    "plans.": LOOPS,
     "policies.": HOT,
     "policies._bfc": CALLS,
     "policies._caching": CALLS,
 }
 #: Cython's own code for memoryviews and the like, once for all modules.
 SHARED = "bfc._cython"
-HEADERS = "bfc/native"
-#: Headers that others compile with, too.
-PUBLIC_HEADERS = "bfc/include"
+HEADERS = ["bfc/native", "bfc/include"]  # the latter are for others, too
 
 DIRECTIVES = {
     "language_level": 3,
@@ -115,17 +108,6 @@ DIRECTIVES = {
     "annotation_typing": False,
     "auto_pickle": False,  # no allocator is pickled; what says so took a tenth of a build
 }
-
-#: What nearly every module includes: half of what the compiler's front end had to read.
-FIRST = "#define PY_SSIZE_T_CLEAN\n" + "".join(
-    f"#include <{name}>\n"
-    for name in (
-        *("Python.h", "structmember.h", "frameobject.h", "traceback.h", "pthread.h"),
-        *("algorithm", "atomic", "chrono", "cmath", "cstdlib", "cstring", "ios", "map", "mutex"),
-        *("new", "stdexcept", "string", "thread", "typeinfo", "utility", "vector"),
-    )
-)
-
 
 #: A compiled module depends on all this, beside the files of the checkout.
 BUILT_WITH = [os.environ.get(name) for name in ("CC", "CXX", "CFLAGS", "CPPFLAGS", "LDFLAGS")]
@@ -168,7 +150,7 @@ def extension(source: Path) -> Extension:
         f"bfc.{name}",
         [str(source)],
         language="c++",
-        include_dirs=[HEADERS, PUBLIC_HEADERS],
+        include_dirs=HEADERS,
         extra_compile_args=COMMON + CPP + OPTIMISATION[rule] + FLAGS,
         extra_link_args=LINK_FLAGS,
         define_macros=[("BFC_DEBUG", DEBUG)],
@@ -211,7 +193,6 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
     def build_extensions(self) -> None:
         self.require_compiler()
         self.translate()
-        self.precompile()
         for module in self.extensions:
             (made,) = self.compiler.object_filenames(module.sources, output_dir=self.build_temp)
             module.depends = compiled_from(made)
@@ -251,25 +232,6 @@ class BuildExtensions(build_ext):  # type: ignore[misc]
         shared.sources = [f"{TRANSLATED}/{SHARED.replace('.', '/')}.c"]
         for module in modules:
             module.sources = [str(Path(TRANSLATED, module.sources[0]).with_suffix(".cpp"))]
-
-    def precompile(self) -> None:
-        """Has GCC read once what nearly every module includes, for each set of flags that several
-        modules have. GCC takes such a file only for the flags that it was made with, and makes the
-        same code with it as without."""
-        sets = Counter(tuple(module.extra_compile_args) for module in self.extensions)
-        for flags in (flags for flags, count in sets.items() if count > 3 and IS_GCC):
-            header = Path(KEPT, f"first-{zlib.crc32(repr(flags).encode()):x}.hpp")
-            made = f"{header}.gch"
-            if newer_group(["setup.py"], made):
-                self.mkpath(KEPT)
-                header.write_text(FIRST)
-                places = [f"-I{place}" for place in self.compiler.include_dirs]
-                command = [*self.compiler.compiler_so_cxx, *places, *flags, "-x", "c++-header"]
-                self.spawn([*command, str(header), "-o", f"{made}.unfinished"])
-                os.rename(f"{made}.unfinished", made)
-            for module in self.extensions:
-                if tuple(module.extra_compile_args) == flags:
-                    module.extra_compile_args = ["-include", str(header), *flags]
 
     def copy_extensions_to_source(self) -> None:
         if not os.access("bfc", os.W_OK):

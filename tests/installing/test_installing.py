@@ -236,16 +236,57 @@ needs_setpriv = pytest.mark.skipif(
 )
 
 
+EDITABLE = ("install", "--no-build-isolation", "--no-deps", "--no-index", "--target")
+
+
+def says_what_cannot_be_written(checkout: Checkout, *rights: str) -> None:
+    """An editable install, which would write into the checkout."""
+    pip = (*rights, sys.executable, "-m", "pip", *EDITABLE, checkout.installed, "--editable", ".")
+    said = checkout.run(*pip)
+    assert checkout.failed
+    assert f"{checkout.folder} cannot be written" in said
+    assert "leave out --editable" in said
+
+
 @needs_setpriv
 def test_it_installs_from_where_nobody_may_write(closed: Checkout) -> None:
     before = sorted(closed.folder.rglob("*"))
     assert closed.install(rights=tuple(UNPRIVILEGED)) == "1 1 1 1"
     assert sorted(closed.folder.rglob("*")) == before
-    pip = (*UNPRIVILEGED, sys.executable, "-m", "pip", "install", "--no-build-isolation", "-e", ".")
-    said = closed.run(*pip, "--no-deps", "--no-index", "--target", closed.installed)
-    assert closed.failed
-    assert f"{closed.folder} cannot be written" in said
-    assert "leave out --editable" in said
+    says_what_cannot_be_written(closed, *UNPRIVILEGED)
+
+
+#: Another user, who may read everything, and write only what that user owns.
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+NOBODY += ("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search")
+#: Runs what follows where the folder named first is mounted read-only; no other process sees that.
+MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
+
+
+def mounts() -> bool:
+    """Whether a folder can be mounted here: by root, and in few containers."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return False
+    return not subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["mounted read-only", "of another user"])
+def test_it_installs_from_a_tree_that_is(way: str, checkout: Checkout) -> None:
+    """Nothing in it changes. An editable install says which folder it needs."""
+    if way == "mounted read-only":
+        rights = ("unshare", "--mount", "sh", "-c", MOUNTED, str(checkout.folder))
+        if not mounts():
+            pytest.skip("needs root, and a machine where root can mount a folder")
+    else:
+        rights = NOBODY
+        if os.geteuid() != 0 or shutil.which("setpriv") is None:
+            pytest.skip("needs root, who becomes another user")
+    checkout.folder.parent.chmod(0o777)  # the installation goes there
+    before = sorted(checkout.folder.rglob("*"))
+    assert checkout.install(rights=rights) == "1 1 1 1"
+    assert sorted(checkout.folder.rglob("*")) == before
+    says_what_cannot_be_written(checkout, *rights)
 
 
 @needs_setpriv
