@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -89,6 +89,9 @@ test-browser: $(VENV)/tests $(VENV)/built build/$(AXE)/axe.min.js ## run the tes
 
 test-cuda12: .venv-cuda12/built ## run the CUDA tests with cuda-bindings 12.9, without the libraries that share a pool; WHICH=long runs what takes long
 	BFC_CI= .venv-cuda12/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) --ignore=tests/cuda/integrations tests/cuda tests/testing/test_emulated_driver.py
+
+test-peers-own: $(VENV)/peers-own $(VENV)/built ## run the tests of pyopencl, numba-cuda and CuPy on their own memory and on ours (downloads once: their sources, 10 MB); PEERS=cupy runs one
+	$(BIN)/python tests/peers_own.py $(PEERS)
 
 originals: $(VENV)/tests $(VENV)/built ## compile TensorFlow's and PyTorch's allocators (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m bench.peers
@@ -200,6 +203,10 @@ $(VENV)/tests: pyproject.toml | $(VENV)/installed
 
 $(VENV)/clients: pyproject.toml | $(VENV)/tests
 	$(INSTALL) --group clients
+	@touch $@
+
+$(VENV)/peers-own: pyproject.toml | $(VENV)/clients
+	$(INSTALL) --group peers-own
 	@touch $@
 
 $(VENV)/dask: pyproject.toml | $(VENV)/tests
