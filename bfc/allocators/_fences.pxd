@@ -65,6 +65,9 @@ cdef extern from "stream_queues.hpp" namespace "bfc" nogil:
         cbool pop(Mark& out) noexcept
 
 
+ctypedef int64_t (*CurrentStream)(int device) noexcept nogil
+
+
 @cython.final
 cdef class DeferredFree:
     """A chunk that was freed in a scope of a private pool, and the streams that use it."""
@@ -131,6 +134,8 @@ cdef class Fences(FenceQueues):
     cdef bint asks_later                # a fence is first queried at the next allocation, not at the free
     cdef object deferred                # deque of DeferredFree: removing an item needs no memory
     cdef object stuck_deferred          # of those, the ones that the device failed for
+    cdef CurrentStream current          # of a program of C; NULL: there is none
+    cdef int device                     # as that program numbers them
     cdef StreamUses noted               # uses of allocations that `users` does not have; guarded by the lock
 
     cdef int adopt(self, int64_t allocation_id) except -1

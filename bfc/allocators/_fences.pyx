@@ -497,13 +497,15 @@ cdef class Fences(FenceQueues):
         return stream in self.replayed or self.is_capturing(stream)
 
     cdef bint is_in_capture(self, uint64_t made_on) except -1:
-        """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or else the one
-        that the memory was allocated for."""
+        """Whether a capture is marked, and the stream of this thread captures: that of `use_stream`, or of the program
+        of C that calls, or else the one that the memory was allocated for."""
         return self.capture_is_marked() and self.is_capturing(self.stream_here(made_on))
 
     cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF:
         current = current_stream()
-        return made_on if current is None else stream_handle(current)
+        if current is not None:
+            return stream_handle(current)
+        return <uint64_t>self.current(self.device) if self.current != NULL else made_on
 
     cdef bint some_capture(self, streams) except -1:
         """Whether one of these streams cannot be given a fence now: it captures, or it is a default stream, which waits

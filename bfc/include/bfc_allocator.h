@@ -87,6 +87,9 @@ typedef struct bfc_allocator {
                                    void **ptr, char *why, size_t room);
     /* What is known of a live allocation. Takes no GIL. */
     void (*look)(void *self, const void *ptr, bfc_block *block);
+    /* From now on `current(device)` is asked for a device's current stream in the calling thread: whether that captures a
+     * graph decides how a call is dealt with while a capture is marked. Call it once, before all others, with the GIL. */
+    void (*follow_streams)(void *self, int64_t (*current)(int device));
 } bfc_allocator;
 
 #ifdef __cplusplus

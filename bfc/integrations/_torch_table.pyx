@@ -22,6 +22,7 @@ from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
 from bfc.allocators._reasons cimport IS_TOLD
+from bfc.allocators._fences cimport CurrentStream
 from bfc.allocators._frees cimport report_unraisable
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.allocators._without_gil cimport (
@@ -112,6 +113,7 @@ cdef extern from "bfc_allocator.h" nogil:
         void (*release)(void*) noexcept
         bfc_result (*allocate_in_pool)(void*, int, size_t, int64_t, uint64_t, uint64_t, void**, char*, size_t) noexcept
         void (*look)(void*, const void*, bfc_block*) noexcept
+        void (*follow_streams)(void*, CurrentStream) noexcept
 
 cdef enum:
     DEVICES = 64
@@ -141,6 +143,7 @@ cdef class Table:
     cdef readonly int devices
     cdef atomic[void*] pools[DEVICES]   # borrowed from `kept`; NULL: not open yet
     cdef dict kept
+    cdef CurrentStream current          # the caller's, for pools that are opened; NULL: it was not named
     cdef uint64_t forks_before          # the value of `forks` when it was made
     cdef Shown[bint] survives_no_fork   # an open pool has memory of a device, which a child cannot use
     cdef Shown[int64_t] invalid         # changed with the GIL
@@ -234,6 +237,7 @@ cdef class Table:
             if not isinstance(found, Allocator):
                 raise TypeError(f"device {device} needs an allocator of bfc, not {type(found).__name__}")
             found = self.kept.setdefault(device, found)     # another thread may have been first
+            (<Allocator>found).fences.current, (<Allocator>found).fences.device = self.current, device
             if found.device.kind not in ("cpu", "simulated"):
                 self.survives_no_fork.set(True)
             self.pools[device].store(<void*>found)
@@ -602,6 +606,10 @@ cdef Allocator pool_at(Table self, uint64_t address):
     return self.pool_of(device)
 
 
+cdef void follow_streams(Table self, CurrentStream current) noexcept nogil:
+    self.current = current
+
+
 cdef void retain(Table self) noexcept nogil:
     if start_entering():
         change_references(self, 1)
@@ -646,6 +654,7 @@ cdef bfc_allocator functions_of(Table self) noexcept:
     set_function(table.allocate_in_pool, <bfc_result (*)(void*, int, size_t, int64_t, uint64_t, uint64_t, void**, char*,
                                                          size_t) noexcept>allocate_in_pool)
     set_function(table.look, <void (*)(void*, const void*, bfc_block*) noexcept>look)
+    set_function(table.follow_streams, <void (*)(void*, CurrentStream) noexcept>follow_streams)
     return table
 
 

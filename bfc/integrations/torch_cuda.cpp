@@ -844,6 +844,9 @@ PyObject* serve(PyObject*, PyObject* arguments) {
         PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
         return nullptr;
     }
+    table->follow_streams(table->self, [](int device) {
+        return handle(c10::cuda::getCurrentCUDAStream(static_cast<DeviceIndex>(device)));
+    });
     table->retain(table->self);
     Py_INCREF(books);
     Py_RETURN_NONE;
