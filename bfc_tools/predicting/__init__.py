@@ -8,7 +8,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     guard.py              it is compiled when first used
     devices.py            the usual GPUs
     cudnn.py              cuDNN itself, asked what a convolution works in
-    file_layer.py         files that lie over the user's, by Python's functions
+    file_layer.py         files of a program, kept apart by functions of Python
     outside.py            the process that stays outside, while a script runs apart
     arrivals.py           modules that are changed once they are imported
     kinds.py              what an allocation is for

@@ -1,14 +1,17 @@
-"""Files that a program writes with Python's functions lie over the user's: a folder holds them.
+"""Files that a program writes with Python's functions lie in a tree of its own, not in the user's.
 
 For a block in a program that runs, and where the kernel gives a process no mounts of its own. What
-goes another way is refused: by an audit hook, and by the kernel under Landlock. A path of the
-program is made absolute and free of links first; then it is looked up in the folder, and where it
-was. What is removed is hidden, and what is renamed is copied.
+goes another way is refused: by an audit hook, and by the kernel under Landlock.
+
+The tree begins empty. A folder becomes one of the tree's own when something in it changes, and has
+links for files and folders of the user's that are asked for; a file does when it is written to, as
+a copy. So the system itself lists, renames and removes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import glob
@@ -22,33 +25,51 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bfc.files import replacing
 from bfc_tools.predicting import cudnn
 
-#: Functions of a path that look, and that change what is known of a file.
-LOOKING = ("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr", "pathconf")
-CHANGING = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
-OF_FILES = {"fchmod": "chmod", "fchown": "chown"}
-OF_LINKS = ("lstat", "readlink", "lchown")
-OWN = (
-    *("open", "mkdir", "rmdir", "unlink", "remove", "rename", "replace", "link", "symlink"),
-    *("listdir", "scandir", "chdir", "fchdir", "getcwd", "getcwdb", "mkfifo", "mknod"),
+#: The functions of Python that get paths, by what they do: they look, change what is known of a
+#: file, make something, take it away, or more than that.
+LOOKING = (
+    *("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr", "pathconf"),
+    *("listdir", "chdir", "fchdir"),
 )
+CHANGING = (
+    *("chmod", "fchmod", "chown", "lchown", "fchown", "utime", "truncate", "setxattr"),
+    "removexattr",
+)
+MAKING = ("mkdir", "mkfifo", "mknod", "symlink")
+TAKING = ("unlink", "remove", "rmdir", "rename", "replace")
+OWN = ("open", "link", "scandir", "getcwd", "getcwdb")
+#: The same, of a path, for those that get an open file.
+OF_PATHS = {"fchmod": "chmod", "fchown": "chown", "fchdir": "chdir"}
+#: What they call their paths.
+PATHS = ("fd", "path", "src", "dst")
 OPTIONS = ("buffering", "encoding", "errors", "newline", "closefd", "opener")
-SAME = {"remove": "unlink", "replace": "rename", "fchdir": "chdir"}
-#: The functions of Python as they are before any of them is replaced.
+#: The functions as they are before any of them is replaced.
 REAL = SimpleNamespace(
     open_file=open,
     connect=sqlite3.connect,
-    **{name: getattr(os, name) for name in (*LOOKING, *CHANGING, *OF_FILES, *OWN)},
+    **{name: getattr(os, name) for name in (*LOOKING, *CHANGING, *MAKING, *TAKING, *OWN)},
 )
+OF_LINKS = (REAL.lstat, REAL.readlink, REAL.lchown, REAL.link)
 #: Folders that are no user's.
 OF_THE_SYSTEM = ("/dev/", "/proc/", "/sys/")
+#: How the text of a link begins that stands for what it leads to.
+STANDS_FOR = "//"
 NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOST_LINKS = 40
+#: What a program has to leave free on the disk, in bytes, or half of what is free at first.
+FREE = 1 << 30
+#: The most files that are listed.
+MOST = 10_000
+REFUSED = (
+    "the prediction throws away what a program writes, and cannot do so for this way to write; "
+    "--real-files, or real_files=True, lets it write"
+)
 #: What the audit hook looks at: which arguments are paths.
 EVENTS = {
     **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate"), (0,)),
@@ -58,165 +79,196 @@ EVENTS = {
     "os.symlink": (1,),
     "sqlite3.connect": (0,),
 }
+#: Of a fork: no other thread is in the middle of a change then.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+class Changes(NamedTuple):
+    """What a program has done to files, and how many bytes it has written."""
+
+    written: list[str]
+    removed: list[str]
+    nbytes: int
+
+
+def summed_up(found: Iterator[tuple[str, int | None]]) -> Changes:
+    """Of paths with the bytes that were written there, or None if they were removed. Temporary
+    files, and what Python compiles, are not listed. Those of the working folder come first."""
+    here = os.path.join(os.getcwd(), "")
+    aside = tuple(f"{one}/" for one in (os.path.realpath(tempfile.gettempdir()), "/dev/shm"))
+    changes, nbytes = Changes([], [], 0), 0
+    for path, size in found:
+        nbytes += size or 0
+        listed = "/__pycache__/" not in path and (
+            path.startswith(here) or not path.startswith(aside)
+        )
+        if listed and len(changes.written) + len(changes.removed) < MOST:
+            (changes.removed if size is None else changes.written).append(path)
+    for paths in changes[:2]:
+        paths.sort(key=lambda path: (not path.startswith(here), path))
+    return changes._replace(nbytes=nbytes)
+
+
+def free(folder: str) -> int:
+    """The bytes that are free on the disk of a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def write(path: str, data: bytes, folder: str) -> None:
+    """Writes a file, after making `folder` if that is not empty."""
+    if folder:
+        os.makedirs(folder, exist_ok=True)
+    with replacing(path) as file:
+        file.write(data)
 
 
 class Layer:
-    """What lies over the user's files, in `folder`. Names of files are absolute, and have no links
-    but for their last part."""
+    """The tree of a program, in `folder`. Names of files are absolute, and have no links but for
+    their last part."""
 
     def __init__(self, folder: str) -> None:
         self.folder = os.path.realpath(folder)
-        self._over = f"{self.folder}/layer"
-        self._gone: set[str] = set()  # what is not to be seen below the folder, nor what is in it
-        self._cwd: str | None = None
+        self._tree = f"{self.folder}/tree"
+        self._gone: set[str] = set()  # what the program has removed, moved or moved something to
         self._thread = threading.local()
-        self._lock = threading.RLock()
-        #: Whether anything lies over the user's files.
+        self._least = min(FREE, free(folder) // 2)
+        #: Whether the program has changed anything.
         self.changed = False
-        self.written: list[str] = []
-        self.removed: list[str] = []
-        os.makedirs(self._over, exist_ok=True)
-        self.table = self.functions()
+        self._last: Changes | None = None
+        os.mkdir(self._tree)
+        self.table = self._functions()
 
     # -- names ----------------------------------------------------------------------------------
 
-    def name(self, path: Any, follow: bool = True, dir_fd: int | None = None) -> str:
-        """The name of what a path leads to; its last part may be a link unless `follow`."""
-        if isinstance(path, int):
-            return self._called(REAL.readlink(f"/proc/self/fd/{path}"))
-        text = os.fsdecode(path)
-        _check(not text, errno.ENOENT, text)
+    def find(self, path: Any, follow: bool = True, dir_fd: int | None = None) -> tuple[str, str]:
+        """The name of what a path leads to, and where that lies now. The name's last part may be a
+        link unless `follow`."""
+        text = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
+        if not text:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
         if text[0] != "/":
-            text = f"{self.getcwd() if dir_fd is None else self.name(dir_fd)}/{text}"
-        follow = follow or text[-1] == "/"
-        found, links = "", 0
-        rest = [part for part in text.split("/")[::-1] if part not in ("", ".")]
+            text = f"{self.getcwd() if dir_fd is None else self.find(dir_fd)[0]}/{text}"
+        with _lock, self.aside():
+            return self._walk(text, follow or isinstance(path, int))
+
+    def _walk(self, text: str, follow: bool) -> tuple[str, str]:
+        rest, links = text.split("/")[::-1], 0
+        name, actual = "", self._tree
         while rest:
             part = rest.pop()
-            if part == "..":
-                self._check_folder(found or "/")
-                found = os.path.dirname(found)
+            if part in ("", ".", ".."):
+                if part:
+                    REAL.stat(f"{actual}/.")  # raises if it is no folder
+                if part == "..":
+                    rest += os.path.dirname(name).split("/")[::-1]
+                    name, actual = "", self._tree
                 continue
-            here = self._called(f"{found}/{part}")
-            target = self._link(here) if rest or follow else None
-            if target is None:
-                found = here
-                if rest:
-                    self._check_folder(here)
-                continue
-            links += 1
-            _check(links > MOST_LINKS, errno.ELOOP, text)
-            if target[0] == "/":
-                found = ""
-            rest += [part for part in target.split("/")[::-1] if part not in ("", ".")]
-        return found or "/"
+            if actual == self._tree + name:
+                self._meet(f"{name}/{part}")
+            link = _link(f"{actual}/{part}")
+            if link.startswith(STANDS_FOR):
+                name, actual = f"{name}/{part}", link[1:]
+            elif link and (rest or follow):
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
+                link = self._called(link)
+                rest += link.split("/")[::-1]
+                if link[0] == "/":
+                    name, actual = "", self._tree
+            else:
+                name, actual = f"{name}/{part}", f"{actual}/{part}"
+        return name or "/", actual
 
-    def _link(self, name: str) -> str | None:
-        try:
-            target: str = REAL.readlink(self.at(name))
-        except OSError:
-            return None
-        if not (name.startswith("/proc/") and "/fd/" in name):
-            return target
-        users = name.rpartition("/")[2] in ("0", "1", "2")  # standard output and the like
-        return None if users or target[0] != "/" else target
+    def _meet(self, name: str) -> None:
+        """Lets a folder of the tree have what is of this name in the user's."""
+        if not os.path.lexists(self._tree + name) and os.path.lexists(name):
+            above = name
+            while above not in self._gone and above != "/":
+                above = os.path.dirname(above)
+            if above == "/":
+                _stand_for(name, self._tree + name)
 
     def _called(self, actual: str) -> str:
-        if actual.startswith(f"{self._over}/"):
-            return actual[len(self._over) :]
+        if f"{actual}/".startswith(f"{self._tree}/"):
+            return actual[len(self._tree) :] or "/"
         return actual
 
-    def _is_real(self, name: str) -> bool:
-        return f"{name}/".startswith((f"{self.folder}/", *OF_THE_SYSTEM))
-
-    def _is_hidden(self, name: str) -> bool:
-        while name not in self._gone:
-            if name == "/":
-                return False
-            name = os.path.dirname(name)
-        return True
-
-    def at(self, name: str) -> str:
-        """Where a file lies, or would lie."""
-        over = self._over + name
-        if self._is_real(name) or not (_exists(over) or self._is_hidden(name)):
-            return name
-        return over
+    def _place(self, name: str) -> str:
+        """Where what has this name is the program's own, if it is."""
+        real = f"{name}/".startswith((f"{self.folder}/", *OF_THE_SYSTEM))
+        return name if real else self._tree + name
 
     # -- changes --------------------------------------------------------------------------------
 
-    def _check_folder(self, name: str) -> None:
-        _check(not stat.S_ISDIR(REAL.stat(self.at(name)).st_mode), errno.ENOTDIR, name)
+    def inside(self, name: str) -> str:
+        """Where a file may be made, moved or removed, and a folder be changed."""
+        place = self._place(name)
+        with _lock, self.aside():
+            if place != name and name != "/":
+                self.changed = True
+                self.inside(os.path.dirname(name))
+                self._meet(name)
+            link = _link(place)
+            if link.startswith(STANDS_FOR) and os.path.isdir(link):
+                new = f"{self.folder}/new"
+                os.mkdir(new)
+                shutil.copystat(link, new)
+                os.chmod(new, os.stat(new).st_mode | 0o700)
+                os.unlink(place)
+                os.rename(new, place)
+                for one in os.listdir(link) if link[1:] != name else ():  # it has been moved
+                    _stand_for(f"{link[1:]}/{one}", f"{place}/{one}")
+        return place
 
-    def over(self, name: str, copy: bool = True, note: bool = True) -> str:
+    def own(self, name: str, copy: bool = True) -> str:
         """Where a file may be changed: it is copied there, if it is to have what it had."""
-        if self._is_real(name):
-            return name
-        with self._lock:
-            return self._copied(name, copy, note)
+        place = self.inside(name)
+        with _lock, self.aside():
+            link = _link(place)
+            size = os.stat(link).st_size if copy and link.startswith(STANDS_FOR) else 0
+            if free(self.folder) - size < self._least:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, but for the rest", name)
+            if link.startswith(STANDS_FOR):
+                number, new = tempfile.mkstemp(dir=self.folder)
+                os.close(number)
+                if copy:
+                    shutil.copyfile(link, new)
+                shutil.copystat(link, new)
+                os.rename(new, place)
+        return place
 
-    def _copied(self, name: str, copy: bool, note: bool) -> str:
-        self.changed = True
-        over, actual = self._over + name, self.at(name)
-        if not _exists(over):
-            parent = os.path.dirname(name)
-            if parent != "/":
-                self._check_folder(parent)
-            if not _exists(self._over + parent):
-                self.over(parent, note=False)
-            if _exists(actual) and stat.S_ISDIR(REAL.lstat(actual).st_mode):
-                REAL.mkdir(over)
-                self._aside(shutil.copystat, actual, over)
-                REAL.chmod(over, REAL.stat(over).st_mode | 0o700)
-            elif copy and _exists(actual):
-                self._aside(shutil.copy2, actual, over, follow_symlinks=False)
-            elif _exists(actual):
-                os.close(REAL.open(over, os.O_CREAT | os.O_WRONLY))
-                self._aside(shutil.copystat, actual, over, follow_symlinks=False)
-        if note and name not in self.written and not os.path.isdir(over):
-            self.written.append(name)
-        return over
+    def changes(self) -> Changes:
+        """What the program has changed, up to now or up to its end."""
+        if self._last is not None:
+            return self._last
+        with self.aside():
+            return summed_up(self._changed())
 
-    def _whole(self, name: str) -> str:
-        """As `over`, with all that is inside."""
-        over = self.over(name, note=False)
-        if stat.S_ISDIR(REAL.lstat(over).st_mode):
-            for one in self.names(name):
-                self._whole(f"{name}/{one}")
-        return over
+    def _changed(self) -> Iterator[tuple[str, int | None]]:
+        for top, folders, files in os.walk(self._tree):
+            for path in [f"{top}/{name}" for name in (*folders, *files)]:
+                name, link, found = self._called(path), _link(path), os.lstat(path)
+                if stat.S_ISREG(found.st_mode):
+                    yield name, found.st_blocks * 512
+                elif link.startswith(STANDS_FOR) and link[1:] != name:
+                    yield name, 0
+        for name in self._gone:
+            if os.path.lexists(name) and not os.path.lexists(self._tree + name):
+                yield name, None
 
-    def _hide(self, name: str) -> None:
-        with self._lock:
-            self._hidden(name)
-
-    def _hidden(self, name: str) -> None:
-        if not self._is_hidden(name) and _exists(name):
-            self.removed.append(name)
-        self._gone.add(name)
-        self.changed = True
-        self.written = [one for one in self.written if not f"{one}/".startswith(f"{name}/")]
-
-    def names(self, name: str) -> list[str]:
-        """What a folder holds."""
-        actual, below = self.at(name), name.rstrip("/")
-        found = dict.fromkeys(REAL.listdir(actual) if actual != name else ())
-        if not self._is_hidden(name) and (actual == name or _exists(name)):
-            real = [one for one in REAL.listdir(name) if f"{below}/{one}" not in self._gone]
-            found |= dict.fromkeys(real)
-        return list(found)
+    def end(self) -> None:
+        """What it has changed is what it has changed up to now."""
+        self._last = self.changes()
 
     def write(self, path: str, data: bytes, folder: str = "") -> None:
         """Writes a real file, after making `folder`."""
         with self.aside():
-            if folder:
-                os.makedirs(folder, exist_ok=True)
-            with replacing(path) as file:
-                file.write(data)
-
-    def _aside(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What a function does is the prediction's own, and real."""
-        with self.aside():
-            return function(*args, **options)
+            write(path, data, folder)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -235,118 +287,21 @@ class Layer:
     # -- Python's functions ---------------------------------------------------------------------
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        unnamed = flags & os.O_TMPFILE == os.O_TMPFILE
+        """As `os.open`."""
         follow = not flags & os.O_NOFOLLOW and flags & NEW != NEW
-        name = self.name(path, follow, dir_fd)
-        actual = self.at(name)
-        if flags & WRITES and not unnamed:
-            found = REAL.lstat(actual).st_mode if _exists(actual) else None
-            new = found is None and flags & os.O_CREAT
-            if new or (found is not None and stat.S_ISREG(found) and not flags & os.O_EXCL):
-                actual = self.over(name, copy=not flags & os.O_TRUNC)
+        name, actual = self.find(path, follow, dir_fd)
+        kind, moved = _kind(actual), actual not in (name, self._tree + name)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            actual = self.inside(name)
+        elif flags & WRITES and (stat.S_ISREG(kind) or (not kind and flags & os.O_CREAT)):
+            actual = self.own(name, copy=not flags & os.O_TRUNC)
+        elif moved and (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # its number has to lead there
+            actual = self.own(name)
         with self.aside():  # of the user's, it opens no file to write
             return int(REAL.open(actual, flags, mode))
 
-    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        self._make(REAL.mkdir, path, mode, dir_fd=dir_fd)
-
-    def _make(self, real: Any, path: Any, *args: Any, dir_fd: int | None = None) -> None:
-        name = self.name(path, False, dir_fd)
-        _check(_exists(self.at(name)), errno.EEXIST, name)
-        self.names(os.path.dirname(name))  # raises if it is no folder
-        real(self.over(name, copy=False, note=False), *args)
-
-    def mkfifo(self, path: Any, mode: int = 0o666, *, dir_fd: int | None = None) -> None:
-        self._make(REAL.mkfifo, path, mode, dir_fd=dir_fd)
-
-    def mknod(self, path: Any, *args: Any, dir_fd: int | None = None) -> None:
-        self._make(REAL.mknod, path, *args, dir_fd=dir_fd)
-
-    def symlink(self, src: Any, dst: Any, *_: Any, dir_fd: int | None = None, **__: Any) -> None:
-        self._make(lambda over: REAL.symlink(src, over), dst, dir_fd=dir_fd)
-
-    def link(
-        self, src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None, **_: Any
-    ) -> None:
-        """A second name of a file: a copy."""
-        actual = self.at(self.name(src, False, src_dir_fd))
-        _check(stat.S_ISDIR(REAL.lstat(actual).st_mode), errno.EPERM, actual)
-        copy = functools.partial(self._aside, shutil.copy2, actual, follow_symlinks=False)
-        self._make(copy, dst, dir_fd=dst_dir_fd)
-
-    def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._remove(self.name(path, False, dir_fd), REAL.unlink, folder=False)
-
-    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        name = self.name(path, False, dir_fd)
-        self._remove(name, REAL.rmdir, folder=True)
-
-    def _remove(self, name: str, real: Any, folder: bool) -> None:
-        actual = self.at(name)
-        if self._is_real(name):
-            real(actual)
-            return
-        is_folder = stat.S_ISDIR(REAL.lstat(actual).st_mode)
-        _check(folder and not is_folder, errno.ENOTDIR, name)
-        _check(is_folder and not folder, errno.EISDIR, name)
-        _check(folder and bool(self.names(name)), errno.ENOTEMPTY, name)
-        if _exists(self._over + name):
-            real(self._over + name)
-        self._hide(name)
-
-    def rename(self, src: Any, dst: Any, *, src_dir_fd: Any = None, dst_dir_fd: Any = None) -> None:
-        old, new = self.name(src, False, src_dir_fd), self.name(dst, False, dst_dir_fd)
-        for one in (old, new):
-            self._check_folder(os.path.dirname(one))
-        REAL.lstat(self.at(old))
-        if old == new:
-            return
-        with self._lock:
-            self._rename(old, new)
-
-    def _rename(self, old: str, new: str) -> None:
-        _check(new.startswith(f"{old}/"), errno.EINVAL, old)
-        _check(old.startswith(f"{new}/"), errno.ENOTEMPTY, new)
-        if _exists(self.at(new)):
-            folders = [stat.S_ISDIR(REAL.lstat(self.at(one)).st_mode) for one in (old, new)]
-            _check(folders == [True, False], errno.ENOTDIR, new)
-            _check(folders == [False, True], errno.EISDIR, new)
-            _check(folders[1] and bool(self.names(new)), errno.ENOTEMPTY, new)
-        self.over(os.path.dirname(new), note=False)
-        source = self._whole(old)
-        target = new if self._is_real(new) else self._over + new
-        if self._is_real(old) != self._is_real(new):
-            self._aside(shutil.move, source, target)
-        else:
-            REAL.rename(source, target)
-        written = [one for one in self.written if f"{one}/".startswith(f"{old}/")]
-        self._hide(old)
-        self._hide(new)
-        self.removed = [one for one in self.removed if one != new]
-        self.written += [new + one[len(old) :] for one in written or [old]]
-
-    def listdir(self, path: Any = ".") -> list[Any]:
-        names = self.names(self.name("." if path is None else path))
-        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
-
-    def scandir(self, path: Any = ".") -> _Entries:
-        path = "." if path is None else path
-        given = path if isinstance(path, (int, bytes)) else os.fspath(path)
-        name = self.name(path)
-        return _Entries([_Entry(self, name, given, one) for one in self.names(name)])
-
-    def chdir(self, path: Any) -> None:
-        name = self.name(path)
-        REAL.chdir(self.at(name))
-        self._cwd = name
-
-    def getcwd(self) -> str:
-        return self._cwd or self._called(REAL.getcwd())
-
-    def getcwdb(self) -> bytes:
-        return os.fsencode(self.getcwd())
-
     def open_file(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        """As `open`."""
         options |= dict(zip(OPTIONS, args, strict=False))
         if isinstance(file, int):
             return REAL.open_file(file, mode, **options)
@@ -359,26 +314,106 @@ class Layer:
             self._thread.opens = None
 
     def connect(self, database: Any, *args: Any, **options: Any) -> Any:
-        """As `sqlite3.connect`, of files without a URI."""
+        """As `sqlite3.connect`, of files without a URI; no others are attached."""
         text = os.fsdecode(database)
         if text and text[0] != ":" and not text.startswith("file:"):
-            database = self.over(self.name(database))
-        return REAL.connect(database, *args, **options)
+            name, _ = self.find(database)
+            database, *_ = [self.own(name + end) for end in ("", "-wal", "-shm", "-journal")]
+        found = REAL.connect(database, *args, **options)
+        found.set_authorizer(_attaches_none)
+        return found
 
-    def functions(self) -> dict[Any, Any]:
+    def _look(self, name: str, actual: str) -> str:
+        if actual == self._tree + name and os.path.isdir(name):
+            for one in os.listdir(name):
+                self._meet(os.path.join(name, one))
+        return actual
+
+    def _change(self, name: str, actual: str) -> str:
+        os.lstat(actual)  # raises if it is not there
+        return self.own(name)
+
+    def _make(self, name: str, actual: str) -> str:
+        self.inside(os.path.dirname(name))
+        if self._place(name) != name:
+            self._meet(name)
+        return self._place(name)
+
+    def _take(self, name: str, actual: str) -> str:
+        os.stat(f"{os.path.dirname(actual)}/.")  # raises if it is no folder
+        place = self.inside(name)
+        if place != name and not _link(place):
+            for top, _, _ in os.walk(place):  # which is whole then
+                self._look(self._called(top), top)
+        return place
+
+    def call(self, real: Any, roles: tuple[Any, ...], *args: Any, **options: Any) -> Any:
+        """What one of Python's functions does with files where they are the program's own, each of
+        them found as its role says."""
+        args += tuple(options.pop(name) for name in PATHS if name in options)
+        follow = options.get("follow_symlinks", real not in OF_LINKS)
+        folder = options.pop("dir_fd", None)
+        places, names = list(args or (".",)), set()
+        for at, (role, path) in enumerate(zip(roles, places, strict=False)):
+            path = "." if path is None else path
+            whole = real in (REAL.listdir, REAL.chdir)
+            if role is None or (isinstance(path, int) and role == self._look and not whole):
+                continue
+            beside = options.pop(("src_dir_fd", "dst_dir_fd")[at], folder)
+            name, actual = self.find(path, follow and role in (self._look, self._change), beside)
+            with self.aside():
+                place = role(name, actual) if role != self._look or whole else actual
+            names.add(name)
+            if not isinstance(path, int):
+                is_bytes = isinstance(os.fspath(path), bytes)
+                places[at] = os.fsencode(place) if is_bytes else place
+            elif role != self._look or _kind(place):  # it may have been moved since
+                places[at] = place
+        with self.aside():
+            found = real(*places, **options)
+        if real is REAL.listdir and places[0] in (self.folder, os.fsencode(self.folder)):
+            found = [one for one in found if os.fsencode(one) == b"tmp"]
+        if self._take in roles and len(names) == len(roles):
+            self._gone |= names
+        return found
+
+    def scandir(self, path: Any = ".") -> _Entries:
+        """As `os.scandir`."""
+        path = "." if path is None else path
+        name, _ = self.find(path)
+        given = path if isinstance(path, int) else os.fspath(path)
+        look = functools.partial(self.call, REAL.stat, (self._look,))
+        names = self.call(REAL.listdir, (self._look,), path)
+        return _Entries(iter([_Entry(look, name, given, one) for one in names]))
+
+    def getcwd(self) -> str:
+        """As `os.getcwd`."""
+        return self._called(REAL.getcwd())
+
+    def _functions(self) -> dict[Any, Any]:
         """What stands in the place of Python's functions, by these."""
-        made: dict[Any, Any] = {REAL.open_file: self.open_file, REAL.connect: self.connect}
-        made |= {getattr(REAL, name): getattr(self, SAME.get(name, name)) for name in OWN}
-        for name in LOOKING:
-            real = getattr(REAL, name)
-            made[real] = functools.partial(self._apply, real, self.at, name)
-        for name in (*CHANGING, *OF_FILES):
-            real = getattr(REAL, OF_FILES.get(name, name))
-            made[getattr(REAL, name)] = functools.partial(self._apply, real, self.over, name)
+        made: dict[Any, Any] = {
+            REAL.open_file: self.open_file,
+            REAL.connect: self.connect,
+            REAL.getcwdb: lambda: os.fsencode(self.getcwd()),
+            **{getattr(REAL, name): getattr(self, name) for name in ("open", "scandir", "getcwd")},
+        }
+        roles: dict[str, tuple[Any, ...]] = {
+            **dict.fromkeys(LOOKING, (self._look,)),
+            **dict.fromkeys(CHANGING, (self._change,)),
+            **dict.fromkeys(MAKING, (self._make,)),
+            **dict.fromkeys(TAKING, (self._take,)),
+            **dict.fromkeys(("rename", "replace"), (self._take, self._take)),
+            "symlink": (None, self._make),
+            "link": (self._change, self._make),
+        }
+        for name, each in roles.items():
+            real = getattr(REAL, OF_PATHS.get(name, name))
+            made[getattr(REAL, name)] = functools.partial(self.call, real, each)
         return {real: self._of_the_program(real, ours) for real, ours in made.items()}
 
     def _of_the_program(self, real: Callable[..., Any], ours: Callable[..., Any]) -> Any:
-        looks = real.__name__ in (*LOOKING, "listdir", "scandir")
+        looks = real.__name__ in (*LOOKING, "scandir")
 
         @functools.wraps(real)
         def call(*args: Any, **options: Any) -> Any:
@@ -387,33 +422,13 @@ class Layer:
             try:
                 return ours(*args, **options)
             except OSError as error:
+                if real is REAL.access:
+                    return False
                 if error.filename is not None and args:
                     error.filename = args[0]
                 raise
 
         return call
-
-    def _apply(
-        self,
-        real: Callable[..., Any],
-        place: Callable[[str], str],
-        called: str,
-        path: Any,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
-        follow = options.get("follow_symlinks", called not in OF_LINKS)
-        if isinstance(path, int) and place != self.over:
-            return real(path, *args, **options)
-        try:
-            name = self.name(path, follow, options.pop("dir_fd", None))
-        except OSError:
-            if called == "access":
-                return False
-            raise
-        if place == self.over:
-            REAL.lstat(self.at(name))  # raises if it is not there
-        return real(place(name), *args, **options)
 
     # -- what the audit hook asks ---------------------------------------------------------------
 
@@ -423,23 +438,55 @@ class Layer:
             return True
         if isinstance(path, int):
             path = REAL.readlink(f"/proc/self/fd/{path}")
-            return path[0] != "/" or self._is_real(path) or not _exists(path)
+            return path[0] != "/" or self._place(path) == path or not _kind(path)
         text = os.fsdecode(path)
         if text[:1] != "/":
             return text in ("", ":memory:") or "mode=memory" in text
-        folder, name = os.path.split(text)
         with self.aside():
-            return self._is_real(f"{os.path.realpath(folder)}/{name}")
+            actual = f"{os.path.realpath(os.path.dirname(text))}/{os.path.basename(text)}"
+            return self._place(actual) == actual
+
+
+def _kind(path: str) -> int:
+    """The mode of what lies there, or 0."""
+    try:
+        return int(REAL.lstat(path).st_mode)
+    except OSError:
+        return 0
+
+
+def _link(path: str) -> str:
+    """What a link says, or nothing. Those of /proc that lead to no file are none."""
+    try:
+        text: str = REAL.readlink(path)
+    except OSError:
+        return ""
+    folder, last = os.path.split(path)
+    if folder.startswith("/proc/") and folder.endswith("/fd"):
+        users = last in ("0", "1", "2")  # standard output and the like
+        return "" if users or not _kind(text) else text
+    return text
+
+
+def _stand_for(path: str, place: str) -> None:
+    """Puts a link into the tree for a file or a folder; one for a link says the same."""
+    link = _link(path)
+    text = f"/{link.lstrip('/')}" if link[:1] == "/" else link
+    os.symlink(text or f"/{path}", place)
+
+
+def _attaches_none(action: int, name: str | None, *_: object) -> int:
+    refused = action == sqlite3.SQLITE_ATTACH and name not in ("", ":memory:")
+    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
 
 class _Entry:
     """As `os.DirEntry`."""
 
-    def __init__(self, layer: Layer, folder: str, given: Any, name: str) -> None:
-        self._name = f"{folder.rstrip('/')}/{name}"
-        self._layer = layer
-        self.name: Any = os.fsencode(name) if isinstance(given, bytes) else name
-        self.path: Any = self.name if isinstance(given, int) else os.path.join(given, self.name)
+    def __init__(self, look: Callable[..., Any], folder: str, given: Any, name: Any) -> None:
+        self._look, self._at = look, os.path.join(folder, os.fsdecode(name))
+        self.name = name
+        self.path: Any = name if isinstance(given, int) else os.path.join(given, name)
 
     def __fspath__(self) -> Any:
         return self.path
@@ -448,39 +495,38 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        name = self._layer.name(self._name, follow_symlinks)
-        found: os.stat_result = REAL.lstat(self._layer.at(name))
+        found: os.stat_result = self._look(self._at, follow_symlinks=follow_symlinks)
         return found
 
     def inode(self) -> int:
         return self.stat(follow_symlinks=False).st_ino
 
-    def _is(self, kind: Callable[[int], bool], follow: bool) -> bool:
+    def _is(self, kind: int, follow: bool) -> bool:
         try:
-            return kind(self.stat(follow_symlinks=follow).st_mode)
-        except OSError:
+            return stat.S_IFMT(self.stat(follow_symlinks=follow).st_mode) == kind
+        except FileNotFoundError:
             return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISDIR, follow_symlinks)
+        return self._is(stat.S_IFDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_ISREG, follow_symlinks)
+        return self._is(stat.S_IFREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        return self._is(stat.S_ISLNK, False)
+        return self._is(stat.S_IFLNK, False)
 
     def is_junction(self) -> bool:
         return False
 
 
-class _Entries(Iterator[Any]):
+@dataclasses.dataclass
+class _Entries(Iterator[_Entry]):
     """As what `os.scandir` returns."""
 
-    def __init__(self, entries: list[_Entry]) -> None:
-        self._entries = iter(entries)
+    _entries: Iterator[_Entry]
 
-    def __next__(self) -> Any:
+    def __next__(self) -> _Entry:
         return next(self._entries)
 
     def __enter__(self) -> _Entries:
@@ -491,19 +537,6 @@ class _Entries(Iterator[Any]):
 
     def close(self) -> None:
         self._entries = iter(())
-
-
-def _exists(path: str) -> bool:
-    try:
-        REAL.lstat(path)
-    except OSError:
-        return False
-    return True
-
-
-def _check(wrong: bool, number: int, name: Any) -> None:
-    if wrong:
-        raise OSError(number, os.strerror(number), name)
 
 
 # -- putting it in place --------------------------------------------------------------------------
@@ -538,12 +571,7 @@ class _Hook:
             self.started(_program(args[event == "os.spawn"]))
         for path in paths:
             if not layer.may(path):
-                raise PermissionError(
-                    errno.EPERM,
-                    "the prediction throws away what a program writes, and cannot do so for this "
-                    "way to write; --real-files lets it write",
-                    path,
-                )
+                raise PermissionError(errno.EPERM, REFUSED, path)
 
 
 _hook = _Hook()

@@ -32,6 +32,9 @@ _OF_THE_SYSTEM = frozenset(
     )
 )
 
+#: What overlays are told. Their changes reach the disk at any time, since they are thrown away.
+OF_ROOT, OF_USERS = ",volatile,redirect_dir=on,metacopy=off", ",volatile,userxattr"
+
 
 def _call(function: str, *args: object, name: str | None = None) -> int:
     """A function of the C library. Raises OSError with what it says."""
@@ -64,17 +67,18 @@ def lay_over(folder: str, hidden: str) -> list[str]:
     """What this process writes lies below `folder` from now on, in folders that are laid over all
     others. It must have no threads, and does not see what lies in `hidden`, a folder above.
 
-    Each of `folder/0`, `folder/1`, ... has a file `name`, with what it lies over, and `upper`.
-    Returns the folders that cannot be covered, since another file system is mounted inside, or
-    since theirs refuses: in these nothing can be written, but in the folders inside them. Raises
-    OSError where the system allows none of it, and the process is to end then.
+    Each of `folder/0`, `folder/1`, ... has `upper`, which lies over the path at that place in
+    `folder/names`, between zero bytes. Returns the folders that cannot be covered, since another
+    file system is mounted inside, or since theirs refuses: in these nothing can be written, but in
+    the folders inside them. Raises OSError where the system allows none of it, and the process is
+    to end then.
     """
     here, user, group = os.getcwd(), os.getuid(), os.getgid()
-    options = ",redirect_dir=on,metacopy=off"
+    of_root = True
     try:
         _call("unshare", _NEW_MOUNTS)
     except PermissionError:
-        options = ",userxattr"
+        of_root = False
         _call("unshare", _NEW_MOUNTS | _NEW_USER)
         for name, text in (
             ("setgroups", "deny"),
@@ -90,13 +94,21 @@ def lay_over(folder: str, hidden: str) -> list[str]:
         with contextlib.suppress(OSError):
             opened.append(os.open(path, os.O_PATH))
     os.chdir(folder)  # which is below one of the mounts that are covered
-    _cover(0, folder, options)  # raises, where a folder cannot be laid over there
+    try:
+        _cover(0, folder, options := OF_ROOT if of_root else OF_USERS)
+    except PermissionError:  # root's in a container, say
+        _cover(0, folder, options := OF_USERS)
     read_only: list[str] = []
-    for number, path in enumerate(_trees(mounts, read_only), 1):
+    covered = [folder]
+    for path in _trees(mounts, read_only):
         try:
-            _cover(number, path, options)
+            _cover(len(covered), path, options)
         except OSError:
             read_only.append(path)
+        else:
+            covered.append(path)
+    with open("names", "wb") as file:
+        file.write(b"\0".join(map(os.fsencode, covered)))
     attributes = struct.pack("=4Q", _READ_ONLY, 0, 0, 0)
     for number in opened:  # also where it is covered, for who still has an old folder
         _call("syscall", _MOUNT_SETATTR, number, b"", _EMPTY_PATH, attributes, len(attributes))
@@ -107,9 +119,7 @@ def lay_over(folder: str, hidden: str) -> list[str]:
             _mount(f"/proc/self/fd/{number}", path, "", _BIND)
         os.close(number)
     os.chdir(here)
-    if (
-        user and options == ",userxattr"
-    ):  # in a namespace of one's own one has the rights of root over one's files
+    if user and not of_root:  # in a namespace of one's own one has root's rights over one's files
         version_3 = struct.pack("=2I", 0x20080522, 0)
         _call("capset", version_3, bytes(24))
     # no way back through /proc/PID/root of a process that is outside, nor by mounting
@@ -120,9 +130,7 @@ def lay_over(folder: str, hidden: str) -> list[str]:
 
 def _cover(number: int, path: str, more: str) -> None:
     for name in ("upper", "work"):
-        os.makedirs(f"{number}/{name}")
-    with open(f"{number}/name", "wb") as file:
-        file.write(os.fsencode(path))
+        os.makedirs(f"{number}/{name}", exist_ok=True)
     lower = re.sub(r"([\\,:])", r"\\\1", path)
     options = f"lowerdir={lower},upperdir={number}/upper,workdir={number}/work"
     _mount("overlay", path, "overlay", 0, options + more)

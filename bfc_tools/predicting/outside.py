@@ -28,19 +28,16 @@ from typing import Any
 from bfc.files import replacing
 from bfc.units import format_bytes
 from bfc_tools.predicting import kernel
-from bfc_tools.predicting.file_layer import Layer, lay_over
+from bfc_tools.predicting.file_layer import FREE, Changes, Layer, free, lay_over, summed_up, write
 
 PREFIX = "bfc-predict-"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Seconds between two looks at the disk; two signals within that time are one.
-EVERY = 0.1
+#: Seconds between two looks at the disk, and at whether a child has ended that is about to.
+EVERY, AT_THE_END = 0.1, 0.002
+#: Two signals within that time are one.
 ONE = 0.5
-#: What the script has to leave free on the disk, in bytes, or half of what is free at first.
-FREE = 1 << 30
 #: Seconds after its making in which a folder may be about to be locked.
 OLD = 60
-#: The most files that are listed.
-MOST = 10_000
 NO_ANSWER = 2
 NEITHER = (
     "this system offers bfc no way to keep your files as they are while the script runs: no mount "
@@ -56,6 +53,7 @@ class Outside:
     def __init__(self, connection: Connection, apart: str, folder: str, read_only: list[str]):
         self.apart, self.folder, self.read_only = apart, folder, read_only
         self.layer: Layer | None = None
+        self._last: Changes | None = None
         self._connection, self._process = connection, os.getpid()
         self._lock = threading.Lock()
         self._began = time.time()
@@ -83,15 +81,17 @@ class Outside:
             with open(path, "rb") as file:
                 self.write(path, file.read(), os.path.dirname(path))
 
-    @property
-    def written(self) -> list[str]:
-        """The files that the script has written."""
-        return self.layer.written if self.layer else list(self._ask("changed")["written"])
+    def changes(self) -> Changes:
+        """What the script has done to files."""
+        if self._last is not None:
+            return self._last
+        if self.layer is not None:
+            return self.layer.changes()
+        return Changes(*(self._ask("changes") or ([], [], 0)))
 
-    @property
-    def removed(self) -> list[str]:
-        """The user's files that the script has removed or renamed."""
-        return self.layer.removed if self.layer else list(self._ask("changed")["removed"])
+    def end(self) -> None:
+        """What it has done is what it has done up to now."""
+        self._last = self.changes()
 
     def answered(self, code: int) -> None:
         """The prediction is told. The process outside is to end with this code."""
@@ -137,26 +137,36 @@ def begin(real_files: bool) -> None:
 
     Raises OSError or RuntimeError where nothing can be kept apart here; nothing has run then.
     """
-    os.getcwd()  # raises if it is gone
-    folder = tempfile.mkdtemp(prefix=PREFIX)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the working folder is gone: cd to one that is there") from None
+    with scratch() as folder:
+        for name in ("over", "tmp"):
+            os.mkdir(f"{folder}/{name}")
+        reasons = []
+        for apart in ("",) if real_files else ("namespace", "landlock"):
+            keeper = _Keeper(folder, apart)
+            if not keeper.fork():
+                return
+            reason = keeper.ready()
+            if reason is None:
+                raise SystemExit(keeper.stay())
+            reasons.append(reason)
+        raise RuntimeError(NEITHER.format(*reasons))
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[str]:
+    """A folder that this process removes, and if it is killed, the next prediction does."""
+    folder, owner = tempfile.mkdtemp(prefix=PREFIX), os.getpid()
     try:
         with open(f"{folder}/lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _remove_what_others_left(os.path.dirname(folder))
-            for name in ("over", "tmp"):
-                os.mkdir(f"{folder}/{name}")
-            reasons = []
-            for apart in ("",) if real_files else ("namespace", "landlock"):
-                keeper = _Keeper(folder, apart)
-                if not keeper.fork():
-                    return
-                reason = keeper.ready()
-                if reason is None:
-                    raise SystemExit(keeper.stay())
-                reasons.append(reason)
-            raise RuntimeError(NEITHER.format(*reasons))
+            yield folder
     finally:
-        if link is None:
+        if os.getpid() == owner:
             _remove(folder)
 
 
@@ -237,19 +247,19 @@ class _Keeper:
 
     def stay(self) -> int:
         """Serves the child until it has ended, and cleans up. Returns the exit code."""
-        least = min(FREE, _free(self._folder) // 2)
+        least = min(FREE, free(self._folder) // 2)
         connection: list[Connection] = [self._connection]
         status = None
         while status is None:
-            if select.select(connection, [], [], EVERY)[0]:
+            if select.select(connection, [], [], EVERY if connection else AT_THE_END)[0]:
                 try:
                     self._serve()
-                except (EOFError, OSError):
+                except (EOFError, OSError):  # it ends
                     connection = []
                     self._connection.close()
             ended, found = os.waitpid(self._child, os.WNOHANG)
             status = found if ended else None
-            if not self._full and _free(self._folder) < least:
+            if not self._full and free(self._folder) < least:
                 self._full = True
                 os.kill(self._child, signal.SIGKILL)
         with contextlib.suppress(EOFError, OSError):
@@ -266,14 +276,9 @@ class _Keeper:
         found: Any = None
         try:
             if what == "write":
-                data = self._connection.recv_bytes()
-                path, folder = more
-                if folder:
-                    os.makedirs(folder, exist_ok=True)
-                with replacing(path) as file:
-                    file.write(data)
-            elif what == "changed":
-                found = _changed(self._folder)
+                write(more[0], self._connection.recv_bytes(), more[1])
+            elif what == "changes":
+                found = summed_up(_laid_over(self._folder))
             elif what == "answered":
                 self._code = more[0]
             answer = {"found": found}
@@ -287,7 +292,7 @@ class _Keeper:
             return self._code
         if self._full:
             what = (
-                f"the script wrote {format_bytes(_changed(self._folder)['nbytes'])}, and the disk "
+                f"the script wrote {format_bytes(_size(self._folder))}, and the disk "
                 f"of {os.path.dirname(self._folder)} is nearly full. TMPDIR names another folder "
                 "for what a script writes; --real-files lets it write into its own"
             )
@@ -314,6 +319,8 @@ def _across(real: Callable[..., None]) -> Callable[..., None]:
         try:
             real(src, dst, **options)
         except OSError as error:
+            if error.errno == errno.ESTALE and os.lstat(src).st_nlink > 1:
+                return  # two names of one file: without overlays it does nothing then
             if error.errno != errno.EXDEV or options:
                 raise
             if os.path.isdir(src) and not os.path.islink(src):
@@ -333,44 +340,29 @@ def _across(real: Callable[..., None]) -> Callable[..., None]:
 # -- the folder -----------------------------------------------------------------------------------
 
 
-def _free(folder: str) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+def _laid_over(folder: str) -> Iterator[tuple[str, int | None]]:
+    """The files that lie over others, by the names that the script knows, with their bytes."""
+    with open(f"{folder}/over/names", "rb") as file:
+        names = [os.fsdecode(name) for name in file.read().split(b"\0")]
+    for number, name in enumerate(names):
+        upper = f"{folder}/over/{number}/upper"
+        for path, found in _files(upper):
+            if stat.S_ISREG(found.st_mode):
+                yield name.rstrip("/") + path[len(upper) :], found.st_blocks * 512
+            elif stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+                yield name.rstrip("/") + path[len(upper) :], None
 
 
-def _changed(folder: str) -> dict[str, Any]:
-    """What lies over the user's files. Temporary files, and what Python compiles, are counted
-    alone."""
-    written: list[str] = []
-    removed: list[str] = []
-    nbytes = 0
-    here = os.path.join(os.getcwd(), "")
-    aside = tuple(f"{one}/" for one in (os.path.realpath(tempfile.gettempdir()), "/dev/shm"))
-    for path, found in _laid_over(folder):
-        if stat.S_ISREG(found.st_mode):
-            nbytes += found.st_blocks * 512
-        if "/__pycache__/" in path or (path.startswith(aside) and not path.startswith(here)):
-            continue
-        if len(written) + len(removed) >= MOST:
-            continue
-        if stat.S_ISREG(found.st_mode):
-            written.append(path)
-        elif stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
-            removed.append(path)
-    for paths in (written, removed):
-        paths.sort(key=lambda path: (not path.startswith(here), path))
-    return {"written": written, "removed": removed, "nbytes": nbytes}
+def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    for top, _, files in os.walk(folder):
+        for path in [f"{top}/{file}" for file in files]:
+            with contextlib.suppress(OSError):
+                yield path, os.lstat(path)
 
 
-def _laid_over(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """The files that lie over others, by the names that the script knows."""
-    for one in os.scandir(f"{folder}/over"):
-        with contextlib.suppress(FileNotFoundError), open(f"{one.path}/name") as file:
-            name, upper = file.read().rstrip("/"), f"{one.path}/upper"
-            for top, _, files in os.walk(upper):
-                for path in [f"{top}/{file}" for file in files]:
-                    with contextlib.suppress(OSError):
-                        yield name + path[len(upper) :], os.lstat(path)
+def _size(folder: str) -> int:
+    """The bytes on the disk that the files of a folder take."""
+    return sum(found.st_blocks * 512 for _, found in _files(folder))
 
 
 def _end_what_is_left() -> None:
@@ -387,11 +379,13 @@ def _end_what_is_left() -> None:
 
 
 def _remove(folder: str) -> None:
-    for top, folders, _ in os.walk(folder):  # also those that cannot be entered
-        for path in [os.path.join(top, name) for name in folders]:
-            if not os.path.islink(path):
-                os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):  # it has some that cannot be entered
+        for top, folders, _ in os.walk(folder):
+            for path in [os.path.join(top, name) for name in folders]:
+                if not os.path.islink(path):
+                    os.chmod(path, 0o700)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_what_others_left(folder: str) -> None:

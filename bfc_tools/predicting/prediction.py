@@ -14,6 +14,7 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.file_layer import Changes
 from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE, told
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc_tools.predicting.places import BACKWARD, PHASES, layer
@@ -183,12 +184,20 @@ class Prediction:
     @property
     def files_written(self) -> list[str]:
         """The files that the program has written, and that were thrown away: absolute paths."""
-        return [] if self.files is None else list(self.files.written)
+        return self._changes().written
 
     @property
     def files_removed(self) -> list[str]:
         """The user's files that the program has removed or renamed; they are there still."""
-        return [] if self.files is None else list(self.files.removed)
+        return self._changes().removed
+
+    @property
+    def files_bytes(self) -> int:
+        """The bytes on the disk that the files it has written took."""
+        return self._changes().nbytes
+
+    def _changes(self) -> Changes:
+        return Changes([], [], 0) if self.files is None else self.files.changes()
 
     @property
     def trace(self) -> Trace:
@@ -606,6 +615,7 @@ class Prediction:
             "snapshots": self.snapshots,
             "files_written": self.files_written,
             "files_removed": self.files_removed,
+            "files_bytes": self.files_bytes,
         }
 
     def to_json(self) -> str:

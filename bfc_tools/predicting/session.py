@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
@@ -150,11 +149,11 @@ def predict(
 @contextlib.contextmanager
 def _kept_apart(started: Callable[[str], object]) -> Iterator[Layer | outside.Outside]:
     """What keeps the files of the program apart: its process has it, or the block."""
-    if outside.link is not None and outside.link.apart:
-        yield outside.link
-        return
-    with (
-        tempfile.TemporaryDirectory(prefix=outside.PREFIX) as folder,
-        laid_over(folder, started) as layer,
-    ):
-        yield layer
+    with contextlib.ExitStack() as stack:
+        keeper: Layer | outside.Outside | None = outside.link
+        if outside.link is None or not outside.link.apart:
+            folder = stack.enter_context(outside.scratch())
+            keeper = stack.enter_context(laid_over(folder, started))
+        assert keeper is not None
+        stack.callback(keeper.end)
+        yield keeper

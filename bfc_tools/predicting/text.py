@@ -220,7 +220,8 @@ def _about_files(found: Prediction) -> Iterator[str]:
     """What became of the files that the program has changed."""
     written, removed = found.files_written, found.files_removed
     if written:
-        yield f"the program wrote {_some(written)}: thrown away"
+        size = format_bytes(found.files_bytes)
+        yield f"the program wrote {_some(written)}, {size}: thrown away"
     if removed:
         yield f"it removed or renamed {_some(removed)}: yours are there still"
 

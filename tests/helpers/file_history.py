@@ -11,8 +11,10 @@ import ctypes
 import mmap
 import os
 import random
+import socket
 import sqlite3
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,6 +62,60 @@ def copied(path: str, other: str) -> None:
         os.copy_file_range(source.fileno(), target.fileno(), 100)
 
 
+def passed_on(path: str, other: str) -> None:
+    """A file is opened, and another process, which gets it through a socket, writes to it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(path, "r+b") as file:
+        child = os.fork()
+        if not child:
+            _, numbers, _, _ = socket.recv_fds(theirs, 1, 1)
+            os.write(numbers[0], b"passed")
+            os._exit(0)
+        socket.send_fds(ours, [b"x"], [file.fileno()])
+        os.waitpid(child, 0)
+    os.stat(other)
+
+
+def unnamed(path: str, other: str) -> None:
+    """A file without a name gets one."""
+    number = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_RDWR)
+    try:
+        os.write(number, b"unnamed")
+        c("linkat", -100, f"/proc/self/fd/{number}", -100, other, 0x400)
+    finally:
+        os.close(number)
+
+
+def ring(path: str) -> None:
+    """A file is opened and truncated by io_uring, where that is allowed."""
+    details = bytearray(120)
+    at = (ctypes.c_char * 120).from_buffer(details)
+    number = libc.syscall(425, 4, at)
+    if number < 0:
+        write(path, os.O_WRONLY | os.O_TRUNC, b"")
+        return
+    try:
+        entries, answers = struct.unpack_from("2I", details)
+        tail, array = struct.unpack_from("4xI16xI", details, 40)
+        (results,) = struct.unpack_from("I", details, 100)
+        queue = mmap.mmap(number, array + 4 * entries, offset=0)
+        done = mmap.mmap(number, results + 16 * answers, offset=0x8000000)
+        calls = mmap.mmap(number, 64 * entries, offset=0x10000000)
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        calls[:64] = struct.pack(
+            "BBHiQQII32x", 18, 0, 0, -100, 0, ctypes.addressof(name), 0, os.O_WRONLY | os.O_TRUNC
+        )
+        queue[array : array + 4] = bytes(4)
+        queue[tail : tail + 4] = struct.pack("I", 1)
+        libc.syscall(426, number, 1, 1, 1, None, 0)
+        result = struct.unpack_from("i", done, results + 8)[0]
+        if result < 0:
+            raise OSError(-result, "io_uring")
+        os.close(result)
+    finally:
+        os.close(number)
+
+
 def base(path: str) -> None:
     found = sqlite3.connect(path + ".db")
     with contextlib.closing(found):
@@ -93,10 +149,13 @@ PYTHON: Steps = {
     "proc": lambda a, b: through_proc(a),
     "send": sent,
     "copy": copied,
+    "pass": passed_on,
 }
 OTHERS: Steps = {
     "link": lambda a, b: os.link(a, b),
     "base": lambda a, b: base(a),
+    "unnamed": unnamed,
+    "ring": lambda a, b: ring(a),
     "xattr": lambda a, b: os.setxattr(a, "user.x", b"1"),
     "C truncate": lambda a, b: c("truncate", a, ctypes.c_long(2)),
     "C chmod": lambda a, b: c("chmod", a, 0o750),

@@ -1,7 +1,8 @@
 """Runs a program in Python apart, as `bfc predict` runs a script, but without PyTorch.
 
 Arguments: the system calls that are refused, as "unshare,landlock_create_ruleset" or "", as a
-container does, with "root" for the rights of root; the program; its own arguments.
+container does, with "root" for the rights of root, or "block", for a block of `bfc.predict`; the
+program; its own arguments.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import platform
 import runpy
 import struct
 import sys
+import tempfile
 
 from bfc_tools.predicting import outside
+from bfc_tools.predicting.file_layer import laid_over
 
 NUMBERS = {
     "unshare": 97 if platform.machine() == "aarch64" else 272,
+    "mount": 40 if platform.machine() == "aarch64" else 165,
     "landlock_create_ruleset": 444,
 }
 
@@ -46,8 +50,12 @@ def main(refused: str, program: str, *arguments: str) -> None:
     if "root" in names:
         names.remove("root")
         give_up_rights()
-    refuse(names)
+    refuse([name for name in names if name in NUMBERS])
     sys.argv = [program, *arguments]
+    if names == ["block"]:
+        with tempfile.TemporaryDirectory() as folder, laid_over(folder, str):
+            runpy.run_path(program, run_name="__main__")
+        return
     outside.begin(real_files=False)
     assert outside.link is not None
     runpy.run_path(program, run_name="__main__")

@@ -7,9 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from bfc_tools.predicting import outside
 
 HELPER = Path(__file__).parents[2] / "helpers/kept_apart.py"
 #: What the system refuses, by what is left then.
@@ -18,6 +21,7 @@ CASES = {
     "namespace of an ordinary user": "root",
     "landlock": "root,unshare",
 }
+BLOCK = {"block": "block"}
 IN_A_NAMESPACE = [case for name, case in CASES.items() if name.startswith("namespace")]
 NEITHER = "root,unshare,landlock_create_ruleset"
 
@@ -34,11 +38,13 @@ def mine(tmp_path: Path) -> Path:
     return folder
 
 
-def begin(mine: Path, program: str, refused: str = "", *arguments: str) -> subprocess.Popen[str]:
+def begin(
+    mine: Path, program: str, refused: str = "", within: Sequence[str] = ()
+) -> subprocess.Popen[str]:
     script = mine.parent / "program.py"
     script.write_text(textwrap.dedent(program))
     return subprocess.Popen(
-        [sys.executable, HELPER, refused, script, *arguments],
+        [*within, sys.executable, HELPER, refused, script],
         cwd=mine,
         env=os.environ
         | {"TMPDIR": str(mine.parent / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -49,10 +55,12 @@ def begin(mine: Path, program: str, refused: str = "", *arguments: str) -> subpr
     )
 
 
-def run(mine: Path, program: str, refused: str = "") -> tuple[int, str, str]:
+def run(
+    mine: Path, program: str, refused: str = "", within: Sequence[str] = ()
+) -> tuple[int, str, str]:
     """The code, and what was printed. Nothing of the user's has changed, and nothing is left."""
     before = state(mine)
-    running = begin(mine, program, refused)
+    running = begin(mine, program, refused, within)
     out, err = running.communicate(timeout=120)
     assert state(mine) == before
     assert os.listdir(mine.parent / "tmp") == []
@@ -247,6 +255,65 @@ def test_what_a_killed_prediction_left_the_next_one_removes(mine: Path) -> None:
     assert run(mine, "print('next')")[:2] == (0, "next\n")
 
 
+#: What is odd about a system: what makes it so, and what it refuses.
+OVERLAY = "overlay $TMPDIR -o userxattr,lowerdir=low,upperdir=up,workdir=work"
+ODD = {
+    "TMPDIR is full": ("mount -t tmpfs -o nr_inodes=1 tmpfs $TMPDIR", ""),
+    "TMPDIR is read-only": ("mount -t tmpfs -o ro tmpfs $TMPDIR", ""),
+    "TMPDIR cannot be an upper layer": (
+        f"cd .. && mkdir low up work && mount -t overlay {OVERLAY} && cd mine",
+        "",
+    ),
+    "the home folder is a link": ("ln -s $PWD ../home && cd ../home", ""),
+    "no user namespaces": ("echo 0 >/proc/sys/user/max_user_namespaces", "root"),
+    "mount is forbidden": ("true", "mount"),
+    "Landlock is forbidden": ("true", "landlock_create_ruleset"),
+}
+
+
+def odd(how: str) -> list[str]:
+    """A shell with users and mounts of its own, whose system is odd."""
+    return ["unshare", "--map-root-user", "--mount", "sh", "-ec", f'{how}; exec "$@"', "-"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_system_is_no_reason_to_change_a_file(mine: Path, name: str) -> None:
+    how, refused = ODD[name]
+    program = "open('new', 'w').write('new'); print(open('new').read())"
+    assert run(mine, program, refused, odd(how)) == (0, "new\n", "")
+
+
+def test_where_the_working_folder_is_gone_nothing_runs(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError, match="cd to one that is there"):
+        outside.begin(real_files=False)
+
+
+def test_a_tree_that_is_read_only_stays_so(mine: Path) -> None:
+    within = odd("mount --bind $PWD $PWD && mount -o remount,bind,ro $PWD && cd $PWD")
+    code, out, err = run(mine, "print(open('data.bin').read()); open('new', 'w')", "", within)
+    assert (code, out) == (2, "mine\n")
+    assert "Read-only file system: 'new'" in err
+
+
+@pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
+def test_a_full_disk_ends_the_script_with_words(mine: Path, refused: str) -> None:
+    program = """
+        import time
+        with open("large", "wb") as file:
+            try:
+                while True: file.write(bytes(1 << 20)); file.flush()
+            except OSError: time.sleep(60)
+    """
+    within = odd("mount -t tmpfs -o size=40m tmpfs $TMPDIR")
+    code, out, err = run(mine, program, refused, within)
+    assert (code, out) == (2, "")
+    assert "the script wrote" in err
+    assert "nearly full" in err
+
+
 HISTORY = HELPER.with_name("file_history.py")
 
 
@@ -261,11 +328,11 @@ def fill(folder: Path) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES | BLOCK)
 def test_a_script_sees_what_it_would_see_and_changes_nothing(
     tmp_path: Path, case: str, seed: int
 ) -> None:
-    kinds = "python" if case == "landlock" else "all"
+    kinds = "all" if case.startswith("namespace") else "python"
     arguments = [str(seed), "400", kinds]
     for name in ("real", "mine"):
         fill(tmp_path / name)
@@ -278,7 +345,7 @@ def test_a_script_sees_what_it_would_see_and_changes_nothing(
     said = []
     for folder, command in (
         ("real", [sys.executable, HISTORY, *arguments]),
-        ("mine", [sys.executable, HELPER, CASES[case], HISTORY, *arguments]),
+        ("mine", [sys.executable, HELPER, (CASES | BLOCK)[case], HISTORY, *arguments]),
     ):
         done = subprocess.run(
             command,

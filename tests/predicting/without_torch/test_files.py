@@ -35,6 +35,7 @@ def thrown_away(started):
         laid_over(folder, started) as layer,
     ):
         yield layer
+        layer.end()
 
 
 NAMES = ("a", "b", "a/c", "a/d", "b/e", "a/c/f", "link", "link/g", "./a/../b")
@@ -207,12 +208,14 @@ def test_nothing_of_the_users_is_changed_in_other_ways(tmp_path: Path, monkeypat
         shutil.make_archive("b", "tar", "a")
         shutil.unpack_archive("b.tar", "unpacked")
         assert Path("unpacked/d").read_text() == "of the user"
-        names = {os.path.relpath(path) for path in calls.written if "__pycache__" not in path}
+        names = {
+            os.path.relpath(path) for path in calls.changes().written if "__pycache__" not in path
+        }
         archives = {"a.gz", "a.bz2", "a.zip", "b.tar", "unpacked/d"}
         assert names == {*archives, "d.sqlite", "named", "own", "module_of_a_program.py"}
-        assert calls.removed == [str(tmp_path / "b")]
+        assert calls.changes().removed == [str(tmp_path / "b")]
     assert look() == before
-    assert calls.removed == [str(tmp_path / "b")]
+    assert calls.changes().removed == [str(tmp_path / "b")]
     assert not os.path.exists(calls.folder)
 
 
@@ -337,6 +340,6 @@ def test_threads_write_at_once(tmp_path: Path, monkeypatch) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(calls.written) == 200
+        assert len(calls.changes().written) == 200
     assert not failed
     assert os.listdir(tmp_path) == []
