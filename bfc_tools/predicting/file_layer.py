@@ -79,11 +79,6 @@ EVENTS = {
     "os.symlink": (1,),
     "sqlite3.connect": (0,),
 }
-#: Of a fork: no other thread is in the middle of a change then.
-_lock = threading.RLock()
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
 
 
 class Changes(NamedTuple):
@@ -135,6 +130,7 @@ class Layer:
         self._tree = f"{self.folder}/tree"
         self._gone: set[str] = set()  # what the program has removed, moved or moved something to
         self._thread = threading.local()
+        self._lock, self._process = threading.RLock(), os.getpid()
         self._least = min(FREE, free(folder) // 2)
         #: Whether the program has changed anything.
         self.changed = False
@@ -152,7 +148,7 @@ class Layer:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
         if text[0] != "/":
             text = f"{self.getcwd() if dir_fd is None else self.find(dir_fd)[0]}/{text}"
-        with _lock, self.aside():
+        with self._locked(), self.aside():
             return self._walk(text, follow or isinstance(path, int))
 
     def _walk(self, text: str, follow: bool) -> tuple[str, str]:
@@ -205,18 +201,23 @@ class Layer:
 
     # -- changes --------------------------------------------------------------------------------
 
+    def _locked(self) -> threading.RLock:
+        """The lock of this process: in one that was forked, nobody may be left to release it."""
+        if self._process != os.getpid():
+            self._lock, self._process = threading.RLock(), os.getpid()
+        return self._lock
+
     def inside(self, name: str) -> str:
         """Where a file may be made, moved or removed, and a folder be changed."""
         place = self._place(name)
-        with _lock, self.aside():
+        with self._locked(), self.aside():
             if place != name and name != "/":
                 self.changed = True
                 self.inside(os.path.dirname(name))
                 self._meet(name)
             link = _link(place)
             if link.startswith(STANDS_FOR) and os.path.isdir(link):
-                new = f"{self.folder}/new"
-                os.mkdir(new)
+                new = tempfile.mkdtemp(dir=self.folder)
                 shutil.copystat(link, new)
                 os.chmod(new, os.stat(new).st_mode | 0o700)
                 os.unlink(place)
@@ -228,7 +229,7 @@ class Layer:
     def own(self, name: str, copy: bool = True) -> str:
         """Where a file may be changed: it is copied there, if it is to have what it had."""
         place = self.inside(name)
-        with _lock, self.aside():
+        with self._locked(), self.aside():
             link = _link(place)
             size = os.stat(link).st_size if copy and link.startswith(STANDS_FOR) else 0
             if free(self.folder) - size < self._least:
