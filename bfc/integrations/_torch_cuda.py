@@ -62,6 +62,7 @@ class Books:
 
     def __init__(self, make: PoolMaker) -> None:
         self.is_initialized = False
+        self.context: str | None = None  # the frames that our pools keep, beside PyTorch's own
         self._make = make
         self._pools: dict[int, CachingAllocator] = {}
         self._settings: list[str] = []  # what was set since, in order
@@ -95,8 +96,9 @@ class Books:
         return pool
 
     @property
-    def pools(self) -> list[CachingAllocator]:
-        return list(self._pools.values())
+    def pools(self) -> dict[int, CachingAllocator]:
+        """Those of the devices that were used, by their numbers."""
+        return dict(self._pools)
 
     def memory_fraction(self, device: int) -> float:
         return float(self._pools[device].memory_fraction)
@@ -106,7 +108,7 @@ class Books:
 
     def empty_cache(self, first: int, second: int) -> None:
         """Of one private pool, or of all that there is."""
-        for pool in self.pools:
+        for pool in self.pools.values():
             if first or second:
                 pool._empty_pool((first, second))
             else:
@@ -148,7 +150,7 @@ class Books:
 
     def settings(self) -> tuple[float, int, bool, str, tuple[int, ...]]:
         """Those of the first pool, as a snapshot shows them."""
-        found = next((pool.snapshot(history=False).settings for pool in self.pools), None)
+        found = next((pool.snapshot(history=False).settings for pool in self.pools.values()), None)
         if found is None:
             return 0.0, 0, False, "", ()
         largest = (1 << 64) - 1 if found.max_split_size is None else found.max_split_size
@@ -163,7 +165,7 @@ class Books:
     def set_settings(self, text: str) -> None:
         """What `torch.cuda.memory._set_allocator_settings` calls from now on: for all devices, also
         for those that come."""
-        for pool in self.pools:
+        for pool in self.pools.values():
             pool.set_settings(text)
         self._settings.append(text)
 
@@ -173,11 +175,11 @@ class Books:
         if enabled:
             entries = None if most >= 1 << 62 else max(1, most)
             self._history = {
-                "context": None,
+                "context": self.context,
                 "max_entries": entries,
                 "skip_actions": tuple(skipped.split()),
             }
-        for pool in self.pools:
+        for pool in self.pools.values():
             pool.record_history(**(self._history or {"enabled": None}))
 
     # -- refusals ----------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ cdef class Table:
     cdef atomic[void*] pools[DEVICES]   # borrowed from `kept`; NULL: not open yet
     cdef dict kept
     cdef CurrentStream current          # the caller's, for pools that are opened; NULL: it was not named
-    cdef uint64_t forks_before          # the value of `forks` when it was made
+    cdef uint64_t forks_before          # the value of `forks` when a device was first used
     cdef Shown[bint] survives_no_fork   # an open pool has memory of a device, which a child cannot use
     cdef Shown[int64_t] invalid         # changed with the GIL
     cdef int64_t ordered[DEVICES][ORDERED]
@@ -238,7 +238,8 @@ cdef class Table:
                 raise TypeError(f"device {device} needs an allocator of bfc, not {type(found).__name__}")
             found = self.kept.setdefault(device, found)     # another thread may have been first
             (<Allocator>found).fences.current, (<Allocator>found).fences.device = self.current, device
-            if found.device.kind not in ("cpu", "simulated"):
+            if found.device.kind not in ("cpu", "simulated") and not self.survives_no_fork.get():
+                self.forks_before = forks       # a process may fork, and its child be the first to use a device
                 self.survives_no_fork.set(True)
             self.pools[device].store(<void*>found)
         return found

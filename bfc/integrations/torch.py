@@ -203,6 +203,11 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
     """
     torch = _torch_cuda.checked_torch()
+    if _torch_cuda.serving() is not None:
+        raise RuntimeError(
+            "bfc serves PyTorch in this process already, by `bfc run` or an earlier install(): "
+            "bfc.integrations.torch.pool() is its pool"
+        )
     if torch.cuda.is_initialized():
         raise RuntimeError(
             "PyTorch has used CUDA already, and its allocator cannot be exchanged any more: call "
@@ -266,7 +271,7 @@ def serve(allocators: Allocators) -> Callable[[], None]:
     """Enters a memory pool for each device in this thread. The result leaves them again."""
     torch = _torch_with_cuda()
     books = _torch_cuda.serving()
-    if books is not None and all(it in books.pools for it in allocators.values()):
+    if books is not None and all(it in books.pools.values() for it in allocators.values()):
         return lambda: None  # they serve it already
     with ExitStack() as entered:
         for ordinal, allocator in allocators.items():

@@ -7,6 +7,7 @@
     policies.py            what names an allocator on the command line
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts
+    served.py              what pools of PyTorch's say at the end
     serving.py             PyTorch's allocator in the hands of bfc
     advise.py, devices.py, diff.py, predict.py, replay.py, run.py
     anonymise.py, completion.py, plan.py, report.py

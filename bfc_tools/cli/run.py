@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
+import bfc
 from bfc.integrations._torch_cuda import settings_of_environment
 from bfc.pytorch.rules import NEWEST
 from bfc_tools.cli.policies import device_maker
@@ -32,6 +35,10 @@ before. Options of bfc stand before the program; all that follows it is the prog
 policies: those of `bfc replay` that begin with caching. The default, caching:stitch, joins free
 memory that lies apart, so that no request is refused for that. caching is PyTorch's own policy.
 SETTINGS may follow; those of PYTORCH_CUDA_ALLOC_CONF are followed, too.
+
+Where the command cannot stand before the program, two variables say the same: bfc run --env prints
+them, with the options that stand beside it. BFC_RUN has these, named with _ for -, as in
+BFC_RUN=caching:stitch=True,memory_limit=20GiB; PYTHONPATH begins with a folder of bfc.
 
 The exit code is the program's own; 2 for a wrong call.
 """
@@ -57,6 +64,36 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "of the device, such as 0.9",
     )
     add(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="serve a plan that `bfc plan` wrote, of a recording of this program; an iteration "
+        "ends with each step of its first optimizer",
+    )
+    add(
+        "--history",
+        action="store_true",
+        help="record PyTorch's own history from the first allocation on, for a program that calls "
+        "_dump_snapshot()",
+    )
+    add(
+        "--summary",
+        action="store_true",
+        help="at the end say three lines on stderr: the peaks, what PyTorch's own allocator would "
+        "have reserved, and calls of the driver",
+    )
+    add(
+        "--report",
+        type=Path,
+        metavar="HTML",
+        help="at the end write the page of `bfc report`, also after running out of memory",
+    )
+    add(
+        "--env",
+        action="store_true",
+        help="run nothing, and print the lines for a shell after which every Python is served",
+    )
+    add(
         "-m",
         dest="module",
         nargs=argparse.PARSER,  # its arguments too, which may begin with an option
@@ -72,18 +109,39 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> bool:
-    """Becomes the program: returns only where that cannot be, with an error."""
-    wanted = Wanted(policy=arguments.policy, memory_limit=arguments.memory_limit)
-    command = _command(arguments)
+    """Becomes the program: returns only with --env, or where that cannot be, with an error."""
+    wanted = Wanted(
+        policy=arguments.policy,
+        memory_limit=arguments.memory_limit,
+        plan=arguments.plan and os.path.abspath(arguments.plan),  # processes go to other folders
+        history=arguments.history,
+        summary=arguments.summary,
+        report=arguments.report and os.path.abspath(arguments.report),
+    )
+    command = [] if arguments.env else _command(arguments)
     _check(wanted)
+    variables = _variables(wanted.text())
+    if arguments.env:
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
+    else:
+        _become(command, variables)
+    return True
+
+
+def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would
         signal.signal(number, signal.SIG_DFL)
-    os.execve(command[0], command, _environment(wanted.with_whole_paths().text()))
+    os.execve(command[0], command, os.environ | variables | {FIRST: str(os.getpid())})
 
 
 def _check(wanted: Wanted) -> None:
     """Raises what is wrong with the options, before anything runs."""
+    if wanted.report is not None and not os.path.isdir(os.path.dirname(wanted.report)):
+        raise FileNotFoundError(f"--report {wanted.report}: there is no such folder")
+    if wanted.plan is not None:
+        bfc.Plan.load(wanted.plan)
     make = wanted.maker(NEWEST, settings_of_environment())
     make(device_maker("simulated:1TiB")()).close()
 
@@ -118,12 +176,8 @@ def _is_of_python(path: str) -> bool:
     return os.path.isfile(path) and not os.access(path, os.X_OK)
 
 
-def _environment(text: str) -> dict[str, str]:
-    """That of the program: its Pythons read our folder first."""
-    path = [str(STARTUP)]
-    path += filter(None, [os.environ.get("PYTHONPATH")])
-    return os.environ | {
-        VARIABLE: text,
-        FIRST: str(os.getpid()),
-        "PYTHONPATH": os.pathsep.join(path),
-    }
+def _variables(text: str) -> dict[str, str]:
+    """What makes of a Python one that is served: it reads our folder first."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [str(STARTUP), *(it for it in path if it not in ("", str(STARTUP)))]
+    return {VARIABLE: text, "PYTHONPATH": os.pathsep.join(path)}

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
 import os
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from typing import Any
 
 import bfc
 from bfc.integrations import _torch_cuda
 from bfc.suballocators import SubAllocator
-from bfc_tools.cli.policies import PLAN, policies
+from bfc_tools.cli.policies import policies
+from bfc_tools.cli.served import MOST, name_of_process, say
+from bfc_tools.cli.streams import tell
+from bfc_tools.study.counting import CountedCUDA
 
 #: Read by each process that imports torch; and the process that `bfc run` began.
 VARIABLE, FIRST = "BFC_RUN", "BFC_RUN_FIRST"
@@ -60,15 +66,10 @@ class Wanted:
                 raise ValueError(f"{file}: a comma in the name of this file would end it")
         return ",".join(words)
 
-    def with_whole_paths(self) -> Wanted:
-        """For processes in other folders."""
-        plan, report = (it and os.path.abspath(it) for it in (self.plan, self.report))
-        return replace(self, plan=plan, report=report)
-
     def maker(self, torch: str, settings: str) -> Callable[[SubAllocator], bfc.CachingAllocator]:
         """What makes a pool, for a version of PyTorch and the settings of the environment. Raises
         ValueError, SettingsError or PlanError for what cannot be."""
-        name = self._with_plan(self._with_settings(settings, torch))
+        name = self._with_settings(settings, torch)
         (policy,) = policies(
             argparse.Namespace(
                 policy=[name],
@@ -98,11 +99,6 @@ class Wanted:
         _torch_cuda.checked_settings(settings, torch, stitch=text.startswith("stitch"))
         return f"{self.policy}{',' if text else ':'}{settings}"
 
-    def _with_plan(self, name: str) -> str:
-        if self.plan is None:
-            return name
-        return f"caching:{PLAN}{self.plan},{name.partition(':')[2]}".rstrip(",")
-
 
 _FLAGS = ("history", "summary")
 
@@ -118,5 +114,67 @@ def serve_as_told() -> None:
     imported. Raises what `install` raises, and ValueError for what the variable cannot mean."""
     wanted = Wanted.read(os.environ[VARIABLE])
     torch = _torch_cuda.checked_torch()
-    make = wanted.maker(_torch_cuda.rules_for(torch), _torch_cuda.settings_of_environment())
-    bfc.integrations.torch.install(lambda device: make(bfc.CUDASubAllocator(device)))
+    settings = _torch_cuda.settings_of_environment()
+    make = wanted.maker(_torch_cuda.rules_for(torch), settings)
+    records = wanted.summary or wanted.report is not None
+
+    def make_pool(device: int) -> bfc.CachingAllocator:
+        pool = make(CountedCUDA(device) if wanted.summary else bfc.CUDASubAllocator(device))
+        if wanted.plan is not None:
+            use_plan(pool, wanted.plan)
+        if wanted.history and not torch._C._cuda_isHistoryEnabled():
+            torch.cuda.memory._record_memory_history()
+        if records:
+            context = None if wanted.report is None else "all"
+            pool.record_history(context=context, max_entries=MOST)
+        return pool
+
+    bfc.integrations.torch.install(make_pool)
+    books = _torch_cuda.serving()
+    assert books is not None
+    if wanted.report is not None:
+        books.context = "all"
+    if records:
+        atexit.register(_say, books, wanted, settings, os.getpid())
+
+
+def use_plan(pool: bfc.CachingAllocator, file: str) -> None:
+    """Has a pool serve the plan of a file, or says why it does not."""
+    plan = bfc.Plan.load(file)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # which says the same
+        pool.use_plan(plan)
+    stats = pool.plan_stats()
+    if stats["state"] in ("none", "declined", "switched off"):
+        tell(f"bfc: {file} is not served, the policy alone is: {stats['why']}")
+    else:
+        _follow_steps(pool, plan.kinds[0])
+
+
+def _follow_steps(pool: bfc.CachingAllocator, kind: str) -> None:
+    """Begins a step of a pool's plan whenever an optimizer has made its own: the first optimizer
+    that does, since a program with two makes two in an iteration."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    first: list[Any] = []
+    begun = ExitStack()
+
+    def stepped(optimizer: Any, *_: object) -> None:
+        first[:] = first or [optimizer]
+        if optimizer is first[0]:
+            begun.close()
+            begun.enter_context(pool.step(kind))
+
+    register_optimizer_step_post_hook(stepped)
+
+
+def _say(books: _torch_cuda.Books, wanted: Wanted, settings: str, pid: int) -> None:
+    """At the end of the process, but not of a child that it has forked."""
+    if os.getpid() != pid:
+        return
+    say(
+        books.pools,
+        settings,
+        name_of_process(os.environ.get(FIRST), os.environ, pid),
+        with_summary=wanted.summary,
+        report=wanted.report,
+    )

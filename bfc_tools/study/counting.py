@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bfc.suballocators import (
+    CUDASubAllocator,
     HostSubAllocator,
     OpenCLSubAllocator,
     SimulatedSubAllocator,
@@ -154,6 +155,10 @@ class CountedPages(Counted, SimulatedSubAllocator):
 
 class CountedHost(Counted, HostSubAllocator):
     """Host memory."""
+
+
+class CountedCUDA(Counted, CUDASubAllocator):
+    """Memory of a CUDA device."""
 
 
 class CountedOpenCL(Counted, OpenCLSubAllocator):

@@ -140,6 +140,22 @@ def test_the_start_of_python_is_read_by_old_ones() -> None:
         assert word not in text
 
 
+def test_two_variables_say_the_same(monkeypatch, folder, capsys) -> None:
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{ROOT}")
+    for _ in range(2):  # below itself it adds nothing
+        assert main(["run", "--memory-limit", "3GiB", "--env"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        shell = " && ".join([*lines, f"{sys.executable} {folder / 'tells.py'}"])
+        ran = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
+        assert ran.stdout.splitlines() == [
+            "__main__ [] caching:stitch,memory_limit=3GiB",
+            "[] True",
+        ]
+        path = lines[1].removeprefix("export PYTHONPATH=")
+        assert path.count("startup") == 1
+        monkeypatch.setenv("PYTHONPATH", path)
+
+
 WRONG = {
     "nothing": ((), "which program?"),
     "no such file": (("no_such.py",), "no such script"),

@@ -18,7 +18,6 @@ KEPT = {
     "bfc.buffers._buffer.Buffer",  # a view of a buffer
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",
-    "bfc.suballocators.cuda.CUDASubAllocator",  # asks RMM
     "bfc_slow_models.torch_device.Subject",  # the model, and in tests/helpers an allocator of ours
 }
 CLASS = re.compile(r"^\s*(?:cdef\s+)?class\s+(\w+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
