@@ -233,10 +233,11 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 
 BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2'
 
+.venv-torch-%/built: export PIP_CONSTRAINT := /dev/null   # the version that is named, whatever a machine prefers
 .venv-torch-%/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-torch-$*
 	$(INSTALL) --group build
-	PIP_CONSTRAINT=/dev/null $(INSTALL) 'torch==$*' $(BESIDE_TORCH)   # this version, whatever a machine prefers
+	$(INSTALL) 'torch==$*' $(BESIDE_TORCH)
 	$(UNWARNED) .venv-torch-$*/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
