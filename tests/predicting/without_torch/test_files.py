@@ -285,6 +285,24 @@ def test_an_open_file_of_the_users_is_changed_for_the_program_alone(
     assert look() == before
 
 
+def test_a_database_has_its_journal_and_attaches_no_other(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path)
+    mine = sqlite3.connect("base")
+    mine.executescript("pragma journal_mode=wal; create table t (x); insert into t values (1)")
+    assert os.path.getsize("base-wal")  # in which it stands
+    before = {path: path.read_bytes() for path in tmp_path.glob("base*")}
+    with thrown_away(print):
+        base = sqlite3.connect("base")
+        base.executescript("insert into t values (2); vacuum")
+        assert base.execute("select x from t").fetchall() == [(1,), (2,)]
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            base.execute("attach 'b' as other")
+        base.close()
+    assert {path: path.read_bytes() for path in tmp_path.glob("base*")} == before
+    mine.close()
+
+
 def test_a_file_of_the_predictions_own_is_kept(tmp_path: Path, monkeypatch) -> None:
     """But for a recording of a real run no prediction is put in its place."""
     monkeypatch.chdir(tmp_path)
