@@ -233,7 +233,8 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 
 BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2'
 
-.venv-torch-%/built: export PIP_CONSTRAINT := /dev/null   # the version that is named, whatever a machine prefers
+# The version that is named, whatever a machine prefers.
+.venv-torch-%/built: export PIP_CONSTRAINT := /dev/null
 .venv-torch-%/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-torch-$*
 	$(INSTALL) --group build
