@@ -71,11 +71,13 @@ API cudaError_t cudaGetLastError() {
     return error;
 }
 API const char* cudaGetErrorString(cudaError_t error) {
-    static thread_local char text[32];
-    std::snprintf(text, sizeof text, "CUDA error %d", error);
-    return text;
+    const char* text = nullptr;
+    return call("cuGetErrorString", int(error), &text) ? "unrecognized error code" : text;
 }
-API const char* cudaGetErrorName(cudaError_t error) { return cudaGetErrorString(error); }
+API const char* cudaGetErrorName(cudaError_t error) {
+    const char* text = nullptr;
+    return call("cuGetErrorName", int(error), &text) ? "unrecognized error code" : text;
+}
 
 API cudaError_t cudaDriverGetVersion(int* version) { return call("cuDriverGetVersion", version); }
 API cudaError_t cudaRuntimeGetVersion(int* version) {
@@ -94,7 +96,10 @@ API cudaError_t cudaSetDevice(int device) {
 API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     return act("cuDeviceGetAttribute", value, static_cast<int>(attribute), device);
 }
-API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
+API cudaError_t cudaDeviceGetPCIBusId(char* out, int length, int device) {
+    return act("cuDeviceGetPCIBusId", out, length, device);
+}
+API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     std::memset(out, 0, sizeof *out);
     std::strcpy(out->name, "Emulated GPU");
     out->major = 9;
@@ -103,8 +108,9 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int) {
     out->maxThreadsPerBlock = 1024;
     out->maxThreadsPerMultiProcessor = 2048;
     out->sharedMemPerBlock = 48 << 10;
-    out->totalGlobalMem = size_t(8) << 30;
-    return cudaSuccess;
+    out->maxGridSize[0] = 0x7fffffff;
+    out->maxGridSize[1] = out->maxGridSize[2] = 0xffff;
+    return act("cuDeviceTotalMem_v2", &out->totalGlobalMem, device);
 }
 API cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
     return act("cuCtxGetStreamPriorityRange", least, greatest);
@@ -129,6 +135,27 @@ API cudaError_t cudaHostAlloc(void** out, size_t nbytes, unsigned flags) {
     return act("cuMemHostAlloc", out, nbytes, flags);
 }
 API cudaError_t cudaFreeHost(void* pointer) { return act("cuMemFreeHost", pointer); }
+API cudaError_t cudaHostRegister(void* pointer, size_t nbytes, unsigned flags) {
+    return act("cuMemHostRegister_v2", pointer, nbytes, flags);
+}
+API cudaError_t cudaHostUnregister(void* pointer) { return act("cuMemHostUnregister", pointer); }
+API cudaError_t cudaMallocManaged(void** out, size_t nbytes, unsigned flags) {
+    return act("cuMemAllocManaged", out, nbytes, flags);
+}
+API cudaError_t cudaMallocAsync(void** out, size_t nbytes, cudaStream_t stream) {
+    return act("cuMemAllocAsync", out, nbytes, stream);
+}
+API cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream) { return act("cuMemFreeAsync", at(pointer), stream); }
+API cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* out, int device) {
+    return act("cuDeviceGetDefaultMemPool", out, device);
+}
+API cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+    return act("cuMemPoolSetAttribute", pool, static_cast<int>(attribute), value);
+}
+API cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void* value) {
+    return act("cuMemPoolGetAttribute", pool, static_cast<int>(attribute), value);
+}
+API cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t kept) { return act("cuMemPoolTrimTo", pool, kept); }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
     return act("cuMemGetInfo_v2", free_bytes, total);
 }
@@ -178,6 +205,7 @@ API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned flags, 
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* out, unsigned flags) {
     return act("cuStreamCreate", out, flags);
 }
+API cudaError_t cudaStreamCreate(cudaStream_t* out) { return act("cuStreamCreate", out, 0u); }
 API cudaError_t cudaStreamDestroy(cudaStream_t stream) { return act("cuStreamDestroy_v2", stream); }
 API cudaError_t cudaStreamQuery(cudaStream_t stream) { return act("cuStreamQuery", stream); }
 API cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return act("cuStreamSynchronize", stream); }
@@ -189,6 +217,13 @@ API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsi
 }
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned flags) {
     return act("cuEventCreate", out, flags);
+}
+API cudaError_t cudaEventCreate(cudaEvent_t* out) { return act("cuEventCreate", out, 0u); }
+API cudaError_t cudaEventElapsedTime(float* out, cudaEvent_t start, cudaEvent_t end) {
+    return act("cuEventElapsedTime", out, start, end);
+}
+API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+    return act("cuLaunchHostFunc", stream, function, argument);
 }
 API cudaError_t cudaEventDestroy(cudaEvent_t event) { return act("cuEventDestroy_v2", event); }
 API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -282,6 +317,24 @@ API cudaError_t __cudaGetKernel(const void** out, const void* kernel) {
     *out = kernel;
     return cudaSuccess;
 }
+
+API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
+    std::memset(out, 0, sizeof *out);
+    out->maxThreadsPerBlock = 1024;
+    out->binaryVersion = out->ptxVersion = 90;
+    return cudaSuccess;
+}
+API cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const void*, int, size_t) {
+    *out = 1;
+    return cudaSuccess;
+}
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* out, const void*, int, size_t, unsigned) {
+    *out = 1;
+    return cudaSuccess;
+}
+API cudaError_t cudaProfilerStart() { return cudaSuccess; }
+API cudaError_t cudaProfilerStop() { return cudaSuccess; }
 
 namespace {
 struct Configuration {

@@ -1,5 +1,5 @@
 """PyTorch's build for CUDA on the emulated driver: a CUDA runtime library over calls of the driver,
-and a cuBLAS that computes nothing.
+a cuBLAS that computes nothing, and an NVML that knows nothing.
 
 It needs the wheels that such a PyTorch brings along, for the headers and the list of calls.
 """
@@ -39,16 +39,18 @@ class Library(NamedTuple):
     defines: tuple[str, ...] = ()
 
 
-NOT_SUPPORTED = 'extern "C" int {}() {{ return %d; }}'
+NOT_SUPPORTED = 'extern "C" int {0}() {{ std::fputs("no {0} here\\n", stderr); return %d; }}'
+PRINTS = "#include <cstdio>"
 LIBRARIES = (
-    Library("libcudart.so.13", "torch_runtime.cpp", NOT_SUPPORTED % 801),
+    Library("libcudart.so.13", "torch_runtime.cpp", NOT_SUPPORTED % 801, PRINTS),
     Library(
         "libcublas.so.13",
         "torch_products.cpp",
         'extern "C" int {}(void* handle) {{ return torch_product(handle); }}',
         'extern "C" int torch_product(void*);',
     ),
-    Library("libcublasLt.so.13", "torch_products.cpp", NOT_SUPPORTED % 15, defines=("-DLT",)),
+    Library("libcublasLt.so.13", "torch_products.cpp", NOT_SUPPORTED % 15, PRINTS, ("-DLT",)),
+    Library("libnvidia-ml.so.1", "torch_nvml.cpp", ""),
 )
 
 
