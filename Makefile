@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -75,6 +75,10 @@ test-predict-versions: $(VENV)/built ## run the tests of predictions with every 
 
 test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, its allocator replaced, without a GPU (downloads once: 3.2 GB)
 	.venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) tests/cuda/test_torch_captures.py tests/cuda/test_torch_whole.py tests/cuda/test_torch_run.py
+
+test-torch-whole: .venv-torch-2.15.0/built ## run PyTorch's own tests, of the folder TORCH_TESTS, on its own allocator and on ours
+	.venv-torch-2.15.0/bin/python -m pip install --quiet expecttest psutil pyyaml
+	.venv-torch-2.15.0/bin/python tests/torch_tests.py $(TORCH_TESTS)
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1

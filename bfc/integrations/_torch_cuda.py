@@ -150,7 +150,7 @@ class Books:
 
     def settings(self) -> tuple[float, int, bool, str, tuple[int, ...]]:
         """Those of the first pool, as a snapshot shows them."""
-        found = next((pool.snapshot(history=False).settings for pool in self.pools.values()), None)
+        found = next((pool._look().settings for pool in self.pools.values()), None)
         if found is None:
             return 0.0, 0, False, "", ()
         largest = (1 << 64) - 1 if found.max_split_size is None else found.max_split_size

@@ -198,8 +198,8 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     `torch.cuda.memory_stats()`, snapshots and histories, out-of-memory errors and observers,
     private pools, `torch.cuda.graph` and the graphs of `torch.compile` work as with PyTorch's own.
     Settings that are changed later go to every pool. Not served: a `MemPool` over another
-    allocator, and mapped memory that is shared with other processes; trackers see no segments. The
-    first call compiles for half a minute; the result is kept. A hit takes no GIL; a request that
+    allocator, and mapped memory that is shared with other processes. The first call compiles for
+    half a minute; the result is kept. A hit takes no GIL; a request that
     needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
     """
     torch = _torch_cuda.checked_torch()

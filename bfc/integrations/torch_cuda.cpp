@@ -26,6 +26,7 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <set>
 #include <string>
@@ -159,6 +160,11 @@ struct Note {
     std::string compiling, metadata;
 };
 
+struct Emptying {
+    int64_t from_us, to_us;
+    Context context;
+};
+
 thread_local std::vector<std::string> compiling;
 thread_local std::string metadata;
 
@@ -180,6 +186,12 @@ public:
         const std::lock_guard<std::mutex> held(lock_);
         refused_.push_back(std::move(context));
     }
+    // The cache was emptied from here to now: whoever did that let the segments go.
+    void add_emptying(int64_t from_us, Context context) {
+        const std::lock_guard<std::mutex> held(lock_);
+        emptyings_.push_back({from_us, now_us(), std::move(context)});
+        if (emptyings_.size() > most_) emptyings_.erase(emptyings_.begin());
+    }
     void annotate(TraceEntry entry) {
         const std::lock_guard<std::mutex> held(lock_);
         annotated_.push_back(std::move(entry));
@@ -189,6 +201,7 @@ public:
         notes_.clear();
         freed_.clear();
         refused_.clear();
+        emptyings_.clear();
         annotated_.clear();
         most_ = most;
     }
@@ -201,6 +214,10 @@ public:
         const std::lock_guard<std::mutex> held(lock_);
         return refused_;
     }
+    std::vector<Emptying> emptyings() {
+        const std::lock_guard<std::mutex> held(lock_);
+        return emptyings_;
+    }
     std::vector<TraceEntry> annotations() {
         const std::lock_guard<std::mutex> held(lock_);
         return annotated_;
@@ -211,6 +228,7 @@ private:
     std::unordered_map<int64_t, Note> notes_;
     std::deque<int64_t> freed_;  // the numbers of allocations that were freed, oldest first
     std::vector<Context> refused_;
+    std::vector<Emptying> emptyings_;
     std::vector<TraceEntry> annotated_;
     size_t most_ = SIZE_MAX;
 };
@@ -326,7 +344,15 @@ public:
     void enable(bool value) override { enabled_ = value; }
     bool isEnabled() const override { return enabled_; }
     void emptyCache(MempoolId_t pool = {0, 0}) override {
+        const Context context = gather(RecordContext::ALL);
+        const int64_t began = now_us();
         tell("empty_cache", "KK", ours(pool), pool.second);
+        if (!watched_) return;
+        for (int device = 0; device < kDevices; ++device) {
+            if (!is_open(device)) continue;
+            if (context) notes_[device].add_emptying(began, context);
+            track_segments(static_cast<DeviceIndex>(device), context);
+        }
     }
     void cacheInfo(DeviceIndex device, size_t* largest) override {
         if (*largest == 0) {  // as PyTorch's: what the device has free
@@ -374,8 +400,9 @@ public:
     }
     void resetAccumulatedStats(DeviceIndex device) override {
         char why[kWhy] = "";
-        if (is_open(device))
-            TORCH_CHECK(table->reset_accumulated_stats(table->self, device, why, sizeof why) == BFC_OK, "bfc: ", why);
+        if (!is_open(device)) return;
+        TORCH_CHECK(table->reset_accumulated_stats(table->self, device, why, sizeof why) == BFC_OK, "bfc: ", why);
+        told_[device].changes = -1;
     }
     void resetPeakStats(DeviceIndex device) override {
         char why[kWhy] = "";
@@ -389,10 +416,11 @@ public:
         info.device_traces.resize(std::max(devices_, 1));
         for (int device = 0; device < kDevices; ++device) {
             if (!is_open(device)) continue;
-            const Rows rows = read_rows(static_cast<DeviceIndex>(device), with_traces);
-            add_segments(info.segments, rows, static_cast<DeviceIndex>(device), only);
+            const Rows rows = read_rows(static_cast<DeviceIndex>(device), with_traces || recording_);
+            auto entries = traces(rows.history, static_cast<DeviceIndex>(device));
+            add_segments(info.segments, rows, entries, static_cast<DeviceIndex>(device), only);
             if (with_traces && device < static_cast<int>(info.device_traces.size()))
-                info.device_traces[device] = traces(rows.history, static_cast<DeviceIndex>(device));
+                info.device_traces[device] = std::move(entries);
         }
         const auto clock = c10::ApproximateClockToUnixTimeConverter().makeConverter();
         {
@@ -438,10 +466,12 @@ public:
         observers_.push_back(std::move(observer));
     }
     void attachAllocatorTraceTracker(AllocatorTraceTracker tracker) override {
+        tracked_ = true;
+        for (int device = 0; device < kDevices; ++device)  // what is there by now is not told
+            if (is_open(device)) track_segments(static_cast<DeviceIndex>(device), nullptr);
         {
             const std::lock_guard<std::mutex> held(lock_);
             trackers_.push_back(std::move(tracker));
-            tracked_ = true;
         }
         set_watched();
     }
@@ -576,6 +606,15 @@ public:
 #endif
 
 private:
+    struct Segment {
+        uint64_t size, stream;
+        MempoolId_t pool;
+        bool in_range;
+    };
+    struct Told {  // what trackers know of the segments of a device
+        std::atomic<int64_t> changes{0};
+        std::map<uint64_t, Segment> segments;
+    };
     struct Scope {
         DeviceIndex device;
         MempoolId_t pool;
@@ -632,7 +671,7 @@ private:
             for (const auto& observer : observers) observer(device, asked, limit, device_free);
         size_t now_free = 0, total = 0;
         (void)cudaMemGetInfo(&now_free, &total);
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", in_words(nbytes), ". GPU ",
+        TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", in_words(asked ? asked : nbytes), ". GPU ",
                          static_cast<int>(device), " has a total capacity of ", in_words(total), " of which ",
                          in_words(now_free), " is free. bfc: ", why);
     }
@@ -671,12 +710,14 @@ private:
             c10::reportMemoryUsageToProfiler(ptr, change, block.bytes_in_use, block.bytes_reserved,
                                              c10::Device(c10::DeviceType::CUDA, static_cast<DeviceIndex>(block.device)));
     }
-    // NCCL's trackers want no more than allocations and segments; segments are not told yet.
     void track(Action action, const bfc_block& block, void* ptr, Context context) {
         if (!tracked_) return;
-        const TraceEntry entry(action, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr),
-                               block.requested_size, address(static_cast<uint64_t>(block.stream)), kDefault,
-                               c10::getApproximateTime(), std::move(context));
+        if (action == Action::ALLOC) track_segments(static_cast<DeviceIndex>(block.device), context);
+        tell_trackers({action, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr), block.requested_size,
+                       address(static_cast<uint64_t>(block.stream)), kDefault, c10::getApproximateTime(),
+                       std::move(context)});
+    }
+    void tell_trackers(const TraceEntry& entry) {
         std::vector<AllocatorTraceTracker> trackers;
         {
             const std::lock_guard<std::mutex> held(lock_);
@@ -684,9 +725,52 @@ private:
         }
         for (const auto& tracker : trackers) tracker(entry);
     }
+    // Tells trackers, such as NCCL's, the segments that came and went since they were last looked at: PyTorch's own
+    // allocator tells each at once, and here it is told before the allocation that it came for.
+    void track_segments(DeviceIndex device, const Context& context) {
+        bfc_device_stats stats;
+        char why[kWhy] = "";
+        if (!tracked_ || table->stats(table->self, device, &stats, why, sizeof why) != BFC_OK) return;
+        const int64_t changes = stats.reserved_bytes[0].allocated + stats.reserved_bytes[0].freed;
+        if (changes <= told_[device].changes.load()) return;
+        std::map<uint64_t, Segment> found;
+        const Rows rows = read_rows(device, false);
+        each_region(rows, [&](const bfc::RegionRow& it, auto*, auto*) {
+            found[it.ptr] = {it.size, it.stream, pool_id(it.pool), (it.flags & bfc::kInRange) != 0};
+        });
+        std::vector<TraceEntry> entries;
+        {
+            const std::lock_guard<std::mutex> held(lock_);
+            Told& told = told_[device];
+            if (changes <= told.changes) return;
+            told.changes = changes;
+            std::swap(told.segments, found);
+            add_changes(entries, found, told.segments, Action::SEGMENT_FREE, Action::SEGMENT_UNMAP, device, context);
+            add_changes(entries, told.segments, found, Action::SEGMENT_ALLOC, Action::SEGMENT_MAP, device, context);
+        }
+        for (const auto& entry : entries) tell_trackers(entry);
+    }
+    // What `these` have and `those` have not. A range that is mapped further keeps its address.
+    static void add_changes(std::vector<TraceEntry>& entries, const std::map<uint64_t, Segment>& these,
+                            const std::map<uint64_t, Segment>& those, Action whole, Action part, DeviceIndex device,
+                            const Context& context) {
+        for (const auto& [at, it] : these) {
+            const auto other = those.find(at);
+            uint64_t same = other == those.end() ? 0 : other->second.size;
+            if (!it.in_range && same != it.size) same = 0;
+            if (same >= it.size) continue;
+            entries.emplace_back(it.in_range ? part : whole, device, at + same, it.size - same, address(it.stream), it.pool,
+                                 c10::getApproximateTime(), context);
+        }
+    }
 
     // -- rows of bfc as PyTorch's structures ----------------------------------------------------------
-    void add_segments(std::vector<SegmentInfo>& segments, const Rows& rows, DeviceIndex device, const MempoolId_t& only) {
+    void add_segments(std::vector<SegmentInfo>& segments, const Rows& rows, const std::vector<TraceEntry>& entries,
+                      DeviceIndex device, const MempoolId_t& only) {
+        std::unordered_map<uint64_t, Context> came;  // by the address: the request that a segment came for
+        for (const auto& it : entries)
+            if (it.action_ == Action::SEGMENT_ALLOC || it.action_ == Action::SEGMENT_MAP) came.emplace(it.addr_, it.context_);
+            else if (it.action_ == Action::SEGMENT_FREE || it.action_ == Action::SEGMENT_UNMAP) came.erase(it.addr_);
         each_region(rows, [&](const bfc::RegionRow& region, const bfc::ChunkRow* begin, const bfc::ChunkRow* end) {
             if (only != kDefault && pool_id(region.pool) != only) return;
             SegmentInfo segment;
@@ -697,6 +781,7 @@ private:
             segment.is_large = region.kind != 0;
             segment.is_expandable = region.flags & bfc::kInRange;
             segment.owner_private_pool_id = pool_id(region.pool);
+            if (auto found = came.find(region.ptr); found != came.end()) segment.context_when_allocated = found->second;
             for (const auto* chunk = begin; chunk != end; ++chunk) {
                 BlockInfo block;
                 block.size = chunk->size;
@@ -739,15 +824,26 @@ private:
                                  keeps ? context : nullptr, note.compiling, note.metadata);
             entries.back().time_.t_ = it.time_us;
         }
-        // A segment that came or went for a request has the context of that, whose entry follows.
+        add_contexts_of_segments(entries, device);
+        for (auto& it : notes_[device].annotations()) entries.push_back(std::move(it));
+        std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.time_.t_ < b.time_.t_; });
+        return entries;
+    }
+
+    // A segment that came or went for a request has the context of that, whose entry follows; one that went when the
+    // cache was emptied has that of the emptying.
+    void add_contexts_of_segments(std::vector<TraceEntry>& entries, DeviceIndex device) {
+        const auto emptyings = notes_[device].emptyings();
+        auto emptying = emptyings.rbegin();
         Context next;
         for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
             if (it->action_ == Action::ALLOC || it->action_ == Action::OOM) next = it->context_;
             if (it->action_ == Action::SEGMENT_ALLOC || it->action_ == Action::SEGMENT_MAP) it->context_ = next;
+            if (it->action_ != Action::SEGMENT_FREE && it->action_ != Action::SEGMENT_UNMAP) continue;
+            while (emptying != emptyings.rend() && emptying->from_us > it->time_.t_) ++emptying;
+            const bool emptied = emptying != emptyings.rend() && it->time_.t_ <= emptying->to_us;
+            it->context_ = emptied ? emptying->context : next;
         }
-        for (auto& it : notes_[device].annotations()) entries.push_back(std::move(it));
-        std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.time_.t_ < b.time_.t_; });
-        return entries;
     }
 
     std::vector<Checkpoint::Block> live_in(DeviceIndex device, const MempoolId_t& pool) {
@@ -807,6 +903,7 @@ private:
     std::vector<c10::CachingDeviceAllocator::AnnotationEntry> annotations_;
     std::atomic<size_t> open_scopes_{0};
     Notes notes_[kDevices];
+    Told told_[kDevices];
     std::atomic<CreateContextFn> recorder_{nullptr};
     std::atomic<RecordContext> when_{RecordContext::NEVER};
     std::atomic<bool> recording_{false}, tracked_{false}, watched_{false};

@@ -166,6 +166,10 @@ def named_frame(torch: Any) -> Any:
     return some(torch, 21)
 
 
+def emptied_here(torch: Any) -> None:
+    torch.cuda.empty_cache()
+
+
 @feature
 def a_history_has_frames(torch: Any, folder: Path) -> None:
     torch.cuda.empty_cache()
@@ -175,7 +179,6 @@ def a_history_has_frames(torch: Any, folder: Path) -> None:
     x = named_frame(torch)
     found = torch.cuda.memory._snapshot()
     torch.cuda.memory._dump_snapshot(str(folder / "snapshot.pickle"))
-    torch.cuda.memory._record_memory_history(enabled=None)
     trace = found["device_traces"][0]
     actions = [entry["action"] for entry in trace if entry["size"] == 21 * MIB]
     requested = ["alloc", "free_requested", "free_completed", "alloc"]
@@ -186,6 +189,8 @@ def a_history_has_frames(torch: Any, folder: Path) -> None:
             assert any(frame["name"] == "named_frame" for frame in entry["frames"]) or (
                 entry["action"].startswith("free")
             )
+    of_segments = [frame for it in found["segments"] for frame in it.get("frames", ())]
+    assert any(frame["name"] == "named_frame" for frame in of_segments)
     blocks = [block for segment in found["segments"] for block in segment["blocks"]]
     assert any(
         frame["name"] == "named_frame"
@@ -194,6 +199,13 @@ def a_history_has_frames(torch: Any, folder: Path) -> None:
         for frame in block["frames"]
     )
     assert all(entry["time_us"] > 1 << 50 for entry in trace)
+    del x
+    emptied_here(torch)
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert [entry["action"] for entry in trace].count("snapshot") == 2, "this one is not there yet"
+    freed = [it for it in trace if it["action"] in ("segment_free", "segment_unmap")]
+    assert any(frame["name"] == "emptied_here" for frame in freed[-1]["frames"])
+    torch.cuda.memory._record_memory_history(enabled=None)
     import bfc
 
     assert len(bfc.Trace.from_torch(folder / "snapshot.pickle")) > 0
