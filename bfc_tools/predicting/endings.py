@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
 from bfc_tools.predicting.outside import SIGNALS
+from bfc_tools.predicting.stopping import is_ours
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.script import Ran
+
+
+#: How soon a signal comes again that has not ended the program, in seconds.
+AGAIN = 0.2
 
 
 class Left(BaseException):
@@ -36,13 +41,19 @@ def ended_in_order(ran: Ran) -> Iterator[None]:
         yield
         return
     process = os.getpid()
+    insists, over = contextlib.ExitStack(), threading.Event()
+    insists.callback(over.set)
 
     def end(number: int, frame: Any) -> None:
-        if not ran.signal or os.getpid() != process:
-            ran.signal = number
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            sys.exit(128 + number)
+        if ran.signal and os.getpid() == process:
+            if number != ran.signal or number == signal.SIGINT or is_ours(frame):
+                return
+        elif number != signal.SIGINT and os.getpid() == process and not over.is_set():
+            insists.enter_context(_again_and_again(number))
+        ran.signal = number
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
 
     def leave(code: int) -> NoReturn:
         sys.stdout.flush()
@@ -78,4 +89,26 @@ def ended_in_order(ran: Ran) -> Iterator[None]:
         stack.enter_context(instead("_exit", leave))
         for name in ("execv", "execve"):
             stack.enter_context(instead(name, execute))
+        stack.enter_context(insists)
         yield
+
+
+@contextlib.contextmanager
+def _again_and_again(number: int) -> Iterator[None]:
+    """Sends the main thread a signal again until the program has ended. Python loses the exception
+    of its handler where a finalizer runs, such as that of a file which nobody closes; and what is
+    not lost must not be caught: without a prediction, nothing of the program runs after it."""
+    left = threading.Event()
+    main = threading.main_thread().ident or 0
+
+    def insist() -> None:
+        while not left.wait(AGAIN):
+            signal.pthread_kill(main, number)
+
+    thread = threading.Thread(target=insist, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()

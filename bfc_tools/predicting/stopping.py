@@ -103,7 +103,7 @@ class Stopping:
             return
 
         def ring(number: int, frame: FrameType | None) -> None:
-            if not _is_ours(frame):
+            if not is_ours(frame):
                 self.look_at_the_clock()
 
         signal.signal(signal.SIGALRM, ring)
@@ -115,7 +115,7 @@ class Stopping:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _is_ours(frame: FrameType | None) -> bool:
+def is_ours(frame: FrameType | None) -> bool:
     """Whether code of the prediction runs, called by the program, which `runpy` has called."""
     while frame is not None:
         name = frame.f_code.co_filename

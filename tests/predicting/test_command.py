@@ -436,6 +436,36 @@ def test_a_program_that_is_told_to_end_leaves_nothing(script, tmp_path: Path) ->
     assert not (tmp_path / "log.txt").exists()
 
 
+SWALLOWED = """
+import os, signal, sys, time, torch
+x = torch.ones(1 << 20, device="cuda")
+class Dropped:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+sys.unraisablehook = lambda lost: print("lost", lost.exc_type.__name__, flush=True)
+Dropped()
+try:
+    time.sleep(600)
+except SystemExit:
+    print("caught", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_signal_ends_a_program_that_loses_or_catches_its_exception(script, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "bfc", "predict", "--no-advice", script(SWALLOWED)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert "lost SystemExit\ncaught\n" in done.stdout + done.stderr, done
+    assert "Until it was interrupted: It fits on" in done.stdout, done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+
+
 LEFT = """
 import os, torch
 torch.ones(1 << 20, device="cuda")
