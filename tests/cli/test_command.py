@@ -142,7 +142,7 @@ def test_a_warning_of_either_package_is_bfcs():
     [
         (["predcit"], "bfc: error: there is no command 'predcit'. Did you mean 'predict'?"),
         (["--traceback", "replya", "x.npz"], "'replya'. Did you mean 'replay'?"),
-        (["xyzzy"], "there is no command 'xyzzy'. There are demo, predict, advise,"),
+        (["xyzzy"], "there is no command 'xyzzy'. There are demo, run, predict, advise,"),
         (["replay", "x", "--jsno"], "bfc replay: error: unrecognized arguments: --jsno. Did"),
         (["predict", "--devcie=h100", "t.py"], "--devcie=h100. Did you mean '--device'?"),
         (["--versoin"], "unrecognized arguments: --versoin. Did you mean '--version'?"),
