@@ -124,6 +124,7 @@ cdef const char* FORKED = ("bfc: this process was forked from one that has used 
                            "child: start processes with multiprocessing's \"spawn\" or \"forkserver\"")
 
 cdef uint64_t forks = 0     # that led to this process
+cdef int64_t used_after = -1    # so many, a table first used a device; -1: none has
 
 
 cdef void note_fork() noexcept nogil:
@@ -230,6 +231,7 @@ cdef class Table:
 
     cdef Allocator pool_of(self, int device):
         """The pool of a device, for calls that leave the device alone."""
+        global used_after
         self.check_device(device)
         found = self.kept.get(device)
         if found is None:
@@ -239,7 +241,9 @@ cdef class Table:
             found = self.kept.setdefault(device, found)     # another thread may have been first
             (<Allocator>found).fences.current, (<Allocator>found).fences.device = self.current, device
             if found.device.kind not in ("cpu", "simulated") and not self.survives_no_fork.get():
-                self.forks_before = forks       # a process may fork, and its child be the first to use a device
+                if used_after < 0:      # a process may fork, and its child be the first to use a device
+                    used_after = <int64_t>forks
+                self.forks_before = <uint64_t>used_after
                 self.survives_no_fork.set(True)
             self.pools[device].store(<void*>found)
         return found

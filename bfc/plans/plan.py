@@ -592,7 +592,7 @@ def _body_of(
     freed = requests.freed[first.begin : first.end]
     never = freed == -1
     if len(its) > 1:  # a program may free its optimizer's state when all is done
-        never |= freed >= its[-1].end
+        never |= freed >= len(requests.size)
     whole = requests.part(BODY, first.kind, first.begin, first.end, first.after)
     ending = [_body_part(requests, stretch) for stretch in known]
     lasting = int(never.sum())
