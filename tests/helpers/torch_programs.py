@@ -1,7 +1,8 @@
 """Random programs of PyTorch, to be compared between its own allocator and ours.
 
-A script for a process of its own: `python torch_programs.py KIND SEED TURNS` prints what a program
-saw as lines of JSON. KIND is "own" or "ours", the caching policy. Programs have tensors on three
+A script for a process of its own: `python torch_programs.py KIND SEED TURNS [MOVED]` prints what a
+program saw as lines of JSON. KIND is "own" or "ours", the caching policy. MOVED streams and pools
+are made before, so that those of the program have other numbers. Programs have tensors on three
 streams, one of them busy at times, raw memory, MemPools, captures of graphs, limits, histories,
 settings and resets. What is printed: each refusal with PyTorch's words, where each block lies in
 its segment, every statistic, the segments and their blocks, and what a history has recorded.
@@ -21,6 +22,8 @@ from typing import Any
 
 MIB = 1 << 20
 LOOK_EVERY = 50
+#: By how much numbers of streams and pools are moved on, to see what hangs on them in PyTorch.
+MOVES = (1, 2, 4)
 SETTINGS = (
     "max_split_size_mb:64",
     "max_split_size_mb:21,roundup_power2_divisions:4",
@@ -227,26 +230,38 @@ def drop_graph(it: Program) -> None:
         it.graphs.pop(it.draw.randrange(len(it.graphs)))
 
 
-def differences(environment: dict[str, str], seed: int, turns: int, kinds: tuple[str, str]) -> str:
-    """Runs one program twice. Returns "" or the first thing that differed."""
-    first, second = (
-        subprocess.run(
-            [sys.executable, "-W", "ignore", __file__, kind, str(seed), str(turns)],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-        )
-        for kind in kinds
+def differences(environment: dict[str, str], seed: int, turns: int) -> str:
+    """Runs one program on PyTorch's own allocator and on ours. Returns "" or what differed first.
+
+    PyTorch goes through pools that lend, and through streams that give memory back, in the order
+    of a hash of their numbers. Ours must see, line by line, what PyTorch sees under some of them.
+    """
+    ours = seen(environment, "ours", seed, turns)
+    own = seen(environment, "own", seed, turns)
+    assert len(own) == len(ours)
+    differing = [number for number, line in enumerate(ours) if line != own[number]]
+    for moved in MOVES if differing else ():
+        others = seen(environment, "own", seed, turns, moved)
+        differing = [number for number in differing if ours[number] != others[number]]
+    if not differing:
+        return ""
+    number = differing[0]
+    pair = json.loads(own[number]), json.loads(ours[number])
+    return f"line {number}: {first_difference(*pair)}"
+
+
+def seen(
+    environment: dict[str, str], kind: str, seed: int, turns: int, moved: int = 0
+) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, kind, str(seed), str(turns), str(moved)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
-    for done, kind in zip((first, second), kinds, strict=True):
-        if done.returncode:
-            return f"{kind}: exit code {done.returncode}: {done.stderr[-2000:]}"
-    rows = zip(first.stdout.splitlines(), second.stdout.splitlines(), strict=True)
-    for number, (one, other) in enumerate(rows):
-        if one != other:
-            return f"line {number}: {first_difference(json.loads(one), json.loads(other))}"
-    return ""
+    assert done.returncode == 0, f"{kind} {seed} {turns} {moved}: {done.stderr[-2000:]}"
+    return done.stdout.splitlines()
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> str:
@@ -259,7 +274,7 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
     return next(first_difference(a, b, f"{path}/{key}") for key, a, b in pairs if a != b)
 
 
-def main(kind: str, seed: int, turns: int) -> None:
+def main(kind: str, seed: int, turns: int, moved: int = 0) -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from bfc.testing import cuda_emulator
 
@@ -275,6 +290,10 @@ def main(kind: str, seed: int, turns: int) -> None:
         bfc.integrations.torch.install(
             lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
         )
+    for _ in range(moved):
+        torch.cuda.Stream()
+        torch.cuda.MemPool()
+    torch.cuda.reset_accumulated_memory_stats()  # a pool waits for all streams as it goes
     torch.cuda.set_per_process_memory_fraction(300 * MIB / torch.cuda.mem_get_info()[1])
     program = Program(torch, driver, seed)
     for turn in range(turns):
@@ -289,4 +308,4 @@ def main(kind: str, seed: int, turns: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], *map(int, sys.argv[2:]))
