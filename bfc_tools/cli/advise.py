@@ -39,7 +39,8 @@ needs a limit, and is tried with per_process_memory_fraction:0.99. Below stand t
 PyTorch does not have.
 
 The table has at most five rows that differ in kind: the settings in force (the recorded ones, or
-the defaults), expandable segments, the best of PyTorch's others, stitching, the defaults,
+the defaults), expandable segments, the best of PyTorch's others (or those that the answer names
+for their fewer calls), stitching, the defaults,
 TensorFlow's policy. Where the run repeats, caching+plan stands below them: what bfc reserves with a
 plan of the run (`bfc plan`), which was made without the iteration that it serves. --all shows every
 row that was tried.
@@ -47,7 +48,8 @@ row that was tried.
 A line is proposed only where the run does not fit as it is, and stands below the answer, to be
 copied. PyTorch's settings come before others, and plain ones first: expandable segments, then one
 setting alone, then several, unless one needs a device that is 3 % smaller. Of equally plain ones
-within 1 % of the smallest device, it is the one with the fewest calls.
+within 1 % of the smallest device, it is the one with the fewest calls. If other settings of
+PyTorch's need half as many calls or fewer, the answer names them.
 
 What is done, and the first answer after a second or two, goes to standard error.
 

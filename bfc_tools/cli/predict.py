@@ -66,7 +66,7 @@ or left no answer; 130 interrupted; 128 and a signal's number if that ended it.
 EVERY = 10.0
 #: More seconds than this a timer of the system does not take.
 MOST_SECONDS = 1e8
-#: Words of programs that adapt to the memory: what they catch, and finders of batch sizes.
+#: Words of programs that may adapt to the memory: what they catch, and finders of batch sizes.
 ADAPTS = (
     "OutOfMemoryError",
     "out of memory' in",
@@ -195,8 +195,8 @@ def _run(arguments: argparse.Namespace) -> bool:
     file = Path(script) if arguments.module is None else _file_of(script)
     hint = _hint_to_oom(ran, verdict, file)
     advice = None
-    adapts = hint or found.went_on or (found.ran_out and not found.refusals)
-    if verdict.fits is False and not (arguments.no_advice or adapts or ran.signal):
+    adapted = found.went_on or (found.ran_out and not found.refusals)
+    if verdict.fits is False and not (arguments.no_advice or adapted or ran.signal):
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
         advice = found.advise()
     if arguments.save is not None:
@@ -215,7 +215,8 @@ def _run(arguments: argparse.Namespace) -> bool:
 
 
 def _hint_to_oom(ran: Ran, verdict: Verdict, file: Path) -> str:
-    """What is said to a program that adapts to the memory, as finders of batch sizes do."""
+    """What is said to a program that may adapt to the memory, as finders of batch sizes do. It may
+    as well only report the error, and so settings are searched for it all the same."""
     found = ran.prediction
     if found.limited or verdict.fits is not False:
         return ""
@@ -224,8 +225,8 @@ def _hint_to_oom(ran: Ran, verdict: Verdict, file: Path) -> str:
     if named is None:
         return ""
     return (
-        f"The program names {named}: where it runs out of memory it may go on with less. It gets "
-        "torch.OutOfMemoryError with --oom only."
+        f"The program names {named}: if it goes on with less where it runs out of memory, add "
+        "--oom. Without that, it is refused only what no GPU holds."
     )
 
 

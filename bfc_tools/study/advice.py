@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: How many rows a table shows, unless all are asked for.
 SHOWN = 5
 EXPANDABLE = "expandable_segments:True"
+#: By how much the calls of the driver of two settings differ if that is said.
+FEWER = 2
 #: The settings that have rows of their own in any case.
 KNOWN = ("", EXPANDABLE)
 HEADINGS = ("settings", "fits", "refused", "reserved", "calls", "smallest device")
@@ -115,7 +117,8 @@ class Advice:
         The index of the best row; None if none fits. Of the rows that fit, PyTorch's come before
         ours. It is the plainest (expandable segments, then one setting, then several) unless
         another needs a device that is 3 % smaller. Of equally plain ones whose smallest device is
-        within 1 % of the smallest, it has the fewest calls of the driver.
+        within 1 % of the smallest, it has the fewest calls of the driver. Where a less plain row
+        needs half as many or fewer, the answer says so: it is `fewer_calls`.
     in_force : int
         The index of the row with the recorded settings, or with PyTorch's defaults where the
         recording names none.
@@ -207,7 +210,24 @@ class Advice:
         if row.refused_above:
             sizes = ", ".join(map(format_bytes, row.refused_above))
             text += f" (but on a device of {sizes} it is refused again)"
+        if (other := self.fewer_calls) is not None:
+            text += f"; {other.settings or 'the defaults'} would cost {other.driver_calls}"
         return text
+
+    @property
+    def fewer_calls(self) -> AdviceRow | None:
+        """The row with the fewest calls of the driver, if they are half the best row's or fewer.
+
+        It is one of PyTorch's that fits, and less plain than the best one. None if there is none,
+        and where the run fits as it is.
+        """
+        if self.best is None or self.rows[self.in_force].fits:
+            return None
+        if not (best := self.rows[self.best]).is_pytorch:
+            return None
+        known = [row for row in self.rows if row.is_pytorch and row.fits and row.smallest_device]
+        found = min(known, key=lambda row: row.driver_calls, default=best)
+        return found if found.driver_calls * FEWER <= best.driver_calls else None
 
     @property
     def to_copy(self) -> str:
@@ -342,9 +362,11 @@ class Advice:
 
     def _kinds(self) -> list[int]:
         """The rows that differ in kind, in this order: the settings in force, expandable segments,
-        the best of PyTorch's others, stitching, the defaults, TensorFlow's policy."""
-        at = range(len(self.rows))
+        the best of PyTorch's others (that with fewer calls, if the answer names it), stitching, the
+        defaults, TensorFlow's policy."""
+        at, fewer = range(len(self.rows)), self.fewer_calls
         pytorch = [i for i in at if self.rows[i].is_pytorch]
+        pytorch.sort(key=lambda i: self.rows[i] is not fewer)
         wanted = [
             [self.in_force],
             [i for i in pytorch if self.rows[i].settings == EXPANDABLE],

@@ -192,7 +192,18 @@ def test_a_program_that_adapts_is_told_of_the_option(asked) -> None:
     code, out = asked(PROGRAMS["finder"], "--device", "200MiB")
     assert code == 1
     assert "The program names OutOfMemoryError" in out
-    assert "--oom" in out
+    assert "add --oom" in out
     code, out = asked(PROGRAMS["finder"], "--device", "200MiB", "--oom")
     assert code == 1
     assert "the program caught the error and went on" in out
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in out
+
+
+def test_a_program_that_only_names_the_error_is_given_settings(asked) -> None:
+    program = "kept = []\ntry:\n    for _ in range(5):\n"
+    program += "        x = take(60)\n        del x\n        kept.append(take(35))\n"
+    program += "except torch.OutOfMemoryError:\n    print('too large')\n    raise\n"
+    code, out = asked(program, "--device", "240MiB")
+    assert code == 1
+    assert "The program names OutOfMemoryError: " in out
+    assert "export PYTORCH_CUDA_ALLOC_CONF=" in out

@@ -23,6 +23,7 @@ import pytest
 import bfc
 from bfc_tools.predicting.memory import simulated_driver
 from bfc_tools.study import candidates, recorded_settings, workers
+from bfc_tools.study.advice import EXPANDABLE
 from bfc_tools.study.advise import prove
 from bfc_tools.study.counting import CountedSimulated
 from bfc_tools.study.file_formats import read
@@ -169,6 +170,25 @@ def test_the_answer_says_what_the_change_costs(advice: bfc.Advice):
     assert (
         f"costs {best.driver_calls} calls of the driver, {change} {kind} than now" in advice.answer
     )
+
+
+def test_settings_with_half_the_calls_are_named(advice: bfc.Advice):
+    defaults, plain, other = (
+        bfc.AdviceRow("caching", settings, settings != "", 0, GIB, calls, GIB)
+        for settings, calls in (("", 9), (EXPANDABLE, 100), (f"a:1,{EXPANDABLE}", 50))
+    )
+    ours = dataclasses.replace(other, policy="bfc", driver_calls=1)
+    found = dataclasses.replace(advice, rows=(defaults, plain, other, ours), best=1, in_force=0)
+    assert found.fewer_calls is other
+    assert f"; {other.settings} would cost 50." in found.answer
+    assert found.to_copy.endswith(f"={EXPANDABLE}")
+    assert other.settings in str(found)
+    more = dataclasses.replace(other, driver_calls=51)
+    found = dataclasses.replace(found, rows=(defaults, plain, more, ours))
+    assert found.fewer_calls is None
+    assert found.answer.endswith("than now.")
+    fits = dataclasses.replace(defaults, fits=True)
+    assert dataclasses.replace(found, rows=(fits, plain, other, ours)).fewer_calls is None
 
 
 def test_a_recording_that_began_in_mid_run_says_where_its_beginning_lies():
