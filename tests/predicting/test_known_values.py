@@ -345,3 +345,15 @@ def test_whether_a_number_is_finite_is_known_on_the_gpu() -> None:
             assert bool(found)
             assert not ~found
     assert run.assumptions == []
+
+
+def test_whether_all_numbers_are_finite_is_known() -> None:
+    """Of more than one number the answer was no, and programs stopped."""
+    with bfc.predict("a100") as run:
+        losses = torch.randn(4, 8, device="cuda", requires_grad=True)
+        assert torch.isfinite(losses).all()
+        assert losses.isfinite().all(dim=1).all()
+        assert not (~torch.isfinite(losses)).any()
+        assert run.assumptions == []
+        losses.mean(1).sum().backward()
+        torch.nn.utils.clip_grad_norm_([losses], 1.0, error_if_nonfinite=True)

@@ -9,7 +9,7 @@ import pickle
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -651,6 +651,29 @@ def test_other_work_on_sparse_tensors_is_refused_in_words() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_dense_tensor_becomes_a_sparse_one() -> None:
+    """Which numbers are zero is not known: none, unless they were set in zeros."""
+    with bfc.predict("h100") as run:
+        assert torch.ones((), device="cuda").to_sparse()._nnz() == 1
+        dense = torch.randn(64, 32, device="cuda")
+        before = allocated()
+        matrix = dense.to_sparse()
+        assert allocated() - before == 2 * 8 * 2048 + 4 * 2048
+        assert matrix.is_coalesced()
+        assert matrix.coalesce() is matrix
+        assert (matrix @ torch.randn(32, 8, device="cuda")).shape == (64, 8)
+        assert matrix.to_dense().shape == (64, 32)
+        rows = dense.to_sparse(1)
+        assert rows._indices().shape == (1, 64)
+        assert rows._values().shape == (64, 32)
+    assert assumed(run)["a mask, or nonzero: all elements"] == 2048
+    births = run.trace.size[run.trace.op == 0].tolist()
+    made = births.index(2 * 8 * 2048)  # their places, a copy, and the numbers there, twice
+    following = [size for size in births[made:] if size in (8 * 4096, 4 * 2048)]
+    assert following[:4] == [8 * 4096, 8 * 4096, 4 * 2048, 4 * 2048]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("operator", [torch.sparse.mm, torch.mm])
 def test_a_sparse_matrix_times_a_dense_one(operator: Any) -> None:
     """As graph networks do it: within 23 bytes for cuSPARSE of 1,603,963 on an H100."""
@@ -719,6 +742,60 @@ def test_tensors_of_other_classes_stay_so() -> None:
         assert isinstance(copy.deepcopy(image), torch.Tensor)
     assert torch.ones(2).as_subclass(Image).tolist() == [1, 1]
     assert type(Image(torch.ones(2))) is Image
+
+
+class Quantized(torch.Tensor):
+    """As torchao's weights: numbers of 8 bits and scales, and a table of the functions that it has
+    versions of."""
+
+    functions: ClassVar[dict[Any, Any]] = {}
+
+    @staticmethod
+    def __new__(cls, numbers: Any, scales: Any) -> Any:
+        options = {"device": numbers.device, "dtype": scales.dtype}
+        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, **options)
+        made.numbers, made.scales = numbers, scales
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.functions:
+            return cls.functions[func](*args, **kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scales)
+        raise NotImplementedError(func)
+
+
+def of_quantized(found: Any, weight: Any, bias: Any = None) -> Any:
+    return (found @ weight.numbers.to(found.dtype).t()) * weight.scales + bias
+
+
+@pytest.mark.parametrize("known", ["before", "meanwhile", "after another"])
+def test_a_subclass_finds_its_own_version_of_a_function(
+    known: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in for `linear` was no key of its table, and other operators were called."""
+    functions: dict[Any, Any] = {}
+    monkeypatch.setattr(Quantized, "functions", functions)
+    if known == "before":
+        functions[nn.functional.linear] = of_quantized
+    if known == "after another":
+        with bfc.predict("h100"):
+            functions[nn.functional.linear] = of_quantized
+    with bfc.predict("h100"):
+        if known == "meanwhile":
+            functions[nn.functional.linear] = of_quantized
+        layer = nn.Linear(64, 32, device="cuda")
+        numbers = torch.zeros(32, 64, dtype=torch.int8, device="cuda")
+        weight = Quantized(numbers, torch.ones(32, device="cuda"))
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        assert layer(torch.randn(4, 64, device="cuda")).shape == (4, 32)
+    assert functions.keys() == {nn.functional.linear}
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

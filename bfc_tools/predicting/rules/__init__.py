@@ -24,6 +24,7 @@ convolution_workspaces.py  how much memory cuDNN works in
 columns.py            convolutions without cuDNN
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
+stand_ins.py          what counts as a function of PyTorch that it stands in for
 choices.py            what PyTorch decides by asking what a tensor is
 gradients.py          gradients that it computes otherwise for subclasses
 storages.py           memory of the host that becomes a tensor

@@ -16,6 +16,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.rules.interface import WHOLE, around, on_cuda
+from bfc_tools.predicting.rules.stand_ins import StandIn
 
 
 @around
@@ -99,7 +100,7 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
     def true(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def ask(tensor: Any) -> Any:
             found = build(tensor)
-            if isinstance(found, FakeTensor) and found.numel() == 1 and found.constant is None:
+            if isinstance(found, FakeTensor) and found.constant is None:
                 recorder.known.note(found, True)
             return found
 
@@ -163,16 +164,18 @@ def biases(recorder: Any) -> Iterator[None]:
 
     build = functional.linear
 
-    def linear(*args: Any, **kwargs: Any) -> Any:
+    def add_in_place(*args: Any, **kwargs: Any) -> Any:
         before, recorder.adds_in_place = recorder.adds_in_place, BIAS
         try:
             return build(*args, **kwargs)
         finally:
             recorder.adds_in_place = before
 
+    linear = StandIn(build, add_in_place)
     table = _builtins._get_builtin_table()  # so that torch.jit takes it for its own operator
     with (
         patch.object(functional, "linear", linear),
+        patch.object(torch._C._nn, "linear", linear),
         patch.dict(table, {id(linear): "aten::linear"}),
     ):
         yield

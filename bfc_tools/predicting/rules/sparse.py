@@ -9,6 +9,7 @@ for empty.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ PASSED = frozenset(
 #: How tensors of compressed rows or columns are made.
 COMPRESSED = (
     *("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe", "_to_sparse_csr"),
-    *("_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_to_sparse"),
+    *("_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
     "_sparse_compressed_tensor_with_dims",
 )
 
@@ -41,8 +42,39 @@ COMPRESSED = (
 def compressed(call: Call, run: Callable[[], Any]) -> Any:
     """Refused: PyTorch would ask a real device for its context."""
     raise NotImplementedError(
-        f"bfc does not know tensors of compressed rows or columns, nor which elements of a dense "
-        f"one are zero: {call.func._schema.name}. Give the program dense tensors for the prediction"
+        f"bfc does not know tensors of compressed rows or columns: {call.func._schema.name}. Give "
+        "the program dense tensors for the prediction, or to_sparse()"
+    )
+
+
+@answer("aten::_to_sparse")
+def from_dense(call: Call, run: Callable[[], Any]) -> Any:
+    """The places of what is not zero, as `nonzero` finds them, and what is there
+    (ATen/native/TensorConversions.cpp, dense_to_sparse)."""
+    tensor = call.args[0]
+    if argument(call, "layout") not in (None, torch.sparse_coo):
+        return compressed(call, run)
+    dims = argument(call, "sparse_dim")
+    if dims is None:
+        dims = tensor.dim() - (argument(call, "dense_dim") or 0)
+    with call.recording:
+        found = torch.nonzero(tensor).t()
+        if dims == tensor.dim():
+            indices = found.clone()
+        else:
+            most = math.prod(tensor.shape[:dims])
+            indices = torch.unique(found[:dims], dim=1)[:, :most].contiguous()
+        if tensor.dim():
+            values = tensor[tuple(indices.unbind())].clone()
+        else:
+            values = tensor.unsqueeze(0).clone()
+        del found
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        *(dims, tensor.dim() - dims, list(tensor.shape), indices, values),
+        dtype=tensor.dtype,
+        layout=torch.sparse_coo,
+        device=tensor.device,
+        is_coalesced=True,
     )
 
 
