@@ -1746,6 +1746,8 @@ cdef class Allocator(BufferOwner):
         ------
         InvalidPointerError
             If no live allocation of this allocator is there.
+        ClosedError
+            If it is a buffer of this allocator that was freed.
         TypeError
             If `ptr_or_buffer` is neither an address nor a buffer, or `stream` is not a stream.
         SubAllocatorError
@@ -1787,7 +1789,7 @@ cdef class Allocator(BufferOwner):
         if handle == NO_CHUNK and address:
             raise_invalid_pointer(self.pool, self.lock, address)
         if handle == NO_CHUNK:
-            raise InvalidPointerError("this buffer's memory was freed already")
+            raise BufferOwner.why_not(self, buffer.handle, allocation_id)
         if elsewhere:
             self.fences.adopt(allocation_id)
             if self.fences.capture_is_marked():
@@ -1802,11 +1804,14 @@ cdef class Allocator(BufferOwner):
         return stream != self.home_stream or chunk.stream != self.home_stream
 
     cdef Buffer own_buffer(self, Buffer buffer):
-        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's."""
+        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
+        where it was freed."""
         while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
             buffer = (<BufferView>buffer).base
-        if buffer.owner is not self or (buffer.allocation_id == 0 and buffer.nbytes):
-            raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+        if buffer.owner is not self:
+            raise InvalidPointerError("this buffer comes from another allocator")
+        if buffer.is_freed():
+            raise BufferOwner.why_not(self, buffer.handle, 0)
         return buffer
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
@@ -2129,7 +2134,7 @@ cdef class Allocator(BufferOwner):
         TypeError
             If an argument has the wrong type.
         ClosedError
-            If the allocator is closed.
+            If the buffer was freed, or the allocator is closed.
 
         Notes
         -----

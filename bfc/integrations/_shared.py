@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from bfc.allocators._allocator import Allocator
 from bfc.buffers._buffer import Buffer
-from bfc.errors import ClosedError, DeviceUnavailableError, DriverError, InvalidPointerError
+from bfc.errors import ClosedError, DeviceUnavailableError, DriverError
 from bfc.libraries import client as client
 from bfc.pinned import PinnedAllocator
 from bfc.streams import StreamLike, stream_handle
@@ -165,6 +165,6 @@ def let_go(
         return False
     try:
         allocator.record_stream(buffer, stream)
-    except InvalidPointerError:
-        pass  # closed
+    except ClosedError:
+        pass  # the allocator is closed
     return True

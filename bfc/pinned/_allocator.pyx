@@ -1276,6 +1276,8 @@ cdef class PinnedAllocator(BufferOwner):
         ------
         InvalidPointerError
             If no live allocation of this allocator is there.
+        ClosedError
+            If it is a buffer of this allocator that was freed.
         TypeError
             If `ptr_or_buffer` is neither an address nor a buffer, or `stream` is not a stream.
         ValueError
@@ -1284,8 +1286,11 @@ cdef class PinnedAllocator(BufferOwner):
         if isinstance(ptr_or_buffer, Buffer):
             if len(ptr_or_buffer) == 0:
                 return
-            if not self.record_event(0, ptr_or_buffer, stream, source=source):
-                raise InvalidPointerError("this buffer was freed, or comes from another allocator")
+            if self.record_event(0, ptr_or_buffer, stream, source=source):
+                return
+            if (<Buffer>ptr_or_buffer).owner is not self:
+                raise InvalidPointerError("this buffer comes from another allocator")
+            raise BufferOwner.why_not(self, (<Buffer>ptr_or_buffer).handle, (<Buffer>ptr_or_buffer).allocation_id)
         elif address_from(ptr_or_buffer) and not self.record_event(ptr_or_buffer, None, stream, source=source):
             self.live_at(address_from(ptr_or_buffer))
 

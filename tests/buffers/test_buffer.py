@@ -159,6 +159,33 @@ def test_memory_that_is_gone_is_not_exported(host, dead: str) -> None:
             take(buffer)
 
 
+#: What a dead buffer still says, or does: none of it touches the memory.
+HARMLESS = {
+    *("allocator", "base", "device", "dtype", "free", "freed", "nbytes", "read_only", "shape"),
+    *("stream", "view"),
+}
+USES: dict[str, Callable[[bfc.Allocator, bfc.Buffer], object]] = {
+    "ptr": lambda host, buffer: buffer.ptr,
+    "to_host": lambda host, buffer: buffer.to_host(),
+    "from_host": lambda host, buffer: buffer.from_host(np.zeros(64, np.uint8)),
+    "record_stream": lambda host, buffer: host.record_stream(buffer, 7),
+    "try_extend": lambda host, buffer: host.try_extend(buffer, 128),
+}
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize("use", USES)
+def test_every_use_of_a_freed_buffer_raises_the_same(host, use: str, is_view: bool) -> None:
+    """`record_stream` and `try_extend` raised another error than all others."""
+    buffer = host.allocate(64)
+    used = buffer.view("u1") if is_view else buffer
+    public = {name for name in dir(used) if not name.startswith("_")}
+    assert public <= HARMLESS | USES.keys(), "a member that nobody has thought of"
+    buffer.free()
+    with pytest.raises(bfc.ClosedError, match="this buffer was freed, or its allocator closed"):
+        USES[use](host, used)
+
+
 def test_asarray_of_memory_that_is_gone_is_an_error_and_no_object_array(host) -> None:
     buffer = counting(host)
     buffer.free()
