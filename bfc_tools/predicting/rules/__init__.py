@@ -2,6 +2,7 @@
 
 interface.py          what a rule is given, and what it returns
 tensors.py            what rules ask of a tensor
+stand_ins.py          what counts as a function of PyTorch that it stands in for
 values.py             what a program reads of a tensor that has no values
 cub.py                the temporary storage of CUB's algorithms
 gemm.py               cuBLAS and cublasLt
@@ -24,7 +25,6 @@ convolution_workspaces.py  how much memory cuDNN works in
 columns.py            convolutions without cuDNN
 convolution.py        convolutions, as cuDNN does them
 recurrent.py          recurrent networks, which cuDNN computes in one call
-stand_ins.py          what counts as a function of PyTorch that it stands in for
 choices.py            what PyTorch decides by asking what a tensor is
 gradients.py          gradients that it computes otherwise for subclasses
 storages.py           memory of the host that becomes a tensor
