@@ -45,6 +45,7 @@ cdef extern from "stream_queues.hpp" namespace "bfc" nogil:
     cdef enum Turn:
         NO_MARK "bfc::kNoMark"
         TURN_OF_ANOTHER "bfc::kTurnOfAnother"
+        TURN_OF_PYTHON "bfc::kTurnOfPython"
         YOUR_TURN "bfc::kYourTurn"
 
     cdef cppclass StreamQueues:
@@ -54,7 +55,7 @@ cdef extern from "stream_queues.hpp" namespace "bfc" nogil:
         cbool first_stream(uint64_t& stream) noexcept
         cbool next_stream(uint64_t& stream) noexcept
         cbool list(vector[QueuedMark]& out) noexcept
-        Turn take_first(uint64_t stream, unsigned long thread, TakenMark& out) noexcept
+        Turn take_first(uint64_t stream, unsigned long thread, cbool fences, TakenMark& out) noexcept
         Turn take(const QueuedMark& row, unsigned long thread, TakenMark& out) noexcept
         cbool put_back(const TakenMark& taken) noexcept
         cbool passed(const TakenMark& taken) noexcept
@@ -107,7 +108,7 @@ cdef class FenceQueues:
     cdef int try_stuck_again(self, bint ahead=*) except -1
     cdef bint first_stream(self, uint64_t* stream) noexcept nogil
     cdef bint next_stream(self, uint64_t* stream) noexcept nogil
-    cdef Turn take_first(self, uint64_t stream, TakenMark* taken) noexcept nogil
+    cdef Turn take_first(self, uint64_t stream, cbool fences, TakenMark* taken) noexcept nogil
     cdef bint take_at_last(self, QueuedMark row, TakenMark* taken) except -1
     cdef bint put_back(self, TakenMark* taken) noexcept nogil
     cdef bint has_passed(self, TakenMark* taken) noexcept nogil

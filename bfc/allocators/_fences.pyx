@@ -195,11 +195,11 @@ cdef class FenceQueues:
         self.leave()
         return found
 
-    cdef Turn take_first(self, uint64_t stream, TakenMark* taken) noexcept nogil:
+    cdef Turn take_first(self, uint64_t stream, cbool fences, TakenMark* taken) noexcept nogil:
         """Takes the oldest mark of a stream, to ask it without the lock. Other threads, and code that the device calls
-        back, leave its queue alone meanwhile."""
+        back, leave its queue alone meanwhile. `fences`: also one that only Python can ask."""
         self.enter()
-        cdef Turn turn = self.queues.take_first(stream, PyThread_get_thread_ident(), taken[0])
+        cdef Turn turn = self.queues.take_first(stream, PyThread_get_thread_ident(), fences, taken[0])
         self.leave()
         return turn
 
@@ -284,7 +284,7 @@ cdef class FenceQueues:
         cdef Turn turn
         self.forget_dead_askers()
         while answer == _PASSED:
-            turn = self.take_first(stream, done)
+            turn = self.take_first(stream, True, done)
             if turn == TURN_OF_ANOTHER and wait and done.by != PyThread_get_thread_ident() and not is_finalizing():
                 time.sleep(_POLL_SECONDS)
                 continue

@@ -35,6 +35,7 @@ cdef class Frees:
 
     cdef int free_locked(self, ChunkHandle handle) except -1
     cdef int free_shared(self, ChunkHandle handle) except -1
+    cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept nogil
     cdef int finish_waiting(self, ChunkHandle handle) except -1

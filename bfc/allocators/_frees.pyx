@@ -21,7 +21,7 @@ from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_DEFERRED, FREES_PENDING,
 from bfc.allocators._reading cimport is_live_in
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport (
-    EVENT_MARK, FENCE_MARK, YOUR_TURN, DeferredFree, Fences, TakenMark, some_wait,
+    EVENT_MARK, TURN_OF_PYTHON, YOUR_TURN, DeferredFree, Fences, TakenMark, Turn, some_wait,
 )
 
 from bfc.errors import out_of_host_memory
@@ -108,13 +108,17 @@ cdef class Frees:
             self.fences.adopt(allocation_id)
             waits = self.put_behind_users(handle, key)
         except BaseException:
-            acquire_lock(self.lock[0])
-            if self.is_waiting(handle):
-                self.pool.use_again(handle, allocation_id)
-            self.lock.release()
+            self.use_again(handle, allocation_id)
             raise
         self.fences.forget(key)
         return 0 if waits else self.finish_waiting(handle)
+
+    cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
+        """A chunk that was to wait stays as it was, and can be freed again."""
+        acquire_lock(self.lock[0])
+        if self.is_waiting(handle):
+            self.pool.use_again(handle, allocation_id)
+        self.lock.release()
 
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1:
         """Lets a freed chunk wait for the streams that use it. Whether there are any that have not finished."""
@@ -285,6 +289,8 @@ cdef class Frees:
         cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
         if live:
             self.pool.chunks[entry.handle].state |= USED_ELSEWHERE
+        else:
+            self.fences.noted.drop(entry.allocation_id)
         self.lock.release()
         try:
             if not live:
@@ -355,11 +361,12 @@ cdef class Frees:
 
     cdef cbool ask_events_of(self, uint64_t stream) noexcept nogil:
         cdef TakenMark taken
+        cdef Turn turn
         cdef int result
-        while self.fences.take_first(stream, &taken) == YOUR_TURN:
-            if taken.mark.kind == FENCE_MARK:
-                self.fences.put_back(&taken)
-                return False
+        while True:
+            turn = self.fences.take_first(stream, False, &taken)
+            if turn != YOUR_TURN:
+                return turn != TURN_OF_PYTHON
             result = 0
             if taken.mark.kind == EVENT_MARK:
                 result = self.fences.native.reached(self.fences.native.self, &taken.mark.what, False)
@@ -373,7 +380,6 @@ cdef class Frees:
             self.lock.release()
             if taken.mark.kind == EVENT_MARK:
                 self.fences.native.drop(self.fences.native.self, taken.mark.what)
-        return True
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""

@@ -337,7 +337,7 @@ cdef cbool free_behind_events(Allocator allocator, uint64_t ptr) noexcept nogil:
     sort(streams.begin(), streams.end())
     if mark_streams(allocator, streams, marks) and wait_behind_marks(allocator, handle, allocation_id, marks):
         return True
-    use_again(allocator, handle, allocation_id)
+    allocator.frees.use_again(handle, allocation_id)
     drop_events(allocator, marks)
     return False
 
@@ -366,13 +366,6 @@ cdef cbool wait_behind_marks(Allocator allocator, ChunkHandle handle, int64_t al
         allocator.fences.noted.drop(allocation_id)
     allocator.lock.release()
     return queued
-
-
-cdef void use_again(Allocator allocator, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
-    allocator.acquire()
-    if allocator.frees.is_waiting(handle):
-        allocator.pool.use_again(handle, allocation_id)
-    allocator.lock.release()
 
 
 cdef void drop_events(Allocator allocator, vector[Mark]& marks) noexcept nogil:

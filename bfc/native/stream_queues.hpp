@@ -46,6 +46,7 @@ struct QueuedMark {
 enum Turn : uint32_t {
     kNoMark,
     kTurnOfAnother,  // that thread is `by`
+    kTurnOfPython,   // it is a fence, which was not to be taken
     kYourTurn,       // and the mark is taken
 };
 
@@ -97,10 +98,12 @@ public:
         }
     }
 
-    // Takes the oldest mark of a stream, or any one.
-    Turn take_first(uint64_t stream, unsigned long thread, TakenMark& out) noexcept {
+    // Takes the oldest mark of a stream, or any one. A thread without the GIL takes no fences: it could not drop one.
+    Turn take_first(uint64_t stream, unsigned long thread, bool fences, TakenMark& out) noexcept {
         const auto found = queues_.find(stream);
-        return found == queues_.end() ? kNoMark : take_entry(found->second.front(), thread, out);
+        if (found == queues_.end()) return kNoMark;
+        Entry& entry = found->second.front();
+        return !fences && entry.mark.kind == kFence ? kTurnOfPython : take_entry(entry, thread, out);
     }
     Turn take(const QueuedMark& row, unsigned long thread, TakenMark& out) noexcept {
         Entry* entry = find(row.stream, row.number);
@@ -112,10 +115,13 @@ public:
     bool put_back(const TakenMark& taken) noexcept {
         Entry* entry = find(taken.mark.stream, taken.number);
         if (entry == nullptr) return false;
-        count(entry->mark.kind, -1);
+        const uint32_t before = entry->mark.kind;
         entry->mark = taken.mark;
         entry->by = 0;
-        count(entry->mark.kind, 1);
+        if (taken.mark.kind != before) {  // others read without the lock that something waits, all the time
+            count(taken.mark.kind, 1);
+            count(before, -1);
+        }
         return true;
     }
     // Its stream has reached it: who has taken it drops it. Returns whether the chunk waits for nothing more.

@@ -2,11 +2,13 @@
 //
 // Usage: test_stream_queues SEED STEPS.
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "stream_queues.hpp"
@@ -21,6 +23,29 @@ void require(bool holds, const char* what, uint64_t seed, int step) {
     std::exit(1);
 }
 
+// A thread without the lock reads all the time that something waits, while another takes a mark and puts it back.
+bool stays_counted() {
+    bfc::StreamQueues queues;
+    bfc::Reasons reasons;
+    queues.attach(&reasons, 1, 2);
+    queues.add(7, {{0, nullptr, bfc::kEvent}});
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        bfc::TakenMark it;
+        for (int i = 0; i < 200000; ++i) {
+            queues.take_first(0, 1, true, it);
+            queues.put_back(it);
+        }
+        over = true;
+    });
+    bool counted = true;
+    while (!over) counted = counted && queues.size() == 1 && reasons.has(2);
+    other.join();
+    bfc::Mark mark;
+    while (queues.pop(mark)) {}
+    return counted;
+}
+
 struct Row {
     uint64_t stream, number;
     uint32_t handle, kind;
@@ -33,6 +58,7 @@ struct Row {
 int main(int, char** arguments) {
     const uint64_t seed = std::strtoull(arguments[1], nullptr, 10);
     const int steps = std::atoi(arguments[2]);
+    require(stays_counted(), "it waits all the time", seed, 0);
     Random random(seed);
     bfc::Reasons reasons;
     bfc::StreamQueues queues;
@@ -64,11 +90,14 @@ int main(int, char** arguments) {
         } else if (draw < 8) {
             const uint64_t stream = random() % 4;
             bfc::TakenMark it;
-            const auto turn = queues.take_first(stream, 1 + random() % 2, it);
+            const bool fences = random() % 2;
+            const auto turn = queues.take_first(stream, 1 + random() % 2, fences, it);
             size_t first = 0;
             while (first < model.size() && model[first].stream != stream) ++first;
             if (first == model.size()) {
                 check(turn == bfc::kNoMark, "nothing is queued");
+            } else if (!fences && model[first].kind == bfc::kFence) {
+                check(turn == bfc::kTurnOfPython, "a fence stays");
             } else {
                 check(it.number == model[first].number && it.handle == model[first].handle, "the oldest");
                 check((turn == bfc::kYourTurn) == (model[first].by == 0), "whose turn it is");
