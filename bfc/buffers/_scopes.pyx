@@ -273,10 +273,14 @@ cdef int follow_scopes() except -1:
     """From now on threads without the GIL look up the owner: see `owner_without_gil`."""
     global open_scopes
     cdef Scope scope = innermost()
+    cdef list entered = []
     if open_scopes != NULL:
         return 0
+    while scope is not None:
+        entered.append(scope)
+        scope = scope.outer
     open_scopes = new OpenScopes()      # for as long as the process lives
-    if scope is not None and scope.only is None:
+    for scope in reversed(entered):
         scope.open()
     return 0
 

@@ -485,6 +485,26 @@ from torch_table import *
 """
 
 
+def test_scopes_that_were_entered_before_the_table_was_made_count() -> None:
+    """Also those around the innermost one, once that is left."""
+    run(
+        IN_A_PROCESS
+        + """
+pool = bfc.CachingAllocator(bfc.HostSubAllocator("64 MiB"))
+with bfc.owner("outer"):
+    with bfc.owner("inner"):
+        table = Table(pool)
+        table.free(table.allocate(1000))     # from now on a free block serves it
+        inner = table.allocate(1000)
+        assert pool.stats().by_owner["inner"] > 0
+        table.free(inner)
+    outer = table.allocate(1000)
+    assert pool.stats().by_owner["outer"] > 0
+table.free(outer)
+"""
+    )
+
+
 def test_a_fork_goes_on_with_memory_of_the_host() -> None:
     run(
         IN_A_PROCESS
