@@ -215,6 +215,10 @@ cdef class Table:
             check_books_of(<Allocator>pool)
         return True
 
+    cdef cbool note_use_on(self, int device, void* ptr, int64_t stream) noexcept nogil:
+        cdef void* pool = self.pools[device].load()
+        return pool != NULL and note_use(<Allocator>pool, <uint64_t>ptr, <uint64_t>stream)
+
     cdef cbool is_lost(self) noexcept nogil:
         """Whether this is a forked child of the process that used the device."""
         return forks != self.forks_before and self.survives_no_fork.get()
@@ -429,12 +433,13 @@ cdef void check_books_of(Allocator pool) noexcept with gil:
 
 
 cdef bfc_result record_stream(Table self, void* ptr, int64_t stream, char* why, size_t room) noexcept nogil:
-    cdef int device
-    cdef void* pool
-    for device in range(0 if self.is_lost() else self.devices):
-        pool = self.pools[device].load()
-        if pool != NULL and note_use(<Allocator>pool, <uint64_t>ptr, <uint64_t>stream):
+    cdef int guess = last_device if last_device < self.devices else 0, device     # as `free` does
+    if not self.is_lost():
+        if self.note_use_on(guess, ptr, stream):
             return BFC_OK
+        for device in range(self.devices):
+            if device != guess and self.note_use_on(device, ptr, stream):
+                return BFC_OK
     return record_with_gil(self, ptr, stream, why, room) if start_entering() else BFC_OK    # nothing is reused any more
 
 
