@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bfc.errors import PlanError
 from bfc.libraries import NDArray, np
@@ -27,8 +26,6 @@ MOST_KINDS = 64
 MOST_STREAMS = 64
 #: What is before the iterations; what repeats; what the first iteration allocates for good.
 HEAD, BODY, LATE = "head", "body", "late"
-#: The kind of iterations whose marks name none.
-DEFAULT_KIND = "train"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,19 +115,12 @@ class Requests:
 
     @classmethod
     def of(cls, trace: Trace, rounded: Rounding) -> Requests:
-        """Those of a trace whose sizes are rounded so. What rebuilds the gaps of a recording that
-        began in mid-run was never asked for, and private pools keep their own memory."""
-        asked = (trace.op == 0) & (trace.size > 0) & ~trace._gaps()
-        if trace.pool is not None:
-            asked &= trace.pool == 0
-        event = np.flatnonzero(asked)
+        """Those of a trace whose sizes are rounded so."""
+        event, freed = trace._requests()
         if len(event) > MOST_SLOTS:
             raise PlanError(f"the run has {len(event)} requests: a plan has at most {MOST_SLOTS}")
         if (streams := len(np.unique(trace.stream[event]))) > MOST_STREAMS:
             raise PlanError(f"the run has {streams} streams, and a plan has at most {MOST_STREAMS}")
-        before = np.concatenate([[0], np.cumsum(asked)])
-        freed_at = trace._frees()[event]
-        freed = np.where(freed_at < 0, -1, before[freed_at])
         raw = trace.size[event]
         return cls(event, rounded(raw), raw, trace.stream[event], freed, rounded)
 
@@ -159,35 +149,6 @@ class Stretch:
     begin: int
     end: int
     after: int
-
-
-def marks_of(trace: Trace, marks: Iterable[Any] | None, kinds: Sequence[str] | None) -> list[Any]:
-    """Events and kinds, checked: of the arguments, or of the `meta` of the trace."""
-    if marks is None:
-        marks = trace.meta.get("marks", ()) if isinstance(trace.meta, dict) else ()
-    found: list[tuple[int, str]] = []
-    try:
-        for mark in marks:
-            event, kind = (mark, DEFAULT_KIND) if not isinstance(mark, list | tuple) else mark
-            found.append((operator.index(event), kind))
-    except (TypeError, ValueError):
-        raise PlanError(
-            "marks are the numbers of events, or pairs of such a number and a kind of iteration"
-        ) from None
-    if kinds is not None:
-        if len(kinds) != len(found):
-            raise PlanError(f"there are {len(kinds)} kinds for {len(found)} marks: one each")
-        found = [(event, kind) for (event, _), kind in zip(found, kinds, strict=True)]
-    if not all(isinstance(kind, str) for _, kind in found):
-        raise PlanError("a kind of iteration is a text, such as 'train'")
-    at = -1
-    for event, _ in found:
-        if not at < event <= len(trace):
-            raise PlanError(
-                f"the mark at event {event}: marks rise, and the trace has {len(trace)} events"
-            )
-        at = event
-    return found
 
 
 def stretches(requests: Requests, marks: list[tuple[int, str]], events: int) -> list[Stretch]:

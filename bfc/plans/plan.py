@@ -30,13 +30,13 @@ from bfc.plans.parts import (
     Rounding,
     Stretch,
     lives_of,
-    marks_of,
     stretches,
 )
 from bfc.plans.serving import Served, served
 from bfc.plans.trying import Fallback
 from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.pytorch.settings import CachingSettings
+from bfc.trace.iterations import checked_steps
 from bfc.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ class Plan:
         if isinstance(marks, str):
             if marks != "auto":
                 raise ValueError(f"marks are numbers of events, or 'auto', not {marks!r}")
-            marks = trace._with_meta(None).iterations().marks
-        marked = marks_of(trace, marks, kinds)
+            marks = trace._iterations().marks
+        marked = _marks_of(trace, marks, kinds)
         found = stretches(requests, marked, len(trace))
         whole = requests.part(HEAD, "", 0, len(requests.size), len(requests.size))
         peak = lives_of([whole]).most(whole.size.astype("int64"))
@@ -468,7 +468,19 @@ PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
 OF_LENGTHS = ("key", "unit", "recorded", "longest")
 
 
-def marked(trace: Trace, fallback: str = "caching") -> Trace:
+def _marks_of(
+    trace: Trace, marks: Iterable[Any] | None, kinds: Sequence[str] | None
+) -> list[tuple[int, str]]:
+    """Events and kinds, checked: of the arguments, or of the `meta` of the trace."""
+    if marks is None:
+        marks = trace.meta.get("marks", ()) if isinstance(trace.meta, dict) else ()
+    try:
+        return checked_steps(marks, len(trace), kinds)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
+
+
+def marked(trace: Trace) -> Trace:
     """The trace, with marks where its iterations begin: its own, or else those that `from_trace`
     finds with marks="auto"."""
     told = dict(trace.meta) if isinstance(trace.meta, dict) else {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -140,10 +139,7 @@ class Cut:
 
 
 def iterations_of(trace: Trace) -> Iterations:
-    """Those that the marks of a trace name, or else those that its structure shows."""
-    marks = trace.meta.get("marks") if isinstance(trace.meta, dict) else None
-    if marks:
-        return _marked(trace, marks)
+    """Those that the structure of a trace shows."""
     lives = Lives.of(trace)
     cuts = _cuts(lives)
     good = [cut for cut in cuts if not _fault(cut, lives)]
@@ -159,33 +155,59 @@ def iterations_of(trace: Trace) -> Iterations:
     return Iterations(tuple(_found(trace, lives, chosen)), "structure")
 
 
-def _marked(trace: Trace, marks: Any) -> Iterations:
+def marked(trace: Trace, marks: Iterable[Any]) -> Iterations:
+    """Those that marks name."""
     try:
-        pairs = [(mark, TRAIN) if isinstance(mark, int) else mark for mark in marks]
-        begins = [operator.index(event) for event, _ in pairs]
-        kinds = [str(kind).partition(":")[0] for _, kind in pairs]
-    except (TypeError, ValueError):
-        raise TraceError(f"meta['marks'] is no list of events and kinds: {marks!r:.60}") from None
-    if any(not x < y for x, y in itertools.pairwise([-1, *begins, len(trace) + 1])):
-        raise TraceError("meta['marks'] are not rising numbers of events")
+        pairs = checked_steps(marks, len(trace))
+    except ValueError as error:
+        raise TraceError(f"meta['marks']: {error}") from None
+    ends = [*(event for event, _ in pairs[1:]), len(trace)]
     found = [
-        Iteration(begin, end, kind, 1.0, end < len(trace))
-        for begin, end, kind in zip(begins, [*begins[1:], len(trace)], kinds, strict=True)
+        Iteration(begin, end, kind.partition(":")[0], 1.0, end < len(trace))
+        for (begin, kind), end in zip(pairs, ends, strict=True)
         if kind
     ]
     return Iterations(tuple(found), "marks", "" if found else "its marks name none")
 
 
+def checked_steps(
+    marks: Iterable[Any], events: int, kinds: Sequence[str] | None = None
+) -> list[tuple[int, str]]:
+    """The events and kinds of marks, of a trace of so many events. Raises ValueError."""
+    found: list[tuple[int, str]] = []
+    try:
+        for mark in marks:
+            event, kind = mark if isinstance(mark, list | tuple) else (mark, TRAIN)
+            found.append((operator.index(event), kind))
+    except (TypeError, ValueError):
+        raise ValueError(
+            "marks are the numbers of events, or pairs of such a number and a kind of iteration"
+        ) from None
+    if kinds is not None:
+        if len(kinds) != len(found):
+            raise ValueError(f"there are {len(kinds)} kinds for {len(found)} marks: one each")
+        found = [(event, kind) for (event, _), kind in zip(found, kinds, strict=True)]
+    if not all(isinstance(kind, str) for _, kind in found):
+        raise ValueError("a kind of iteration is a text, such as 'train'")
+    at = -1
+    for event, _ in found:
+        if not at < event <= events:
+            raise ValueError(
+                f"the mark at event {event}: marks rise, and the trace has {events} events"
+            )
+        at = event
+    return found
+
+
 def _cuts(lives: Lives) -> list[Cut]:
     """The ways to cut a run into iterations, the longest first."""
-    signs = lives.signs()
-    held = lives.held() + 0.01 * lives.live() / max(1, int(lives.live().max(initial=1)))
+    held = lives.held + 0.01 * lives.live / lives.live.max(initial=1)
     index = Index.of(lives)
     found: list[Cut] = []
     for length in WINDOWS:
         if len(lives) < 2 * length:
             continue
-        repeats = Repeats.of(windows(signs, length))
+        repeats = Repeats.of(windows(lives.signs, length))
         for period, chosen in repeats.periods():
             share = len(chosen) / period
             often = float(np.median(repeats.count[chosen])) >= 3
@@ -287,7 +309,7 @@ def _finest(begins: Numbers, held: NDArray[np.float64], span: int) -> Numbers:
     width = max(2, span // FINE)
     found = begins[:1].tolist()  # hardly anything is held before the first one
     for one in begins[1:].tolist():
-        lowest = one - width
+        lowest = max(0, one - width)
         around = held[lowest : one + width + 1]
         least = np.flatnonzero(around <= around.min() + TIE) + lowest
         found.append(int(least[abs(least - one).argmin()]))
@@ -298,7 +320,7 @@ def _cut(lives: Lives, begins: Numbers, share: float, held: NDArray[np.float64])
     gaps = np.diff(begins)
     period = float(np.median(gaps[gaps <= 1.5 * np.median(gaps)]))
     ends = _ends(begins, period, held)
-    hashed = windows(lives.signs(), FEW)
+    hashed = windows(lives.signs, FEW)
     parts = [
         hashed[begin : max(begin, end - FEW + 1)] for begin, end in zip(begins, ends, strict=True)
     ]
@@ -315,7 +337,7 @@ def _cut(lives: Lives, begins: Numbers, share: float, held: NDArray[np.float64])
         ends,
         float(np.median(holds or [0])),
         float(np.median(outlives or [1])),
-        float(np.median(lives.live()[begins])),
+        float(np.median(lives.live[begins])),
         np.array([_alike(parts, one) for one in range(len(parts))]),
     )
 

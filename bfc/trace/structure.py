@@ -6,6 +6,7 @@ outlives, hardly does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -45,21 +46,15 @@ class Lives:
 
     @classmethod
     def of(cls, trace: Trace) -> Lives:
-        """Those of a trace. What rebuilds the gaps of a recording that began in mid-run was never
-        asked for, and what a captured graph asked for comes once."""
-        asked = (trace.op == 0) & (trace.size > 0) & ~trace._gaps()
-        if trace.pool is not None:
-            asked &= trace.pool == 0
-        event = np.flatnonzero(asked)
-        before = np.concatenate([[0], np.cumsum(asked)])
-        freed_at = trace._frees()[event]
-        death = np.where(freed_at < 0, -1, before[freed_at])
+        """Those of a trace."""
+        event, death = trace._requests()
         size, stream = (column[event].astype(np.int64) for column in (trace.size, trace.stream))
         return cls(event, size, stream, death)
 
     def __len__(self) -> int:
         return len(self.event)
 
+    @functools.cached_property
     def signs(self) -> Signs:
         """A number for each request that does not depend on lengths: its stream, its life, and
         whether it is larger than the request before it."""
@@ -81,10 +76,12 @@ class Lives:
         the sizes of the others, and other lives, since more is made in it."""
         return self.size.astype(np.uint64) * np.uint64(256) + self.stream.astype(np.uint64)
 
+    @functools.cached_property
     def live(self) -> Numbers:
         """How many blocks are live right before each request."""
         return self._sums(np.ones(len(self), np.int64)).astype(np.int64)
 
+    @functools.cached_property
     def held(self) -> NDArray[np.float64]:
         """What computation still holds right before each request.
 
@@ -171,10 +168,11 @@ class Index:
 
     @classmethod
     def of(cls, lives: Lives) -> Index:
+        sizes = lives.sizes()
         hashed = (
-            windows(lives.signs(), WINDOWS[-1]),
-            windows(lives.sizes(), WINDOWS[-1]),
-            windows(lives.sizes(), 3),
+            windows(lives.signs, WINDOWS[-1]),
+            windows(sizes, WINDOWS[-1]),
+            windows(sizes, 3),
             windows(lives.orders(), WINDOWS[0]),
         )
         orders = [np.argsort(one, kind="stable") for one in hashed]

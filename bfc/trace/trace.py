@@ -20,7 +20,7 @@ from bfc.trace import from_snapshot, rmm_log
 from bfc.trace._occupancy import fill_cells
 from bfc.trace.anonymous import public_meta
 from bfc.trace.beginning import AS_PLACED, AS_RECORDED, Beginning, frees_of, gaps_in
-from bfc.trace.iterations import Iterations, iterations_of
+from bfc.trace.iterations import Iterations, iterations_of, marked
 from bfc.trace.pools import actions_of, checked_marks, checked_pools
 from bfc.trace.tables import FrameTable, checked_owners, checked_stacks
 from bfc.trace.timeline import Occupancy, Timeline
@@ -296,6 +296,7 @@ class Trace:
         self._op, self._id, self._size, self._stream = ops, ids, sizes, streams
         self._numbers, self._number_count = numbers, count
         self._freed_at: NDArray[np.int64] | None = None
+        self._structure: Iterations | None = None
         self._extra, self._owners, self._frames, self._stacks = extra, names, table, tree
         self.meta = meta
 
@@ -533,6 +534,18 @@ class Trace:
         if self._freed_at is None:
             self._freed_at = frees_of(self.op, self._numbers)
         return self._freed_at
+
+    def _requests(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The events that ask for memory, and the request before which each block is freed; -1 if
+        it never is. What rebuilds the gaps of a recording that began in mid-run was never asked
+        for, and private pools keep their own memory."""
+        asked = (self.op == 0) & (self.size > 0) & ~self._gaps()
+        if self.pool is not None:
+            asked &= self.pool == 0
+        event = np.flatnonzero(asked)
+        before = np.concatenate([[0], np.cumsum(asked)])
+        freed_at = self._frees()[event]
+        return event, np.where(freed_at < 0, -1, before[freed_at])
 
     def _gaps(self) -> NDArray[np.bool_]:
         """Which events allocate or free a gap of the rebuilt beginning."""
@@ -1020,6 +1033,11 @@ class Trace:
             In the order of the run. Where there are none, such as in the inference of one prompt,
             its `reason` says why.
 
+        Raises
+        ------
+        TraceError
+            If the marks are not rising numbers of events.
+
         Notes
         -----
         What comes between iterations, such as an evaluation, has the kind "other". The stacks and
@@ -1035,7 +1053,15 @@ class Trace:
         >>> [one.begin for one in found]
         [0, 40, 80, 120, 160]
         """
-        return iterations_of(self)
+        meta = self.meta if isinstance(self.meta, dict) else {}
+        return marked(self, meta["marks"]) if meta.get("marks") else self._iterations()
+
+    def _iterations(self) -> Iterations:
+        """Those that the order of births and deaths shows. They are kept: the events never
+        change."""
+        if self._structure is None:
+            self._structure = iterations_of(self)
+        return self._structure
 
     def replay(
         self,

@@ -11,6 +11,7 @@ import bfc
 from bfc.errors import PlanError
 from bfc.files import open_regular
 from bfc.plans.plan import FIGURES, PART_FACTS
+from bfc.trace import Iterations
 from bfc.units import format_bytes, printable
 from bfc_tools.cli.runs import FILE, add_snapshot_device, add_torch, read_trace
 from bfc_tools.cli.tables import Cells, add_formats, show
@@ -65,11 +66,12 @@ def run(arguments: argparse.Namespace) -> bool:
         plan = bfc.Plan.from_trace(trace, marks=marks, fallback=arguments.fallback)
     except PlanError as error:
         raise PlanError(f"{source}: {error}") from None
+    found = trace.iterations() if arguments.marks is None else None
     if arguments.output is not None:
         plan.save(arguments.output)
     show(
         arguments,
-        text=lambda: _text(plan, trace, arguments.output),
+        text=lambda: _text(plan, trace, found, arguments.output),
         as_json=lambda: json.dumps(
             {**_figures(plan), "torch": trace.torch, "parts": _parts(plan)}, indent=2
         ),
@@ -105,9 +107,9 @@ def _parts(plan: bfc.Plan) -> list[Cells]:
     ]
 
 
-def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
+def _text(plan: bfc.Plan, trace: bfc.Trace, found: Iterations | None, output: Path | None) -> str:
     lines = [f"{output}: {plan!r}"] if output is not None else []
-    if found := trace.iterations():
+    if found:
         lines.append(str(found))
     for part in plan.parts:
         name = " ".join(filter(None, (printable(part.kind), part.role)))
@@ -144,7 +146,10 @@ def _text(plan: bfc.Plan, trace: bfc.Trace, output: Path | None) -> str:
             f"itself"
         )
     if len(plan.parts) == 1:
-        lines.append(f"{trace.iterations()}: the whole run is laid out as it was")
+        why = "no iterations are marked" if found is None else str(found)
+        if found:
+            why = "these iterations do not hold the most that was live"
+        lines.append(f"{why}: the whole run is laid out as it was")
     if plan.declined is not None:
         lines.append(f"an allocator declines it: {plan.declined}")
     return "\n".join(lines)
