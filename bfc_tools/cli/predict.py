@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
 from bfc_tools.cli.endings import Ended
+from bfc_tools.cli.program import add_program
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
@@ -89,19 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]"
     )
     _add_shared(parser)
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.PARSER,  # its arguments too, which may begin with an option
-        metavar="MODULE",
-        help="run a module, as python -m",
-    )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT",
-        help="the program, with its arguments",
-    )
+    add_program(parser)
 
 
 def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:

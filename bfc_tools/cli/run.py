@@ -15,6 +15,7 @@ import bfc
 from bfc.integrations._torch_cuda import settings_of_environment
 from bfc.pytorch.rules import NEWEST
 from bfc_tools.cli.policies import device_maker
+from bfc_tools.cli.program import add_program
 from bfc_tools.cli.serving import FIRST, VARIABLE, Wanted
 
 #: The folder that every Python reads at its start.
@@ -93,19 +94,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run nothing, and print the lines for a shell after which every Python is served",
     )
-    add(
-        "-m",
-        dest="module",
-        nargs=argparse.PARSER,  # its arguments too, which may begin with an option
-        metavar="MODULE",
-        help="run a module, as python -m",
-    )
-    parser.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT",
-        help="the program, with its arguments",
-    )
+    add_program(parser)
 
 
 def run(arguments: argparse.Namespace) -> bool:

@@ -13,7 +13,16 @@ from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.words import CONF
 from bfc.trace.beginning import AS_RECORDED
 from bfc.units import format_bytes, in_columns
-from bfc_tools.study.candidates import BFC, CACHING, MOST_PAGES, PAGES, PLANNED, STITCHED, Point
+from bfc_tools.study.candidates import (
+    BFC,
+    CACHING,
+    EXPANDABLE,
+    MOST_PAGES,
+    PAGES,
+    PLANNED,
+    STITCHED,
+    Point,
+)
 from bfc_tools.study.ran_out import RanOut
 from bfc_tools.study.recorded_settings import Recorded, shown
 
@@ -22,7 +31,6 @@ if TYPE_CHECKING:
 
 #: How many rows a table shows, unless all are asked for.
 SHOWN = 5
-EXPANDABLE = "expandable_segments:True"
 #: By how much the calls of the driver of two settings differ if that is said.
 FEWER = 2
 #: The settings that have rows of their own in any case.

@@ -55,6 +55,10 @@ COLLECTS = "garbage_collection_threshold"
 WITH_A_LIMIT = "per_process_memory_fraction:0.99"
 
 
+#: What PyTorch's own error text advises.
+EXPANDABLE = "expandable_segments:True"
+
+
 @dataclass(frozen=True, order=True)
 class Point:
     """A policy with its settings, as text."""

@@ -17,7 +17,7 @@ from bfc.pytorch.sizes import MIN_BLOCK, MOST_SMALL, SMALL_SEGMENT, round_up
 from bfc.pytorch.words import CONF, SEGMENT_MAP
 from bfc.trace import Trace
 from bfc.units import format_bytes
-from bfc_tools.study.candidates import CACHING, Point, replay
+from bfc_tools.study.candidates import CACHING, EXPANDABLE, Point, replay
 from bfc_tools.study.counting import CountedPages, device_for, was_predicted
 from bfc_tools.study.recorded_settings import refusals_of, shown, stream_before, with_requests
 from bfc_tools.study.segments import of_recording, streams_at_start, up_to
@@ -26,7 +26,6 @@ from bfc_tools.study.source_lines import Lines, short
 #: Why a request was refused: what was free was in pieces, or kept for other streams or pools; a
 #: limit stood before it; it is larger than all that PyTorch could have; or too much was live.
 PIECES, ELSEWHERE, LIMIT, REQUEST, CAPACITY = "pieces", "elsewhere", "limit", "request", "capacity"
-EXPANDABLE = "expandable_segments:True"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from bfc_tools.study.candidates import (
     one_key_at_a_time,
     values_of,
 )
+from bfc_tools.study.candidates import EXPANDABLE as EXPANDABLE_SEGMENTS
 from bfc_tools.study.workers import Replays
 
 #: Segments are multiples of this.
@@ -45,8 +46,7 @@ ABOVE = (1.0025, 1.005, 1.01, 1.02)
 GROWTH, MOST_GROWTHS = 1.25, 40
 
 DEFAULT = Point(CACHING, "")
-#: What PyTorch's own error text advises.
-EXPANDABLE = Point(CACHING, "expandable_segments:True")
+EXPANDABLE = Point(CACHING, EXPANDABLE_SEGMENTS)
 
 
 @dataclass

@@ -58,12 +58,6 @@ def report(runs: tuple[Path, Path]) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium.opened(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
 @pytest.fixture
 def page(window: Page, report: Path) -> Iterator[Page]:
     window.problems()

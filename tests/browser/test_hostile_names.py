@@ -4,7 +4,6 @@ attribute that came from a name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,19 +82,6 @@ def a_state() -> dict[str, Any]:
         found = data_of_state(pool.snapshot(), title="now", remark="a remark")
         kept.free()
     return found
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium.opened(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(window: Page) -> Iterator[Page]:
-    window.problems()
-    yield window
-    assert window.problems() == []
 
 
 #: One after the other: what a click begins is drawn before the next.

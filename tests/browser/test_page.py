@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
@@ -42,20 +42,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(chromium.missing() is not None, reason=str(chromium.missing())),
 ]
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium.opened(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
-
-
-@pytest.fixture
-def page(window: Page) -> Iterator[Page]:
-    """A window whose log must be empty after each test: no error, and nothing that was blocked."""
-    window.problems()
-    yield window
-    assert window.problems() == []
 
 
 @pytest.fixture(scope="module")

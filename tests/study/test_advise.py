@@ -23,8 +23,8 @@ import pytest
 import bfc
 from bfc_tools.predicting.memory import simulated_driver
 from bfc_tools.study import candidates, recorded_settings, workers
-from bfc_tools.study.advice import EXPANDABLE
 from bfc_tools.study.advise import prove
+from bfc_tools.study.candidates import EXPANDABLE
 from bfc_tools.study.counting import CountedSimulated
 from bfc_tools.study.file_formats import read
 from bfc_tools.study.search import SAVES
