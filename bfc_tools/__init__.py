@@ -7,6 +7,7 @@ In order:
     study/          what a run needs under other settings, and what grew between two
     predicting/     PyTorch's programs, without a GPU
     browser/        a run as a page for the browser
+    museum/         published reports of odd memory, reproduced
     cli/            the command `bfc`
     startup/        what Python reads at its start below `bfc run`
     command.py      where it begins

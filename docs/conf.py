@@ -24,6 +24,7 @@ extensions = [
     "docstrings",  # ours: links, and what the stubs say of compiled functions
     "commands",  # ours: what `--help` prints
     "drawings",  # ours: the layers, and an allocation's way
+    "museum",  # ours: published reports, reproduced
 ]
 # `name` in a docstring is a link where the name is documented, and code elsewhere.
 default_role = "name"

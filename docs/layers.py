@@ -9,7 +9,9 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "bfc"
 #: A line of the list: the entries of one layer, and what they are.
-LAYER = re.compile(r"^ *(_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
+LAYER = re.compile(r"^ *(\*\.py|_?\w[\w.]*/?(?:, _?\w[\w.]*/?)*)(?:  .*)?$", re.MULTILINE)
+#: The entry of a folder whose files nothing lists, and none of which imports another.
+ALL_FILES = "*.py"
 
 
 def layers_of(folder: Path) -> list[list[str]]:
@@ -17,4 +19,5 @@ def layers_of(folder: Path) -> list[list[str]]:
     text = (folder / "__init__.py").read_text("utf-8")
     docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
     _, _, listed = docstring.rpartition("In order:\n")
-    return [line.split(", ") for line in LAYER.findall(listed)]
+    files = sorted(path.name for path in folder.glob(ALL_FILES) if path.name != "__init__.py")
+    return [files if line == ALL_FILES else line.split(", ") for line in LAYER.findall(listed)]

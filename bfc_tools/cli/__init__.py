@@ -11,7 +11,7 @@
     served.py              what pools of PyTorch's say at the end
     serving.py             PyTorch's allocator in the hands of bfc
     advise.py, devices.py, diff.py, predict.py, replay.py, run.py
-    anonymise.py, completion.py, plan.py, report.py
+    anonymise.py, completion.py, museum.py, plan.py, report.py
     miniature.py           a training to record
     demo.py                all of it, on that training
 """
@@ -37,6 +37,7 @@ from bfc_tools.cli import (
     demo,
     devices,
     diff,
+    museum,
     plan,
     predict,
     replay,
@@ -156,6 +157,7 @@ def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         diff,
         plan,
         anonymise,
+        museum,
         devices,
         completion,
     )

@@ -28,7 +28,7 @@ from sources import PACKAGE as ROOT
 FOLDERS = sorted({path.parent for path in FILES})
 
 #: What uses `bfc` as a user does.
-USERS = {("testing",), ("__main__",), ("study", "cli")}  # seen from bfc
+USERS = {("testing",), ("__main__",), ("study", "cli"), ("study", "museum")}  # seen from bfc
 
 HEADER = re.compile(r'^(?:\s*#include|cdef extern from) "([^"]+\.h(?:pp)?)"', re.MULTILINE)
 
