@@ -6,6 +6,7 @@ the thread, and run the tests of this folder: nothing else lists it. In order:
 
     figures.py      one figure, as it was published and as it is here
     pools.py        pools with the words of their libraries
+    other_pools.py  pools of other libraries, as small models
     case.py         what a case says, and what it is given to run
     cases/          one file a case
     given_up/       one file a thread that could not be reproduced, with the reason

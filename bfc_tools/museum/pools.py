@@ -12,6 +12,7 @@ class TorchPool:
 
     def __init__(self, capacity: int | str, settings: str = "", **options: Any) -> None:
         self.device = bfc.SimulatedSubAllocator(capacity)
+        options = {"strict": not options.get("stitch")} | options  # exactly as PyTorch
         self.pool = bfc.CachingAllocator(self.device, settings=settings, **options)
 
     def empty(self, nbytes: float | str, stream: int = 0) -> bfc.Buffer:
