@@ -57,7 +57,7 @@ class SplittingPool:
         return block
 
     def refuses(self, nbytes: int) -> str:
-        """"refused" if such a request runs out of memory, else "fits"; it stays allocated."""
+        """ "refused" if such a request runs out of memory, else "fits"; it stays allocated."""
         try:
             self.allocate(nbytes)
         except OutOfMemoryError:

@@ -3,23 +3,35 @@
 from bfc_tools.museum.case import Case, Trial
 from bfc_tools.museum.other_pools import SplittingPool
 
-ALLOCATED = "4.700 12.450 20.075 27.700 35.325 42.950 50.575 58.200 65.825 73.450".split()
-RESERVED = "4.875 12.625 24.125 39.500 58.625 81.625 108.375 139.000 173.375 211.625".split()
+FIGURES = (
+    ("4.700 MiB", "4.875 MiB"),
+    ("12.450 MiB", "12.625 MiB"),
+    ("20.075 MiB", "24.125 MiB"),
+    ("27.700 MiB", "39.500 MiB"),
+    ("35.325 MiB", "58.625 MiB"),
+    ("42.950 MiB", "81.625 MiB"),
+    ("50.575 MiB", "108.375 MiB"),
+    ("58.200 MiB", "139.000 MiB"),
+    ("65.825 MiB", "173.375 MiB"),
+    ("73.450 MiB", "211.625 MiB"),
+)
 
 
 def reproduce(trial: Trial) -> None:
     pool = SplittingPool(16 << 30, rounding=128 << 10, initial=1 << 20)
-    before, live, peak = 0.8252 * 2**20, [], 0.0
     today = trial.pytorch("16 GiB", "expandable_segments:True", cure=True)
-    for step, (allocated, reserved) in enumerate(zip(ALLOCATED, RESERVED, strict=True), 1):
-        kept, live = live, [pool.allocate(4_000_000 * step), today.empty(4_000_000 * step)]
+    before, peak, block, tensor = 0.8252 * 2**20, 0.0, [0, 1], None
+    for step, (allocated, reserved) in enumerate(FIGURES, 1):
+        old, block = block, pool.allocate(4_000_000 * step)
+        tensor = today.empty(4_000_000 * step)
         peak = max(peak, before + pool.used)
         say = trial.used if step == 1 else trial.published
-        say(f"allocated at most, step {step}", f"{allocated} MiB", peak)
-        say(f"cached at most, step {step}", f"{reserved} MiB", pool.total)
-        pool.free(kept[0]) if kept else None
-        del kept
+        say(f"allocated at most, step {step}", allocated, peak)
+        say(f"cached at most, step {step}", reserved, pool.total)
+        if step > 1:
+            pool.free(old)
     trial.cured("reserved, expandable segments, PyTorch 2.15", "120 MiB", today.peak_reserved)
+    del tensor
 
 
 CASE = Case(

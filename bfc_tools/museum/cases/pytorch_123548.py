@@ -37,6 +37,8 @@ CASE = Case(
     "are mapped behind them.",
     cure="one of the two settings",
     upstream="pytorch#193400 mends it, and was open when it was read.",
-    inferred=("The sizes and their order are those of pytorch#193400, which is by the same author.",),
+    inferred=(
+        "The sizes and their order are those of pytorch#193400, which is by the same author.",
+    ),
     reproduce=reproduce,
 )

@@ -25,8 +25,8 @@ CASE = Case(
     version="2.6",
     observed="A weight of 18,944 by 3,584 halves takes nearly twice its 129.5 MiB. One of 112 MiB "
     "takes much less.",
-    why="Pinned blocks are rounded up to a power of two, and 129.5 MiB lies just above one. 112 MiB "
-    "lie just below, and become 128.",
+    why="Pinned blocks are rounded up to a power of two, and 129.5 MiB lies just above one. 112 MiB"
+    " lie just below, and become 128.",
     cure="pinned_max_round_threshold_mb:64",
     upstream="Open when it was read. Thresholds for the rounding came with pytorch#171662.",
     inferred=("The version, from the date: the text that was read does not name it.",),

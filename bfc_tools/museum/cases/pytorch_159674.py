@@ -20,12 +20,15 @@ CASE = Case(
     library="PyTorch",
     kind="private pools",
     version="2.7",
-    observed="On a GPU of 80 GiB, 60 GiB are allocated and freed, and 70 GiB then run out of memory "
-    "inside a MemPool. Without the pool both fit.",
+    observed="On a GPU of 80 GiB, 60 GiB are allocated and freed, and 70 GiB then run out of memory"
+    " inside a MemPool. Without the pool both fit.",
     why="The step that gives cached segments back and tries again is left out while a pool is in "
     "use. So the 60 GiB stay in the pool, and 70 more are asked of the driver.",
     cure="no pool, or empty_cache() between the two",
     upstream="Open when it was read.",
-    inferred=("A GPU of 80 GiB leaves 79 to PyTorch.", "The version, from the date."),
+    inferred=(
+        "A GPU of 80 GiB leaves 79 to PyTorch.",
+        "The version, from the date.",
+    ),
     reproduce=reproduce,
 )

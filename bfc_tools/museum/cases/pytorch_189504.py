@@ -26,8 +26,8 @@ CASE = Case(
     library="PyTorch",
     kind="streams",
     version="2.12.0",
-    observed="A block whose free waits for another stream would fit a request on a full device. The "
-    "request runs out of memory, and the same request succeeds right after that.",
+    observed="A block whose free waits for another stream would fit a request on a full device. The"
+    " request runs out of memory, and the same request succeeds right after that.",
     why="Before it gives up the allocator waits for the other stream, which brings the block back. "
     "It then asks the driver once more, and does not look at what came back.",
     cure="bfc.CachingAllocator, which searches again (search_again)",

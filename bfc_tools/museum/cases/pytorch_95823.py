@@ -22,8 +22,8 @@ CASE = Case(
     version="1.13.1",
     observed="Pinning 4,347,592,704 values of two bytes raises the shared memory of the host from "
     "12 to 16,406 MiB. PyTorch 1.10 raised it to 8,314.",
-    why="Since 1.11 pinned blocks are rounded up to a power of two, here from 8.1 to 16 GiB. Before "
-    "that they had the size that was asked for.",
+    why="Since 1.11 pinned blocks are rounded up to a power of two, here from 8.1 to 16 GiB. Before"
+    " that they had the size that was asked for.",
     cure="pinned_max_round_threshold_mb:1024",
     upstream="The issue was closed; pytorch#150517 reports the same for smaller tensors.",
     inferred=("The other 10 MiB of shared memory are the CUDA context's, in both versions.",),

@@ -28,8 +28,9 @@ CASE = Case(
     version="2026",
     observed="With 95 % of the GPU, a pool of 89.77 GiB holds three arrays of 27 GiB and refuses "
     "more. Its log names a next region of 179.55 GiB, twice the GPU.",
-    why="The pool is one region from the beginning, and each region doubles the size that is planned "
-    "for the next one, whatever is left. Three arrays leave 8.77 GiB, and the program has a fourth.",
+    why="The pool is one region from the beginning, and each region doubles the size that is "
+    "planned for the next one, whatever is left. Three arrays leave 8.77 GiB, and the program has "
+    "a fourth.",
     cure="",
     upstream="Open when it was read.",
     inferred=("The limit between the printed 89.77 GiB and the remainder of 153 bytes.",),

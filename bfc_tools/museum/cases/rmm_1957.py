@@ -8,9 +8,7 @@ def reproduce(trial: Trial) -> None:
     for initial, text in ((256, "refused"), (0, "fits")):
         pool = SplittingPool(1024, rounding=256, initial=initial, grows=rmm_growth(False))
         trial.published(f"1024 bytes, initial size {initial}", text, pool.refuses(1024))
-    pool = SplittingPool(
-        1024, rounding=256, initial=256, grows=rmm_growth(False), releases=True
-    )
+    pool = SplittingPool(1024, rounding=256, initial=256, grows=rmm_growth(False), releases=True)
     trial.published("the same, free regions given back", "fits", pool.refuses(1024), cure=True)
     ours = trial.tensorflow(1 << 20, allow_growth=True, cure=True)
     ours.allocate(256)

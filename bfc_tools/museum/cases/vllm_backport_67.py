@@ -21,8 +21,8 @@ CASE = Case(
     library="PyTorch",
     kind="pinned memory",
     version="2.13.0",
-    observed="Tensor.pin_memory() of 2.250, 1.125 and 0.563 GiB adds 4.008, 2.000 and 1.000 GiB "
-    "of resident memory. 146.7 GiB of experts take 260 GiB, and the process is killed.",
+    observed="Tensor.pin_memory() of 2.250, 1.125 and 0.563 GiB adds 4.008, 2.000 and 1.000 GiB of "
+    "resident memory. 146.7 GiB of experts take 260 GiB, and the process is killed.",
     why="Each pinned block is rounded up to a power of two, so that it fits other requests when it "
     "is freed. A block just above a power of two takes nearly twice its size.",
     cure="pinned_max_round_threshold_mb:256",
