@@ -21,7 +21,7 @@ CASE = Case(
     library="PyTorch",
     kind="pinned memory",
     version="2.7.0",
-    observed="LMCACHE_MAX_LOCAL_CPU_SIZE of 5.0, 4.1 or 8.0 takes 8 GiB of memory, and 4.0 takes 4.",
+    observed="LMCACHE_MAX_LOCAL_CPU_SIZE of 5.0, 4.1 or 8.0 takes 8 GiB, and 4.0 takes 4.",
     why="The cache is one pinned tensor, and pinned blocks are rounded up to a power of two. Memory"
     " that is allocated once and kept gains nothing from that.",
     cure="pinned_max_round_threshold_mb:1024",
