@@ -59,7 +59,7 @@ test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an envir
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
 # What does without torch is among the other tests, but for that which asks cuDNN: only this environment has it.
-PREDICTING := $(wildcard tests/predicting tests/museum/test_*.py) tests/predicting/without_torch/test_cudnn.py
+PREDICTING := $(wildcard tests/predicting/test_*.py tests/museum/test_*.py) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(PREDICTING)

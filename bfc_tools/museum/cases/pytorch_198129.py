@@ -10,7 +10,8 @@ GPUS = (("80 GiB", "1450"), ("192 GiB", "600"), ("288 GiB", "400"))
 
 def reproduce(trial: Trial) -> None:
     for size, text in GPUS:
-        pool, kept = trial.pytorch(size, "expandable_segments:True"), []
+        pool = trial.pytorch(size, "expandable_segments:True")
+        kept: list[bfc.Buffer] = []
         with contextlib.suppress(bfc.SubAllocatorError):  # no addresses are left
             while True:
                 kept.append(pool.empty("2 MiB", stream=len(kept) + 1))
