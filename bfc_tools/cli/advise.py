@@ -8,13 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-from bfc_tools.cli.runs import FILE, add_snapshot_device, add_torch, option_named
+from bfc_tools.cli.runs import (
+    FILE,
+    OR_LOGS,
+    add_snapshot_device,
+    add_torch,
+    logs_of,
+    option_named,
+)
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import escaped, tell
 from bfc_tools.cli.tables import add_formats, bar, show
 from bfc_tools.study.advise import advise
 from bfc_tools.study.cluster import connected
 from bfc_tools.study.file_formats import read
+from bfc_tools.study.logs.held import replays_of
+from bfc_tools.study.logs.side_by_side import Logs
 
 HELP = "find the settings under which a recorded run fits on a device"
 EPILOG = """\
@@ -51,6 +60,11 @@ setting alone, then several, unless one needs a device that is 3 % smaller. Of e
 within 1 % of the smallest device, it is the one with the fewest calls. If other settings of
 PyTorch's need half as many calls or fewer, the answer names them.
 
+Of the log of a program that ran out of memory, or of a folder of ranks' logs, the first line says
+why, and what to change; a line below says what to record where the text does not suffice. Where the
+log lists the chunks, replays of what was live follow, on the memory that the log names. No --device
+is needed.
+
 What is done, and the first answer after a second or two, goes to standard error.
 
 exit code: 0 something fits, 1 nothing does, 2 a wrong call or file, 130 interrupted.
@@ -59,10 +73,9 @@ exit code: 0 something fits, 1 nothing does, 2 a wrong call or file, 130 interru
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("run_", metavar="RUN", type=Path, help=FILE)
+    add("run_", metavar="RUN", type=Path, help=FILE + OR_LOGS)
     add(
         "--device",
-        required=True,
         metavar="SIZE",
         help="what the allocator may take, such as 34GiB: without the CUDA context, NCCL, cuBLAS",
     )
@@ -87,8 +100,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Prints the advice. Returns True if something fits."""
-    # What is wrong with it is said before the file is read.
-    device = device_bytes(arguments.device, f"--device {arguments.device}")
+    device = None  # what is wrong with it is said before the file is read
+    if arguments.device is not None:
+        device = device_bytes(arguments.device, f"--device {arguments.device}")
+    logs = logs_of([arguments.run_])
+    if logs is not None:
+        return _of_logs(logs, device, arguments)
+    if device is None:
+        raise ValueError("--device SIZE is missing: what the allocator may take, such as 34GiB")
     with option_named(arguments.run_):
         trace = read(arguments.run_, arguments.snapshot_device, frames=True)
     with contextlib.ExitStack() as cleanup:
@@ -112,6 +131,17 @@ def run(arguments: argparse.Namespace) -> bool:
         rows=lambda: map(asdict, advice.rows),
     )
     return advice.fits
+
+
+def _of_logs(logs: Logs, device: int | None, arguments: argparse.Namespace) -> bool:
+    """Prints what logs say. Returns True."""
+    show(
+        arguments,
+        text=lambda: "\n".join([str(logs), *replays_of(logs, device)]),
+        as_json=logs.to_json,
+        rows=logs.rows,
+    )
+    return True
 
 
 class _Progress:

@@ -6,12 +6,21 @@ import argparse
 from pathlib import Path
 
 from bfc.pytorch.rules import NEWEST
-from bfc_tools.browser.data import data_of
+from bfc_tools.browser.data import data_of, data_of_state
 from bfc_tools.browser.perfetto import write_perfetto
 from bfc_tools.browser.report import write
 from bfc_tools.cli.policies import device_maker, of_version, policies, tried, with_steps
 from bfc_tools.cli.replay import add_options_of_allocators
-from bfc_tools.cli.runs import FILES, add_snapshot_device, files, named, read_trace
+from bfc_tools.cli.runs import (
+    FILES,
+    OR_LOGS,
+    add_snapshot_device,
+    files,
+    logs_of,
+    named,
+    read_trace,
+)
+from bfc_tools.study.logs.side_by_side import Logs
 from bfc_tools.study.torch_version import line_of
 
 #: What stands at the beginning of each page that bfc writes.
@@ -31,13 +40,17 @@ its default settings places it. Each --policy adds a replay: all runs stand side
 axis. The blocks are those of the first RUN, and a --policy of PyTorch follows its version. At most
 16 runs. --policy caching --policy caching:plan=plan.npz draws a plan against the policy alone.
 
+Of the log of a program that ran out of memory, the command says why, and the page shows the chunks
+that the log lists, if it does. Of several logs, as of ranks, a table says which one is odd. What
+loggers, terminals and containers put around the lines does not matter.
+
 exit code: 0 the page is written, 2 a wrong call or file.
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("runs", nargs="+", metavar="RUN", type=Path, help=FILES)
+    add("runs", nargs="+", metavar="RUN", type=Path, help=FILES + OR_LOGS)
     add(
         "-o",
         "--output",
@@ -65,6 +78,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> bool:
     """Writes the page. Returns True."""
+    logs = None if arguments.policy else logs_of(arguments.runs)
+    if logs is not None:
+        return _of_logs(logs, arguments)
     output = arguments.output or _named_after(arguments.runs[0])
     make_device = device_maker(arguments.device or "simulated:80GiB", arguments.policy)
     listed = tried(policies(arguments) if arguments.policy else [], make_device)
@@ -89,6 +105,28 @@ def run(arguments: argparse.Namespace) -> bool:
             else f"{ran_out['trace']}: {ran_out['sentence']}"
         )
     print(f"{output}: {data['title']}, {data['events']} events. {line_of(first)}")
+    return True
+
+
+def _of_logs(logs: Logs, arguments: argparse.Namespace) -> bool:
+    """Says what logs tell, and writes the page of the chunks that one of them lists."""
+    if arguments.perfetto is not None:
+        raise ValueError("--perfetto: a log has no history, so there is nothing over time")
+    print(logs)
+    listed = logs.listed()
+    if listed is None:
+        if any(log.refusals for log in logs.logs):
+            print("There is no page, since the text lists no chunks.")
+        return True
+    name, refusal, snapshot = listed
+    output = arguments.output or _named_after(arguments.runs[0])
+    remark = "; ".join(
+        ["a log does not say what was asked for in a chunk, nor when", *refusal.remarks]
+    )
+    data = data_of_state(snapshot, title=arguments.title or name, remark=remark)
+    data["ran_out"] = [{"trace": name, **refusal.as_dict()}]
+    write(data, output)
+    print(f"{output}: {data['title']}, the chunks when {refusal.who or name} was refused.")
     return True
 
 
