@@ -1,0 +1,52 @@
+"""pytorch#139612: attention in half precision, with the old and the safe softmax."""
+
+from bfc_tools.museum.case import Case, Trial
+
+#: What the GPU has in use outside of the allocator: the figure for 2.1, less what is reserved.
+OUTSIDE = 152.94 * 2**20
+
+
+def reproduce(trial: Trial) -> None:
+    scores, row = 32 * 4096 * 4096 * 2, 32 * 4096 * 128 * 2
+    for is_safe in (True, False):
+        pool = trial.pytorch("24 GiB", cure=not is_safe)
+        kept, scaled = [pool.empty(row) for _ in range(3)], [pool.empty(row), pool.empty(row)]
+        attention = pool.empty(scores)
+        scaled.clear()
+        softmax = pool.empty(scores)
+        if is_safe:
+            mask, rows = pool.empty(scores // 2), pool.empty(32 * 4096)
+            softmax = pool.empty(scores)
+            del mask, rows
+        kept.append(pool.empty(row))
+        if is_safe:
+            used = pool.peak_reserved + OUTSIDE
+            trial.published("used, PyTorch 2.6", "3898.94 MiB", used)
+        else:
+            used = pool.peak_reserved + OUTSIDE
+            trial.used("used, PyTorch 2.1", "2360.94 MiB", used)
+            trial.cured("reserved, plain softmax", "2208 MiB", pool.peak_reserved)
+        del kept, attention, softmax
+
+
+CASE = Case(
+    title="A softmax that is safe for masked rows takes 1.5 GiB more in attention",
+    source="pytorch/pytorch#139612",
+    date="2024-11-04",
+    library="PyTorch",
+    kind="growth",
+    version="2.6.0a0",
+    observed="Attention of 32 heads over 4,096 tokens in half precision uses 2,360.94 MB with "
+    "PyTorch 2.1, and 3,898.94 MB with 2.6.",
+    why="The safe softmax compares the scores, which gives a mask of one byte for each, and writes "
+    "its result once more with the masked rows replaced. A third matrix and a mask are live beside"
+    " scores and softmax.",
+    cure="the plain softmax of 2.1",
+    upstream="pytorch#139613 lowers the peak; it was closed.",
+    inferred=(
+        "152.94 MiB are outside of the allocator, from the figure for 2.1.",
+        "The order of the temporary tensors, from what a safe softmax has to compute.",
+        "What the thread calls MB are MiB, as in its script.",
+    ),
+    reproduce=reproduce,
+)
