@@ -22,7 +22,8 @@ areas of their own for each: it also says what it costs that these share pages, 
 for another and in calls of the driver, for each iteration after the first twelve.
 
 `--lengths` serves two runs whose lengths vary with plans of their first iterations. Most of the
-lengths, and in the first run the longest, come only after these.
+lengths, and in the first run the longest, come only after these. `--made-up` does so with the runs
+of `bench.lengths`: least, median and most of ten seeds, of plans of ten iterations.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ import numpy as np
 
 import bfc
 from bench.histories import TRACES, Maker
+from bench.lengths import RUNS
 from bench.repeated import (
     BETWEEN,
     DISTURBED,
@@ -69,6 +71,7 @@ UNIT = 512
 PAGE = 2 << 20
 MANY_ROUNDS = 40
 TURNS = 3
+SEEDS = 10
 CAPACITY = 1 << 20
 #: Of runs whose lengths vary: how many iterations a plan is made of, and how iterations begin.
 LEARNED = {"gpt2s_varlen": 13, "llama7b_zero3_lro": 5}
@@ -89,6 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pages", action="store_true", help="serve them from mapped pages")
     parser.add_argument("--streams", action="store_true", help="serve runs of several streams")
     parser.add_argument("--lengths", action="store_true", help="serve lengths that vary")
+    parser.add_argument("--made-up", action="store_true", help="the same of made-up runs")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
     chosen = parser.parse_args(arguments)
@@ -104,6 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if chosen.lengths:
         show_lengths(chosen.folder or TRACES)
+        return
+    if chosen.made_up:
+        show_made_up()
         return
     show_runs(chosen.traces)
     if chosen.minimalloc is not None:
@@ -370,12 +377,9 @@ def show_lengths(folder: Path) -> None:
     say("reserved / most live; hits of 100 requests")
     for name, learned in LEARNED.items():
         trace = with_lengths(bfc.Trace.load(folder / f"{name}.npz"), name)
-        marks = trace.meta["marks"]
-        event, _ = marks[learned]
-        columns = (trace.op[:event], trace.id[:event], trace.size[:event], trace.stream[:event])
-        first = bfc.Trace(*columns, meta={"marks": marks[:learned]})
+        first = first_iterations(trace, learned)
         most = most_live(trace)
-        say(f"{name}: {len(marks)} iterations, of which the plan has seen {learned}")
+        say(f"{name}: {len(trace.meta['marks'])} iterations, of which the plan has seen {learned}")
         for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
             plan = bfc.Plan.from_trace(first, fallback=fallback)
             with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
@@ -384,6 +388,44 @@ def show_lengths(folder: Path) -> None:
                 hits = 100 * allocator.plan_stats()["agreement"]
             alone = reserved(trace, make) / most
             say(f"{fallback:10}{alone:9.4f}  with a plan {taken:9.4f}, hits {hits:.1f}")
+
+
+def show_made_up() -> None:
+    say("least / median / most of ten seeds")
+    columns = ("caching", "with a plan", "BFC", "with a plan")
+    say(f"{'':26}" + "".join(f"{name:>22}" for name in columns))
+    for name in RUNS:
+        rows = [made_up(name, seed) for seed in range(SEEDS)]
+        shown = (" / ".join(f"{f:5.3f}" for f in spread(c)) for c in zip(*rows, strict=True))
+        say(f"{name:26}" + "".join(f"{text:>22}" for text in shown))
+
+
+def spread(figures: Iterable[float]) -> tuple[float, float, float]:
+    every = sorted(figures)
+    return every[0], every[len(every) // 2], every[-1]
+
+
+def made_up(name: str, seed: int) -> list[float]:
+    """What both policies reserve without and with a plan, divided by the most that is live."""
+    trace = RUNS[name](seed)
+    most, row = most_live(trace), []
+    for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
+        plan = bfc.Plan.from_trace(first_iterations(trace, 10), fallback=fallback)
+        row.append(reserved(trace, make) / most)
+        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined
+                allocator.use_plan(plan)
+            row.append(trace.replay(allocator).peak_bytes_reserved / most)
+    return row
+
+
+def first_iterations(trace: bfc.Trace, learned: int) -> bfc.Trace:
+    """What a plan is made of that has seen so many iterations."""
+    marks = trace.meta["marks"]
+    event, _ = marks[learned]
+    columns = (trace.op[:event], trace.id[:event], trace.size[:event], trace.stream[:event])
+    return bfc.Trace(*columns, meta={"marks": marks[:learned]})
 
 
 def with_lengths(trace: bfc.Trace, name: str) -> bfc.Trace:

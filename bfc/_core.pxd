@@ -323,7 +323,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         int64_t departed_id
         vector[uint32_t] bin_sets
         size_t alive
-        uint64_t missed
+        vector[uint64_t] missed
         uint64_t peak
         uint64_t passed
         uint64_t apart
@@ -335,9 +335,9 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void set_head(size_t sequence)
         cbool has_ended(size_t sequence)
         void resume_head(uint32_t stream, uint64_t size)
-        void set_growths(const int64_t* numbers) except +
-        void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit,
-                         uint64_t longest) except +
+        void set_growths(const int64_t* numbers, const uint32_t* follows) except +
+        void begin_lengths(const uint32_t* sequences, size_t count)
+        void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest) except +
         cbool asks()
         uint64_t length_of(uint32_t stream, uint64_t requested)
         cbool is_too_long(uint32_t stream, uint64_t length)

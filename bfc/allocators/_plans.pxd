@@ -44,10 +44,10 @@ cdef class Planned:
     cdef object changing        # a lock, for `changes`
     cdef object process         # that the lock is for: a forked child needs another
     cdef object watch           # what looks whether the plan still pays; None: nothing does
-    cdef dict missed            # by kind: the bytes that told a length for which there was no room
+    cdef dict missed            # by kind: by length, the bytes that told one for which there was no room
     cdef dict refused           # by kind: those for which there is no memory, and the step at which to try again
     cdef bint is_stretching     # a thread makes room for a longer step
-    cdef object grown           # (kind, bytes) of the length that there was room for before the open step; or None
+    cdef object grown           # (kind, bytes) of the lengths that there was room for before the open step; or None
     cdef uint64_t found, asked  # of the last step: the requests that the plan knew, and all
     cdef uint64_t found_before  # and of all steps before the one that is open
     cdef uint64_t hits_before, asked_before, bytes_before   # when the step began: hits, requests, what was reserved
@@ -69,11 +69,11 @@ cdef class Planned:
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once)
     cdef int begin_step(self, str kind) except -1
     cdef PlanServer* new_server(self, object plan, object served) except NULL
-    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1
+    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object lengths) except -1
     cdef int make_lengths_fit(self, str kind) except -1
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1
-    cdef int stretch(self, str kind, uint64_t nbytes) except -1
-    cdef int lay_out_anew(self, str kind, uint64_t nbytes) except -1
+    cdef int stretch(self, str kind, dict wanted) except -1
+    cdef int lay_out_anew(self, str kind, dict wanted) except -1
     cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1
     cdef int take_regions(self, bint with_base) except -1
     cdef uint64_t bytes_taken(self) noexcept

@@ -35,6 +35,7 @@ cdef extern from "bins.hpp":
 cdef enum:
     BASE = 0                    # the region of what is never freed
     BODY = 1                    # and that of all else
+    MOST_LENGTHS = 256          # of a kind of iterations: as in plans/lengths.py
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
 
 _POLL_SECONDS = 0.001
@@ -98,12 +99,17 @@ cdef Step new_step(object allocator, Planned planned, str kind):
     return step
 
 
-cdef object longest_of(plan, str kind):
-    """The bytes that tell the longest length of a kind."""
+cdef dict longest_of(plan, str kind):
+    """The bytes that tell the longest lengths of a kind, by number."""
     for part in plan.parts:
         if part.kind == kind and part.lengths is not None:
-            return part.lengths.longest * part.lengths.unit
-    return None
+            return {number: key.longest * key.unit for number, key in enumerate(part.lengths.keys)}
+    return {}
+
+
+cdef bint reaches(dict wanted, dict other) except -1:
+    """Whether lengths are as long as others, each of them."""
+    return all(wanted.get(number, 0) >= nbytes for number, nbytes in other.items())
 
 
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave its parts in place.
@@ -257,6 +263,7 @@ cdef class Planned:
         """Gives a server its areas and sequences. Returns the sequences' numbers."""
         cdef PlanServer* server = <PlanServer*>at
         cdef const int64_t[:, ::1] growth
+        cdef const uint32_t[::1] follows
         for begin, end, stream in served.areas:
             server.add_area(PlanArea(begin, end, stream))
         cdef dict first = {}, later = {}
@@ -265,8 +272,8 @@ cdef class Planned:
         for kind, orders in served.later.items():
             later[kind] = self.add_orders(at, orders, served.once)
         if served.lengths:
-            growth = served.growth
-            server.set_growths(&growth[0, 0])
+            growth, follows = served.growth, served.follows
+            server.set_growths(&growth[0, 0], &follows[0])
         for kind, told in served.lengths.items():
             self.add_lengths(at, served.first[kind], first[kind], told)
             self.add_lengths(at, served.later[kind], later[kind], told)
@@ -275,18 +282,15 @@ cdef class Planned:
             server.set_head(number)
         return head, first, later
 
-    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object told) except -1:
-        """Tells a server of the lengths of a kind. The sequence in which one request tells them comes first."""
-        cdef vector[uint32_t] sequences
-        place, unit, longest = told
-        for order, number in zip(orders, numbers):
-            there = (order.place == place).nonzero()[0]
-            if len(there):
-                key = there[0]
-                sequences.insert(sequences.begin(), <uint32_t>number)
-            else:
-                sequences.push_back(<uint32_t>number)
-        (<PlanServer*>at).add_lengths(sequences.data(), sequences.size(), key, unit, longest)
+    cdef int add_lengths(self, uint64_t at, object orders, object numbers, object lengths) except -1:
+        """Tells a server of the lengths of a kind."""
+        cdef vector[uint32_t] sequences = numbers
+        (<PlanServer*>at).begin_lengths(sequences.data(), sequences.size())
+        for place, unit, longest in lengths:
+            for order, number in zip(orders, numbers):
+                there = (order.place == place).nonzero()[0]
+                if len(there):
+                    (<PlanServer*>at).add_length(number, there[0], unit, longest)
         return 0
 
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once):
@@ -314,37 +318,38 @@ cdef class Planned:
             is_longer = length and self.server.is_too_long(index, length)
         self.lock.release()
         if is_longer:
-            self.stretch(self.step, requested)
+            self.stretch(self.step, {0: requested})
         return 0
 
-    cdef int stretch(self, str kind, uint64_t nbytes) except -1:
-        """Makes room for longer steps of a kind, where nothing lives in the region of the bodies. Where that cannot be
-        had, all is as before, and is tried again after some steps. A finaliser may allocate while the device is asked:
-        that is not the time to grow once more, nor to wait for a thread that waits for this one to have mapped."""
+    cdef int stretch(self, str kind, dict wanted) except -1:
+        """Makes room for longer steps of a kind, where nothing lives in the region of the bodies: `wanted` are the
+        bytes that tell the lengths. Where that cannot be had, all is as before, and is tried again after some steps. A
+        finaliser may allocate while the device is asked: that is not the time to grow once more, nor to wait for a
+        thread that waits for this one to have mapped."""
         if self.source.is_called_here():
             return 0
         with self.changes():
-            tried, again = self.refused.get(kind, (1 << 62, 0))
-            if (self.is_stretching or self.fences.capture_is_marked() or (nbytes >= tried and self.steps < again)
-                    or not self.body_is_idle()):
+            tried, again = self.refused.get(kind, (None, 0))
+            if (self.is_stretching or self.fences.capture_is_marked() or not self.body_is_idle()
+                    or (tried is not None and self.steps < again and reaches(wanted, tried))):
                 return 0
             self.is_stretching = True
             try:
-                return self.lay_out_anew(kind, nbytes)
+                return self.lay_out_anew(kind, wanted)
             finally:
                 self.is_stretching = False
 
-    cdef int lay_out_anew(self, str kind, uint64_t nbytes) except -1:
+    cdef int lay_out_anew(self, str kind, dict wanted) except -1:
         """Lays the bodies out for longer steps of a kind. What they had is given back before more is asked for."""
         cdef vector[Region] regions
         cdef PlanServer* other
         cdef bint is_there = False
         try:
-            plan = self.plan.stretched(kind, nbytes)
+            plan = self.plan._stretched(kind, wanted)
             served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
                                   self.stitching is not None)
         except PlanError:
-            self.refused[kind] = nbytes, 1 << 62
+            self.refused[kind] = wanted, 1 << 62
             return 0
         other = self.new_server(plan, served)
         try:
@@ -364,7 +369,7 @@ cdef class Planned:
                 self.refused.pop(kind, None)
                 self.grown = (kind, longest_of(before, kind))
                 return 0
-            self.refused[kind] = nbytes, self.steps + STEPS_UNTIL_TRIED_AGAIN
+            self.refused[kind] = wanted, self.steps + STEPS_UNTIL_TRIED_AGAIN
             self.exchange(<uint64_t>other, regions)
             self.plan = before
             self.take_region(BODY)
@@ -407,10 +412,10 @@ cdef class Planned:
         """Before a step of a kind: makes room for what the last one had none for. Where it had grown, and most of its
         requests did not come as planned after all, what had told the length was something else."""
         if self.grown is not None:
-            grown, nbytes = self.grown
+            grown, before = self.grown
             self.grown = None
             if 2 * self.found < self.asked:
-                self.stretch(grown, nbytes)
+                self.stretch(grown, before)
                 self.grown = None
         if kind in self.missed:
             self.stretch(kind, self.missed.pop(kind))
@@ -693,7 +698,8 @@ cdef class Planned:
 
     cdef int leave(self) except -1:
         """A step ends. What it leaves alive is freed later."""
-        cdef uint64_t missed = 0
+        cdef size_t i, lengths = 0
+        cdef uint64_t[MOST_LENGTHS] missed      # no object is made while the lock is held
         kind, self.step = self.step, None
         acquire_lock(self.lock[0])
         if self.server != NULL:
@@ -704,11 +710,14 @@ cdef class Planned:
             self.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             self.asked -= self.asked_before
             self.server.note_passed(self.found == self.asked)
-            missed = self.server.missed
-            self.server.missed = 0
+            lengths = min(self.server.missed.size(), <size_t>MOST_LENGTHS)
+            for i in range(lengths):
+                missed[i] = self.server.missed[i]
+                self.server.missed[i] = 0
         self.lock.release()
-        if missed and 2 * self.found >= self.asked:
-            self.missed[kind] = missed
+        longer = {i: missed[i] for i in range(lengths) if missed[i]}
+        if longer and 2 * self.found >= self.asked:
+            self.missed[kind] = longer
         self.steps += 1
         self.departed += self.has_departed
         if self.has_departed and self.departure is None:

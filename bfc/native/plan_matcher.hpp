@@ -29,11 +29,12 @@ public:
         sort();
     }
 
-    // From now on the slots have other sizes: `size_of(slot)`. What is served stays so.
-    template <class SizeOf>
-    void resize(SizeOf size_of) noexcept {
-        for (size_t slot = 0; slot < by_size_.size(); ++slot) sizes_[slot] = size_of(slot);
-        sort();
+    // From now on those slots for which `changes(slot)` have other sizes: `size_of(slot)`, 0 for one that is not asked for. What is served stays so.
+    template <class Changes, class SizeOf>
+    void resize(Changes changes, SizeOf size_of) noexcept {
+        for (size_t slot = 0; slot < by_size_.size(); ++slot)
+            if (changes(slot)) sizes_[slot] = size_of(slot);
+        is_sorted_ = false;     // most iterations come in order, and look nothing up
     }
 
     // Goes on where another matcher of the same slots is.
@@ -67,11 +68,13 @@ public:
         serve(slot);
     }
 
-    // The slot that is expected next, or kMiss: all are served.
+    // The slot that is expected next, or kMiss: all are served. One without a size is not asked for.
     int64_t expected() noexcept {
-        if (next_ < slots() && served_[next_]) {    // many may be: the program has gone back, and they live
+        while (next_ < slots() && (served_[next_] || sizes_[next_] == 0)) {
+            // many may be served: the program has gone back, and they live
             const void* open = std::memchr(&served_[next_], 0, static_cast<size_t>(slots() - next_));
             next_ = open ? static_cast<const uint8_t*>(open) - served_.data() : slots();
+            if (next_ < slots() && sizes_[next_] == 0) ++next_;
         }
         return next_ < slots() ? next_ : kMiss;
     }
@@ -88,6 +91,8 @@ public:
 
     bool is_served(size_t slot) const noexcept { return served_[slot] != 0; }
 
+    // Whether the requests have gone past a slot.
+    bool is_past(int64_t slot) noexcept { return served_[slot] || (expected() != slot && next_ > slot && skipped_ != slot); }
     // Whether a slot is the next, or would be but for the request before, which was put in.
     bool comes_now(int64_t slot) noexcept { return !served_[slot] && (expected() == slot || skipped_ == slot); }
     uint64_t size_of(int64_t slot) const noexcept { return sizes_[slot]; }
@@ -117,7 +122,8 @@ public:
 private:
     std::vector<uint64_t> sizes_;       // of the slots; the last entry of these two is that of no slot
     std::vector<uint8_t> served_;
-    std::vector<uint32_t> by_size_;     // slots by size, then in their order
+    std::vector<uint32_t> by_size_;     // slots by size, then in their order, if `is_sorted_`
+    bool is_sorted_ = false;
     int64_t next_ = 0;                  // the slot that is expected
     int64_t skipped_ = kMiss;           // the slot that the request before did not match
     uint64_t previous_ = 0;             // the size of that request
@@ -127,6 +133,7 @@ private:
         std::sort(by_size_.begin(), by_size_.end(), [this](uint32_t a, uint32_t b) {
             return sizes_[a] != sizes_[b] ? sizes_[a] < sizes_[b] : a < b;
         });
+        is_sorted_ = true;
     }
 
     int64_t slots() const noexcept { return static_cast<int64_t>(by_size_.size()); }
@@ -158,7 +165,8 @@ private:
 
     // Of the slots of this size that nothing has taken: one behind a slot of the previous request's size before others,
     // then the nearest.
-    int64_t nearest(uint64_t size) const noexcept {
+    int64_t nearest(uint64_t size) noexcept {
+        if (!is_sorted_) sort();
         const int64_t misses = std::min(misses_, kMostMisses);
         const int64_t behind = misses ? kFarBehind * misses : kBehind, ahead = misses ? kFarAhead * misses : kAhead;
         const auto before = [this, size](uint32_t slot, int64_t at) {

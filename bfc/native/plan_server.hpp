@@ -26,6 +26,7 @@ public:
     static constexpr int64_t kNone = -1;
     static constexpr uint32_t kNoStream = ~uint32_t{0};
     static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest so far
+    static constexpr uint64_t kDisplaced = 4;       // a guest displaces no place of so many times its size, where sizes are foretold
     static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
 
     struct Guest {
@@ -42,6 +43,7 @@ public:
     };
     struct Growth {                     // the raw bytes of a place: `constant` + `linear` x + `square` x * x
         int64_t constant, linear, square;
+        uint32_t follows;               // which of the lengths of its kind x is
     };
     struct Counts {                     // since the plan came into use
         uint64_t hits, hit_bytes, guests, guest_bytes, side, side_bytes, moved;
@@ -57,7 +59,7 @@ public:
     int64_t departed_place = kNone, departed_id = 0;
     std::vector<uint32_t> bin_sets;     // by stream; then, where there are pages, those of the two regions
     size_t alive = 0;                   // places and guests in use
-    uint64_t missed = 0;                // what told a length for which there is no room: the largest, in bytes
+    std::vector<uint64_t> missed;       // by length of its kind: what told one for which there is no room, in bytes
     uint64_t peak = 0;                  // the most that was live in the recording, all streams together
     uint64_t passed = 0;                // bytes that streams have taken of each other in this step
     uint64_t apart = 0;                 // bytes beyond `peak` that they may have, so that they need not take them
@@ -86,11 +88,11 @@ public:
     }
 
     void add_area(Area area) { areas_.push_back(area); }
-    // Lets all sizes follow from lengths; there is one growth for each place.
-    void set_growths(const int64_t* numbers) {
+    // Lets all sizes follow from lengths; there is one growth for each place, and which length of its kind it is of.
+    void set_growths(const int64_t* numbers, const uint32_t* follows) {
         growths_.resize(places_.size());
         for (size_t i = 0; i < places_.size(); ++i)
-            growths_[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2]};
+            growths_[i] = {numbers[3 * i], numbers[3 * i + 1], numbers[3 * i + 2], follows[i]};
     }
     // The requests of a stream in a part of a run: the places they are for, and before which of them each dies. `once`,
     // by place: whether a block there outlives all iterations.
@@ -110,12 +112,17 @@ public:
     // This sequence is what its stream asks for before the first step.
     void set_head(size_t sequence) noexcept { heads_[sequences_[sequence].stream] = static_cast<int64_t>(sequence); }
 
-    // The iterations of these sequences have lengths. The request of number `key` of the first tells the length: it is
-    // x times `unit` bytes. The places are for x up to `longest`.
-    void add_lengths(const uint32_t* sequences, size_t count, int64_t key, uint64_t unit, uint64_t longest) {
+    // The iterations of these sequences have lengths from now on: add_length() adds each.
+    void begin_lengths(const uint32_t* sequences, size_t count) {
+        for (size_t i = 0; i < count; ++i) sequences_[sequences[i]].lengths = static_cast<int64_t>(lengths_.size());
+    }
+    // The request of number `request` tells the next of them: it is x times `unit` bytes. The places are for x up to
+    // `longest`.
+    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest) {
+        Sequence& its = sequences_[sequence];
+        its.keys.push_back({request, static_cast<uint32_t>(lengths_.size() - static_cast<size_t>(its.lengths))});
         lengths_.push_back({unit, longest, 0});
-        for (size_t i = 0; i < count; ++i) sequences_[sequences[i]].lengths = static_cast<int64_t>(lengths_.size() - 1);
-        sequences_[sequences[0]].key = key;
+        if (missed.size() <= its.keys.back().number) missed.resize(its.keys.back().number + 1, 0);
     }
 
     // Cuts the regions into pages of so many bytes, as an exponent of two. All of them are away. Once, before any region
@@ -234,7 +241,7 @@ public:
         begun->last_ended = 0;
         for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
             if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
-        begun->asks = begun->key != kNone;
+        begun->told = 0;
         begun->is_read = false;
         active_[begun->stream] = begun;
     }
@@ -271,45 +278,48 @@ public:
     // The length that a request tells, or 0: it tells none, or that for which the sizes are already.
     uint64_t length_of(uint32_t stream, uint64_t requested) noexcept {
         Sequence* now = active_[stream];
-        if (!now || !now->asks || !now->matcher.comes_now(now->key)) return 0;
+        if (!now) return 0;
+        while (now->asks() && now->matcher.is_past(now->key().request)) now->tell();
+        if (!now->asks() || !now->matcher.comes_now(now->key().request)) return 0;
         now->is_read = true;
-        const Lengths& lengths = lengths_[now->lengths];
-        if (requested % lengths.unit || requested / lengths.unit > kFarthest * lengths.longest) return 0;
-        const uint64_t length = requested / lengths.unit;
-        if (length != lengths.now) return length;
-        now->asks = false;
+        const Length& known = length(*now);
+        if (requested % known.unit || requested / known.unit > kFarthest * known.longest) return 0;
+        const uint64_t told = requested / known.unit;
+        if (told != known.now) return told;
+        now->tell();
         return 0;
     }
-    // Whether a request that tells the length of the step is still to come.
+    // Whether a request that tells the first length of the step is still to come: room is made at that one.
     bool asks() const noexcept {
         for (const Sequence* each : active_)
-            if (each && each->asks) return true;
+            if (each && each->asks() && each->key().number == 0) return true;
         return false;
     }
-    // Whether the places of the step's kind are too small for a length.
-    bool is_too_long(uint32_t stream, uint64_t length) const noexcept {
-        return length > lengths_[active_[stream]->lengths].longest;
+    // Whether the places of the step's kind are too small for a length that the next request tells.
+    bool is_too_long(uint32_t stream, uint64_t told) const noexcept { return told > length(*active_[stream]).longest; }
+    // From now on the step's requests have the sizes of a length that the next request tells, rounded as PyTorch does, or
+    // else (null) to a granularity.
+    void set_length(uint32_t stream, uint64_t told, const TorchSizes* torch, uint64_t granularity) noexcept {
+        Sequence& now = *active_[stream];
+        const uint32_t number = now.key().number;
+        Length& its = length(now);
+        its.now = told;
+        if (told > its.longest) missed[number] = std::max(missed[number], told * its.unit);
+        for (Sequence& each : sequences_) {
+            if (each.lengths != now.lengths) continue;
+            each.matcher.resize([&](size_t i) { return growths_[each.places[i]].follows == number; }, [&](size_t i) {
+                const uint64_t raw = raw_size(each.places[i], told);
+                return raw == 0 ? 0 : torch ? torch->round(raw) : (raw + granularity - 1) / granularity * granularity;
+            });
+        }
+        now.tell();
     }
-    // From now on the step's requests have the sizes of a length, rounded as PyTorch does, or else (null) to a
-    // granularity.
-    void set_length(uint32_t stream, uint64_t length, const TorchSizes* torch, uint64_t granularity) noexcept {
-        const int64_t lengths = active_[stream]->lengths;
-        lengths_[lengths].now = length;
-        active_[stream]->asks = false;
-        if (length > lengths_[lengths].longest) missed = std::max(missed, length * lengths_[lengths].unit);
-        for (Sequence& each : sequences_)
-            if (each.lengths == lengths)
-                each.matcher.resize([&](size_t i) {
-                    const uint64_t raw = raw_size(each.places[i], length);
-                    return torch ? torch->round(raw) : (raw + granularity - 1) / granularity * granularity;
-                });
-    }
-    // The bytes that a place is asked for at a length, before rounding.
-    uint64_t raw_size(size_t place, uint64_t length) const noexcept {
+    // The bytes that a place is asked for at a length, before rounding. 0: it is not asked for at that length.
+    uint64_t raw_size(size_t place, uint64_t told) const noexcept {
         const Growth& growth = growths_[place];
-        const __int128 x = static_cast<__int128>(length);
+        const __int128 x = static_cast<__int128>(told);
         const __int128 raw = growth.constant + growth.linear * x + growth.square * x * x;
-        return raw < 1 ? 1 : raw > (__int128{1} << 60) ? uint64_t{1} << 60 : static_cast<uint64_t>(raw);
+        return raw < 1 ? 0 : raw > (__int128{1} << 60) ? uint64_t{1} << 60 : static_cast<uint64_t>(raw);
     }
 
     // Takes the places, areas and sequences of another plan with as many of each, whose first region is the same. The
@@ -317,7 +327,7 @@ public:
     void take_over(PlanServer& other, const std::vector<uint32_t>& live) noexcept {
         for (size_t i = 0; i < sequences_.size(); ++i) {
             other.sequences_[i].matcher.go_on_as(sequences_[i].matcher);
-            other.sequences_[i].asks = sequences_[i].asks;
+            other.sequences_[i].told = sequences_[i].told;
             other.sequences_[i].is_read = sequences_[i].is_read;
             other.sequences_[i].ended = sequences_[i].ended;
             other.sequences_[i].last_ended = sequences_[i].last_ended;
@@ -349,11 +359,10 @@ public:
     int64_t take(uint32_t stream, uint64_t size) noexcept {
         Sequence* now = active_[stream];
         if (!now) return kNone;
-        if (__builtin_expect(now->asks, 0) && now->matcher.comes_now(now->key)) {
+        if (now->asks() && __builtin_expect(now->matcher.comes_now(now->key().request), 0)) {
             // the slow path reads the length that it tells: several may have one size when that is rounded
-            if (!now->is_read || !lengths_[now->lengths].now || now->matcher.size_of(now->key) != size)
-                return kNone;
-            now->asks = false;
+            if (!now->is_read || !length(*now).now || now->matcher.size_of(now->key().request) != size) return kNone;
+            now->tell();
         }
         const int64_t found = now->matcher.find(size);
         if (found < 0) return kNone;
@@ -372,7 +381,8 @@ public:
         except_ = kNone;
         if (!now) return kNone;
         const int64_t expected = now->matcher.expected();
-        const bool asks = now->asks && now->matcher.comes_now(now->key);    // whose place is not for a smaller one
+        // whose place is not for a smaller one
+        const bool asks = now->asks() && now->matcher.comes_now(now->key().request);
         const bool fits = expected >= 0 && size <= now->matcher.size_of(expected)
                           && (!has_pages() || now->matcher.size_of(expected) - size < page_size());
         const int64_t found = now->matcher.match(size, !asks && fits);
@@ -551,8 +561,25 @@ public:
             for (size_t i = open; i < std::min({asking_->places.size(), horizon_, open + kMostWanted}); ++i)
                 if (static_cast<int64_t>(i) != except_ && !asking_->matcher.is_served(i))
                     set(wanted_, places_[asking_->places[i]].first, places_[asking_->places[i]].end);
-        const int64_t found = smallest_gap(wanted_, stream, size);
-        return found >= 0 ? found : any_room(stream, size);
+        int64_t found = smallest_gap(wanted_, stream, size);
+        if (found >= 0) return found;
+        found = any_room(stream, size);
+        const bool is_foretold = asking_ && asking_->lengths != kNone && !has_pages();
+        return found >= 0 && is_foretold && displaced(found, size) > kDisplaced * size ? kNone : found;
+    }
+    // Of the places that `find_room` left free for what is still to be asked for, the largest that a guest would lie in.
+    uint64_t displaced(int64_t offset, uint64_t size) noexcept {
+        const uint64_t begin = static_cast<uint64_t>(offset);
+        const size_t open = asking_->matcher.first_open();
+        uint64_t largest = 0;
+        for (size_t i = open; i < std::min({asking_->places.size(), horizon_, open + kMostWanted}); ++i) {
+            const Place& place = places_[asking_->places[i]];
+            const uint64_t asked = asking_->matcher.size_of(static_cast<int64_t>(i));   // too much in a longer step, perhaps
+            const bool is_wanted = !asking_->matcher.is_served(i) && asked <= place.size;
+            if (is_wanted && place.offset < begin + size && begin < place.offset + place.size)
+                largest = std::max(largest, asked);
+        }
+        return largest;
     }
     int64_t any_room(uint32_t stream, uint64_t size) const noexcept { return smallest_gap(taken_, stream, size); }
 
@@ -615,22 +642,31 @@ private:
         uint32_t first, end;            // its cells
         uint32_t sequence = kNoSequence, request = 0;   // of a block that outlives all iterations: which one it is
     };
+    struct Key {                        // a request that tells a length, and which of the lengths of its kind
+        uint32_t request, number;
+    };
     struct Sequence {
         uint32_t stream;
         std::vector<uint32_t> places, ends;
         PlanMatcher matcher;
-        int64_t lengths = kNone;        // which of the lengths, or kNone: its sizes are always the same
-        int64_t key = kNone;            // the request that tells the length, if it is in this sequence
-        bool asks = false;              // whether that has not come yet
-        bool is_read = false;           // whether it was looked for a length in what came in its place
+        int64_t lengths = kNone;        // the first length of its kind, or kNone: its sizes are always the same
+        std::vector<Key> keys;          // its requests that tell lengths, in their order
+        size_t told = 0;                // how many of them have come, or were left out
+        bool is_read = false;           // whether it was looked for a length in what came in the next one's place
         bool has_once = false;          // whether some of its blocks outlive all iterations
         uint32_t ended = kNotEnded, last_ended = 0;     // the first and the last request whose block has been freed
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
+        bool asks() const noexcept { return told < keys.size(); }
+        const Key& key() const noexcept { return keys[told]; }      // the next one
+        void tell() noexcept {
+            ++told;
+            is_read = false;
+        }
     };
 
-    struct Lengths {                    // of a kind of iterations: in units, all of them
-        uint64_t unit, longest, now;    // for which there is room; for which the sizes are
+    struct Length {                     // in units: for which there is room; for which the sizes are
+        uint64_t unit, longest, now;
     };
 
     uint64_t base_, span_, home_;
@@ -642,7 +678,7 @@ private:
     std::vector<uint64_t> taken_, wanted_;
     std::vector<Area> areas_;
     std::vector<Sequence> sequences_;
-    std::vector<Lengths> lengths_;
+    std::vector<Length> lengths_;       // of all kinds
     std::vector<Growth> growths_;       // by place; empty if no kind has lengths
     std::vector<int64_t> heads_;        // by stream: the number of the head's sequence, or kNone
     std::vector<Sequence*> active_;     // by stream: the sequence that is served now, or null
@@ -656,6 +692,12 @@ private:
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
     int64_t except_ = kNone;
+
+    // The length that the next request of a sequence tells which tells one.
+    Length& length(const Sequence& its) noexcept { return lengths_[static_cast<size_t>(its.lengths) + its.key().number]; }
+    const Length& length(const Sequence& its) const noexcept {
+        return lengths_[static_cast<size_t>(its.lengths) + its.key().number];
+    }
 
     // The home stream is stream 0 in a plan. What is stream 0 in the program is another stream then, and has its name;
     // but memory that the host uses has no streams.

@@ -2,7 +2,7 @@
 
 _planning.pyx    places, the exact search, the sweep that checks both, and the matcher
 lives.py         when blocks live
-lengths.py       iterations whose lengths vary: all sizes follow from the first that does
+lengths.py       iterations whose lengths vary: all sizes follow from few of them
 layout.py        places for blocks whose lives are known
 parts.py         a recording, cut into a head and iterations
 consensus.py     several recorded iterations become one

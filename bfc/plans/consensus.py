@@ -8,7 +8,7 @@ from typing import Any
 
 from bfc.libraries import NDArray, np
 from bfc.plans._planning import match
-from bfc.plans.lengths import evaluated, fitted
+from bfc.plans.lengths import fitted
 from bfc.plans.parts import BODY, FOREVER, Part, Rounding
 
 #: Iterations with fewer requests in common do not repeat: the largest stands for all.
@@ -74,18 +74,18 @@ def is_lasting(part: Part) -> NDArray[np.bool_]:
 
 
 def of_lengths(
-    parts: Sequence[Part], raw: Sequence[NDArray[np.uint64]], rounded: Rounding
+    parts: Sequence[Part],
+    raw: Sequence[NDArray[np.uint64]],
+    rounded: Rounding,
+    most_keys: int,
 ) -> Part | None:
     """What iterations of several lengths have in common: the slots of all lengths, with room for
-    the longest. None if their sizes do not follow from a length. `raw` are the bytes that they ask
-    for."""
-    last = parts[-1]
-    alike = [
-        i
-        for i, part in enumerate(parts)
-        if len(part) == len(last) and np.array_equal(part.stream, last.stream)
-    ]
-    lengths = fitted([raw[i] for i in alike]) if 3 <= len(alike) >= AGREES * len(parts) else None
+    the longest. None if their sizes do not follow from so many lengths. `raw` are the bytes that
+    they ask for."""
+    last, alike = _alike(parts)
+    if len(alike) < (3 if most_keys > 1 else max(3, AGREES * len(parts))):
+        return None
+    lengths = fitted([raw[i] for i in alike], most_keys)
     if lengths is None:
         return None
     end, over = (
@@ -96,15 +96,24 @@ def of_lengths(
     grows = is_lasting(made) & (lengths.growth[:, 1:] != 0).any(axis=1)
     made = replace(made, size=np.where(grows, np.uint64(ROOM) * size, size))
     longest = max((parts[i] for i in alike), key=Part.peak)
-    if made.peak() > GROWTH * longest.peak():
+    if len(lengths.keys) == 1 and made.peak() > GROWTH * longest.peak():
         return None
-    told = [
-        float(
-            (evaluated(lengths.growth, int(raw[i][lengths.key]) // lengths.unit) == raw[i]).mean()
-        )
-        for i in alike
-    ]
+    told = [float((lengths.sizes(lengths.of(raw[i])) == raw[i]).mean()) for i in alike]
     return replace(made, recorded=len(parts), agreeing=len(alike), agreement=sum(told) / len(parts))
+
+
+def _alike(parts: Sequence[Part]) -> tuple[Part, list[int]]:
+    """The last of those iterations that ask for as many blocks as each other, stream by stream, and
+    the numbers of all of them: the one with the highest peak and its like, or the largest group if
+    these are fewer than three."""
+    groups: dict[tuple[int, bytes], list[int]] = {}
+    for number, part in enumerate(parts):
+        groups.setdefault((len(part), part.stream.tobytes()), []).append(number)
+    highest = max(range(len(parts)), key=lambda number: parts[number].peak())
+    found = next(group for group in groups.values() if highest in group)
+    if len(found) < 3:
+        found = max(groups.values(), key=len)
+    return parts[found[-1]], found
 
 
 def _joined(first: Part, reference: Part, last: Part) -> Part:

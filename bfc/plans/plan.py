@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from bfc.errors import PlanError, SettingsError
 from bfc.files import named_in_errors, read_arrays, replacing
 from bfc.libraries import NDArray, np
 from bfc.plans._planning import as_torch_rounds
-from bfc.plans.consensus import consensus, is_lasting, matched, of_lengths, places
+from bfc.plans.consensus import AGREES, consensus, is_lasting, matched, of_lengths, places
 from bfc.plans.layout import planned
-from bfc.plans.lengths import MOST_BYTES, MOST_UNITS, Lengths
+from bfc.plans.lengths import MOST_BYTES, MOST_KEYS, Key, Lengths
 from bfc.plans.lives import Lives
 from bfc.plans.parts import (
     BODY,
@@ -52,11 +52,14 @@ COLUMNS = {
     "over": "uint32",
     "stream": "uint16",
 }
-FORMAT, VERSION = "bfc plan", 2
+FORMAT, VERSION = "bfc plan", 3
 #: The most bytes of a file's description.
 MOST_TEXT = 1 << 20
 #: How many iterations of a kind become one.
 ITERATIONS = 3
+#: A plan whose sizes follow from several lengths serves iterations that are longer than all before,
+#: too: it is taken if it needs no more than so many times what it would without.
+ROOM = 1.05
 #: A plan is served if the policy reserves less than this part of what it reserves without one.
 GATE = 0.95
 
@@ -193,12 +196,14 @@ class Plan:
         figures: a pool keeps its memory to itself.
 
         If iterations of three lengths or more differ in their lengths alone, all sizes follow from
-        the first that varies: a polynomial of the second degree. Of others, up to three of a kind
-        become one: a slot stays if two of them have it. If they do not repeat (fewer than 95 % of
-        the requests are found in another one), the iteration with the highest peak stands for all.
+        the first that varies, or from several of them: as polynomials of the second degree. Of
+        others, up to three of a kind become one: a slot stays if two of them have it. If they do
+        not repeat (fewer than 95 % of the requests are found in another one), the iteration with
+        the highest peak stands for all.
 
         Cost: one to three microseconds for each request, more where the quickest layout leaves
-        gaps; and two replays. Where iterations differ, up to three more plans are made, and tried.
+        gaps; and two replays. Where iterations differ, up to three more plans are made, and tried;
+        twice as many where sizes follow from several lengths.
         """
         if fallback not in UNITS:
             raise ValueError(f"fallback is 'caching' or 'bfc', not {fallback!r}")
@@ -225,23 +230,37 @@ class Plan:
             laid_out = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
             return cls._of(laid_out.pop("parts"), **laid_out, **facts, planned=0)
 
-        plan = made(_parts(requests, found))
+        def tried(most_keys: int) -> Plan:
+            plan = made(_parts(requests, found, most_keys))
+            if _comes_again(found):
+                plans = [plan]
+                if not _are_alike(requests, found, most_keys):
+                    plans += [
+                        made(_parts(requests, found, most_keys, i)) for i in range(ITERATIONS)
+                    ]
+                plan.planned = max(policy.reserves(run, each) for each in plans)
+            return plan
+
+        told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
+        run = trace._with_meta(told | {"marks": [list(mark) for mark in marked]})._without_pools()
+        plan = tried(MOST_KEYS)
+        if any(part.lengths is not None and len(part.lengths.keys) > 1 for part in plan.parts):
+            largest = tried(1)
+            plan = plan if plan.planned <= ROOM * largest.planned else largest
         if is_guess and plan.span < peak:  # the peak is in none of them
             return made([whole])
-        if _comes_again(found):
-            told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
-            run = trace._with_meta(told | {"marks": [list(mark) for mark in marked]})
-            run = run._without_pools()
-            tried = [plan]
-            if not _are_alike(requests, found):
-                tried += [made(_parts(requests, found, left_out=i)) for i in range(ITERATIONS)]
-            plan.planned = max(policy.reserves(run, each) for each in tried)
         return plan
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of iterations that it has a body for."""
         return tuple(part.kind for part in self.parts if part.role == BODY)
+
+    @property
+    def varies(self) -> bool:
+        """Whether some of its iterations ask for more than others do, of the same kind."""
+        bodies = [part for part in self.parts if part.role == BODY]
+        return any(part.lengths is not None or part.agreement < AGREES for part in bodies)
 
     @property
     def budget(self) -> int:
@@ -333,26 +352,33 @@ class Plan:
         >>> plan.stretched("train", 400 * 4096).span == 400 * 4096 + 400 * 400 * 512
         True
         """
-        parts, kind = list(self.parts), kind.split(":")[0]
+        told = parse_bytes(size) if isinstance(size, str) else size
+        return self._stretched(kind.split(":")[0], {0: told})
+
+    def _stretched(self, kind: str, told: Mapping[int, int]) -> Plan:
+        """The same for some of the lengths of a kind, by number, with the bytes that tell them."""
+        parts = list(self.parts)
         at = [i for i, part in enumerate(parts) if part.role == BODY and part.kind == kind]
         lengths = parts[at[0]].lengths if at else None
         if lengths is None:
             raise PlanError(f"the plan has no lengths for steps of the kind {kind!r}")
-        told = parse_bytes(size) if isinstance(size, str) else size
-        length, rest = divmod(told, lengths.unit)
-        if rest or not 0 < length < MOST_UNITS:
-            raise PlanError(
-                f"{told} bytes tell no length: a length of the kind {kind!r} is a multiple of "
-                f"{lengths.unit} bytes, and below {MOST_UNITS} of them"
-            )
-        most = lengths.most(length)
+        wanted = {}
+        for number, nbytes in told.items():
+            unit = lengths.keys[number].unit
+            wanted[number], rest = divmod(nbytes, unit)
+            if rest or wanted[number] <= 0:
+                raise PlanError(
+                    f"{nbytes} bytes tell no length: a length of the kind {kind!r} is a multiple "
+                    f"of {unit} bytes"
+                )
+        lengths = lengths.with_room(wanted)
+        most = lengths.most(lengths.longest)
         if most >= MOST_BYTES:
             raise PlanError(f"a request of {format_bytes(most)} cannot be planned")
-        raw = lengths.sizes(length)
-        sized = _rounding_of(self.fallback, self.settings)(raw)
+        sized = _rounding_of(self.fallback, self.settings)(lengths.sizes(lengths.longest))
         body = parts[at[0]]
         sized = np.where(is_lasting(body), body.size, sized)  # the other region stays as it is
-        parts[at[0]] = replace(body, size=sized, lengths=replace(lengths, longest=length))
+        parts[at[0]] = replace(body, size=sized, lengths=lengths)
         laid_out = _laid_out(parts, UNITS[self.fallback], apart=self.fallback == "caching")
         facts = {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
         span = laid_out["base"] + laid_out["body"]
@@ -394,7 +420,7 @@ class Plan:
 
         Notes
         -----
-        26 bytes for each slot before compression, 50 where lengths vary. The file names no path,
+        26 bytes for each slot before compression, 54 where lengths vary. The file names no path,
         program or person.
         """
         described: dict[str, Any] = {"format": FORMAT, "version": VERSION}
@@ -408,8 +434,12 @@ class Plan:
         arrays: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in self.parts]) for name in COLUMNS
         }
-        growths = [part.lengths.growth for part in self.parts if part.lengths is not None]
-        arrays["growth"] = np.concatenate([np.zeros((0, 3), np.int64), *growths]).reshape(-1)
+        lengths = [part.lengths for part in self.parts if part.lengths is not None]
+        growths = [np.zeros((0, 3), np.int64), *(each.growth for each in lengths)]
+        arrays["growth"] = np.concatenate(growths).reshape(-1)
+        arrays["follows"] = np.concatenate(
+            [np.zeros(0, np.uint32), *(each.follows for each in lengths)]
+        )
         with replacing(path) as file:
             np.savez_compressed(file, plan=np.array(json.dumps(described)), **arrays)
 
@@ -454,10 +484,10 @@ class Plan:
         with named_in_errors(path, PlanError):
             arrays = read_arrays(
                 path,
-                most | {"plan": MOST_TEXT, "growth": 24 * MOST_SLOTS},
+                most | {"plan": MOST_TEXT, "growth": 24 * MOST_SLOTS, "follows": 4 * MOST_SLOTS},
                 ("plan", "growth", *COLUMNS),
                 3 * MOST_SLOTS,
-                sum(most.values()) + 24 * MOST_SLOTS + MOST_TEXT,
+                sum(most.values()) + 28 * MOST_SLOTS + MOST_TEXT,
             )
             return _checked(_described(arrays.pop("plan")), arrays)
 
@@ -465,7 +495,7 @@ class Plan:
 #: The numbers of a plan and of its parts that a file has beside the slots.
 FIGURES = ("base", "body", "bound", "peak", "online", "planned")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
-OF_LENGTHS = ("key", "unit", "recorded", "longest")
+OF_A_KEY = ("request", "unit", "recorded", "longest", "like", "above", "slope")
 
 
 def _marks_of(
@@ -522,9 +552,12 @@ def _rounded(
     return (rounded + unit - np.uint64(1)) // unit * unit
 
 
-def _parts(requests: Requests, found: list[Stretch], left_out: int | None = None) -> list[Part]:
-    """The head, and for each kind its body and what its first iteration allocates for good. Of each
-    kind the iteration of the number `left_out` does not count."""
+def _parts(
+    requests: Requests, found: list[Stretch], most_keys: int, left_out: int | None = None
+) -> list[Part]:
+    """The head, and for each kind its body and what its first iteration allocates for good. The
+    sizes of an iteration may follow from so many lengths. Of each kind the iteration of the number
+    `left_out` does not count."""
     total = len(requests.size)
     if not found:
         return [requests.part(HEAD, "", 0, total, total)]
@@ -536,7 +569,7 @@ def _parts(requests: Requests, found: list[Stretch], left_out: int | None = None
             f"{MOST_KINDS}: iterations that ask for the same are of one kind"
         )
     for its in kinds.values():
-        varying = _with_lengths(requests, its)
+        varying = _with_lengths(requests, its, most_keys, left_out)
         parts += _body_of(requests, its, _known(requests, its, left_out), varying)
     return parts
 
@@ -554,24 +587,31 @@ def _comes_again(found: list[Stretch]) -> bool:
 
 def _known(requests: Requests, its: list[Stretch], left_out: int | None = None) -> list[Stretch]:
     """Those of one kind that a body is made of."""
-    # What the last stretch of a run leaves live may be freed in the next one: nothing says so
     known = _ended(requests, its)
     if left_out is None or len(known) == 1:
         return known[-ITERATIONS:]
-    known = known[-ITERATIONS - 1 :]
-    del known[len(known) - 1 - left_out % len(known)]
-    return known
+    return _without(known[-ITERATIONS - 1 :], left_out)
+
+
+def _without(known: list[Stretch], left_out: int) -> list[Stretch]:
+    """All but one of them, counted from the last."""
+    number = len(known) - 1 - left_out % len(known)
+    return known[:number] + known[number + 1 :]
 
 
 def _ended(requests: Requests, its: list[Stretch]) -> list[Stretch]:
+    # What the last stretch of a run leaves live may be freed in the next one: nothing says so
     return [stretch for stretch in its if stretch.end < len(requests.size)] or its
 
 
-def _are_alike(requests: Requests, found: list[Stretch]) -> bool:
-    """Whether the iterations that bodies are made of differ in nothing but their lengths, so that a
+def _are_alike(requests: Requests, found: list[Stretch], most_keys: int) -> bool:
+    """Whether the iterations that bodies are made of differ in nothing but one length, so that a
     plan without one of them would be the same."""
     for its in _by_kind(found).values():
-        if _with_lengths(requests, its) is not None:
+        varying = _with_lengths(requests, its, most_keys)
+        if varying is not None and varying.lengths is not None:
+            if len(varying.lengths.keys) > 1:
+                return False
             continue
         made = [_body_part(requests, stretch) for stretch in _known(requests, its)]
         if not all(made[0].is_like(part) for part in made[1:]):
@@ -584,15 +624,18 @@ def _body_part(requests: Requests, stretch: Stretch) -> Part:
     return part.taken(part.over != FOREVER)
 
 
-def _with_lengths(requests: Requests, its: list[Stretch]) -> Part | None:
+def _with_lengths(
+    requests: Requests, its: list[Stretch], most_keys: int, left_out: int | None = None
+) -> Part | None:
     """The body of a kind whose iterations differ in their lengths."""
     made, raw = [], []
-    for stretch in _ended(requests, its):
+    known = _ended(requests, its)
+    for stretch in known if left_out is None else _without(known, left_out):
         part = requests.part(BODY, stretch.kind, stretch.begin, stretch.end, stretch.after)
         ending = part.over != FOREVER
         made.append(part.taken(ending))
         raw.append(requests.raw[stretch.begin : stretch.end][ending])
-    return of_lengths(made, raw, requests.rounded)
+    return of_lengths(made, raw, requests.rounded, most_keys) if made else None
 
 
 def _body_of(
@@ -695,9 +738,12 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
             raise PlanError("a part of it lacks its kind or its agreement")
         lengths = part.get("lengths")
         if lengths is not None:
-            if not isinstance(lengths, list) or len(lengths) != len(OF_LENGTHS):
-                raise PlanError("the lengths of a part are not four numbers")
-            numbers += lengths
+            if not isinstance(lengths, list) or not 0 < len(lengths) <= MOST_KEYS:
+                raise PlanError(f"the lengths of a part are not a list of up to {MOST_KEYS}")
+            for key in lengths:
+                if not isinstance(key, list) or len(key) != len(OF_A_KEY):
+                    raise PlanError(f"a length of a part is not {len(OF_A_KEY)} numbers")
+                numbers += key
     if not all(type(number) is int and 0 <= number < 1 << 60 for number in numbers):
         raise PlanError("its description holds numbers that are not whole, or not below 2**60")
     if said["peak"] == 0:
@@ -713,7 +759,7 @@ def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
             raise PlanError(f"{name} is not an array of {sum(counts)} numbers of type {kind}")
     ends = np.cumsum(counts)[:-1]
     columns: dict[str, Any] = {name: np.split(arrays[name], ends) for name in COLUMNS}
-    lengths = _lengths_of(said["parts"], arrays["growth"])
+    lengths = _lengths_of(said["parts"], arrays["growth"], arrays.get("follows"))
     parts = [
         Part(
             **{name: values[i] for name, values in columns.items()},
@@ -728,29 +774,45 @@ def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
     return plan
 
 
-def _told(lengths: Lengths | None) -> list[int] | None:
-    return None if lengths is None else [getattr(lengths, name) for name in OF_LENGTHS]
+def _told(lengths: Lengths | None) -> list[list[int]] | None:
+    if lengths is None:
+        return None
+    return [[getattr(key, name) for name in OF_A_KEY] for key in lengths.keys]
 
 
-def _lengths_of(parts: list[dict[str, Any]], growth: NDArray[Any]) -> list[Lengths | None]:
+def _lengths_of(
+    parts: list[dict[str, Any]], growth: NDArray[Any], follows: NDArray[Any] | None
+) -> list[Lengths | None]:
     """The lengths of each part of a file. Raises PlanError for those that cannot be."""
     slots = [part["slots"] if part.get("lengths") else 0 for part in parts]
     if growth.dtype != np.int64 or growth.shape != (3 * sum(slots),):
         raise PlanError(f"growth is not an array of {3 * sum(slots)} numbers of type int64")
-    rows = np.split(growth.reshape(-1, 3), np.cumsum(slots)[:-1])
-    found: list[Lengths | None] = []
-    for part, terms in zip(parts, rows, strict=True):
-        if not part.get("lengths"):
-            found.append(None)
-            continue
-        key, unit, recorded, longest = part["lengths"]
-        most = max(recorded, longest)
-        if not (part["role"] == BODY and key < len(terms) and longest > 0 and most < MOST_UNITS):
-            raise PlanError("the lengths of a part have no request that tells them")
-        powers = np.array([1.0, most, float(most) ** 2])
-        if not unit or not (np.abs(terms * powers) < MOST_BYTES).all():
-            raise PlanError(f"a size that follows from a length is {MOST_BYTES} bytes or more")
-        found.append(Lengths(key, unit, recorded, longest, terms))
+    if follows is None or follows.dtype != np.uint32 or follows.shape != (sum(slots),):
+        raise PlanError(f"follows is not an array of {sum(slots)} numbers of type uint32")
+    ends = np.cumsum(slots)[:-1]
+    rows = zip(np.split(growth.reshape(-1, 3), ends), np.split(follows, ends), strict=True)
+    return [
+        _lengths_of_part(part, *its) if part.get("lengths") else None
+        for part, its in zip(parts, rows, strict=True)
+    ]
+
+
+def _lengths_of_part(part: dict[str, Any], growth: NDArray[Any], follows: NDArray[Any]) -> Lengths:
+    keys = tuple(Key(*numbers) for numbers in part["lengths"])
+    requests = [key.request for key in keys]
+    right = part["role"] == BODY and requests == sorted(set(requests))
+    right = right and requests[-1] < len(growth) and bool((follows < len(keys)).all())
+    for number, key in enumerate(keys):
+        most = max(key.recorded, key.longest)
+        right = right and key.unit > 0 and key.longest > 0 and most < MOST_BYTES
+        right = right and key.like <= number and int(follows[key.request]) == number
+    if not right:
+        raise PlanError("the lengths of a part have no requests that tell them")
+    found = Lengths(keys, follows, growth)
+    longest = [max(key.recorded, key.longest) for key in keys]
+    powers = np.array(longest, np.float64)[follows][:, None] ** np.arange(3)
+    if not (np.abs(growth * powers) < MOST_BYTES).all():
+        raise PlanError(f"a size that follows from a length is {MOST_BYTES} bytes or more")
     return found
 
 

@@ -38,12 +38,13 @@ class Served:
     head: list[Order]  # before the first step
     first: dict[str, list[Order]]  # of the first step of a kind
     later: dict[str, list[Order]]  # of each later one
-    #: Of kinds whose lengths vary: the place of the request that tells the length, how many bytes a
-    #: length of 1 is, and the longest for which there is room.
-    lengths: dict[str, tuple[int, int, int]]
+    #: Of kinds whose lengths vary, for each length: the place of the request that tells it, how
+    #: many bytes a length of 1 is, and the longest for which there is room.
+    lengths: dict[str, list[tuple[int, int, int]]]
     #: The bytes of each place before they are rounded, as a polynomial of the length, shape
-    #: (places, 3). Empty if there are no lengths.
+    #: (places, 3), and which of its kind's lengths that is. Empty if there are no lengths.
     growth: NDArray[np.int64]
+    follows: NDArray[np.uint32]
 
 
 def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
@@ -70,28 +71,42 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
     head = _orders(parts[0], 0, streams) if parts[0].role == HEAD else []
     areas = _areas(offset, size, np.searchsorted(streams, stream), base, span, len(streams), apart)
     lengths = {
-        kind: (int(firsts[i]) + told.key, told.unit, told.longest)
+        kind: [(int(firsts[i]) + key.request, key.unit, key.longest) for key in told.keys]
         for kind, i in known.items()
         if (told := parts[i].lengths) is not None
     }
-    growth = _growth(parts) if lengths else np.zeros((0, 3), np.int64)
+    growth, follows = _growth(parts if lengths else ())
     once = np.concatenate([part.over == FOREVER for part in parts]).astype(np.uint8)
     return Served(
-        offset, size, base, span, once, streams, areas, head, first, orders, lengths, growth
+        offset,
+        size,
+        base,
+        span,
+        once,
+        streams,
+        areas,
+        head,
+        first,
+        orders,
+        lengths,
+        growth,
+        follows,
     )
 
 
-def _growth(parts: Sequence[Part]) -> NDArray[np.int64]:
-    """The polynomials of all places: constants where there are no lengths."""
-    rows = []
+def _growth(parts: Sequence[Part]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+    """The polynomials of all places, constants where there are no lengths, and of which lengths."""
+    rows, follows = [np.zeros((0, 3), np.int64)], [np.zeros(0, np.uint32)]
     for part in parts:
         if part.lengths is not None:
             rows.append(part.lengths.growth)
+            follows.append(part.lengths.follows)
             continue
         row = np.zeros((len(part), 3), np.int64)
         row[:, 0] = part.size
         rows.append(row)
-    return np.ascontiguousarray(np.concatenate(rows))
+        follows.append(np.zeros(len(part), np.uint32))
+    return np.ascontiguousarray(np.concatenate(rows)), np.concatenate(follows)
 
 
 def _orders(part: Part, begin: int, streams: list[int]) -> list[Order]:

@@ -205,7 +205,10 @@ def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Ans
     new = Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
     if new._declined(gate) is None and new.planned < GATE * now:
         return Answer(new, new.planned + plan.body < GATE * now)
-    if now <= new.online:
+    alone = new.online
+    if plan.varies:  # these steps may be short ones: the plan has room for the longest
+        alone = max(alone, plan.online - plan.base)
+    if now <= alone:
         return Answer()
     why = (
         f"the plan does not pay any more: for the last steps {policy.name} reserved "
