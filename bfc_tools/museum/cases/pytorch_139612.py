@@ -11,22 +11,20 @@ def reproduce(trial: Trial) -> None:
     for is_safe in (True, False):
         pool = trial.pytorch("24 GiB", cure=not is_safe)
         kept, scaled = [pool.empty(row) for _ in range(3)], [pool.empty(row), pool.empty(row)]
-        attention = pool.empty(scores)
+        kept.append(pool.empty(scores))
         scaled.clear()
-        softmax = pool.empty(scores)
+        kept.append(pool.empty(scores))
         if is_safe:
-            mask, rows = pool.empty(scores // 2), pool.empty(32 * 4096)
-            softmax = pool.empty(scores)
-            del mask, rows
+            masks = [pool.empty(scores // 2), pool.empty(32 * 4096)]
+            kept[-1] = pool.empty(scores)
+            masks.clear()
         kept.append(pool.empty(row))
+        used = pool.peak_reserved + OUTSIDE
         if is_safe:
-            used = pool.peak_reserved + OUTSIDE
             trial.published("used, PyTorch 2.6", "3898.94 MiB", used)
         else:
-            used = pool.peak_reserved + OUTSIDE
             trial.used("used, PyTorch 2.1", "2360.94 MiB", used)
             trial.cured("reserved, plain softmax", "2208 MiB", pool.peak_reserved)
-        del kept, attention, softmax
 
 
 CASE = Case(
