@@ -32,6 +32,7 @@ cdef struct Request:
     Asking asking               # what it asks of the sub-allocator
     cbool blocked               # whether bytes set aside for another thread's call stand in its way
     cbool has_waited            # whether it has waited for other streams
+    uint64_t frees_before       # the count of frees when a free chunk was looked for, before it waits
     cbool shared                # whether it is for a stream whose work runs in any order
     cbool contiguous            # whether it must be one physical allocation, and not pages mapped end to end
     cbool refused               # whether the policy refuses it without an attempt to make room: nothing more is tried

@@ -244,7 +244,8 @@ cdef class Allocator(BufferOwner):
             self.source.strict = strict
             self.source.open(sub_allocator)
             self.fences.keeps_native = sub_allocator.native
-            self.fences.native = self.source.native
+            if sub_allocator._fences_are_native:
+                self.fences.native = self.source.native
             self.set_home_stream(stream)
         except BaseException:
             self.sub_allocator = self.fences.source = self.source.sub_allocator = None
@@ -1355,6 +1356,7 @@ cdef class Allocator(BufferOwner):
             self.planned.fill_place(request.stream if self.by_stream else self.home_stream, request.rounded,
                                     request.nbytes)
         self.acquire()
+        request.frees_before = self.frees.count.get()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)
         self.lock.release()
@@ -1409,8 +1411,10 @@ cdef class Allocator(BufferOwner):
 
     cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
         """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
-        sub-allocator, which hold a part of the limit. Returns whether anything may have changed."""
-        cdef bint waits = not request.has_waited and self.reasons.has(SOME_WAIT | FREES_PENDING)
+        sub-allocator, which hold a part of the limit. Returns whether anything may have changed. That another thread
+        has freed memory counts once: a request for more than there is must end."""
+        cdef bint is_first = not request.has_waited, waits = is_first and self.reasons.has(SOME_WAIT | FREES_PENDING)
+        cdef bint frees = is_first and self.frees.count.get() != request.frees_before
         request.has_waited = True
         if waits:
             self.frees.wait_for_streams()
@@ -1421,7 +1425,7 @@ cdef class Allocator(BufferOwner):
         while not is_inside and self.source.is_calling() and self.source.calls_ended.get() == ended:
             time.sleep(_RETRY_POLL_SECONDS)
         cdef uint64_t changes = self.source.changes.get() - request.asking.changes
-        return waits or (request.blocked and not is_inside) or changes != seen
+        return waits or frees or (request.blocked and not is_inside) or changes != seen
 
     # -- free ---------------------------------------------------------------------------------------------------------
 

@@ -52,8 +52,7 @@ cdef extern from "stream_queues.hpp" namespace "bfc" nogil:
         void attach(Reasons* reasons, uint32_t fences, uint32_t events) noexcept
         cbool add(ChunkHandle handle, const vector[Mark]& marks) noexcept
         size_t size() noexcept
-        cbool first_stream(uint64_t& stream) noexcept
-        cbool next_stream(uint64_t& stream) noexcept
+        cbool next_stream(cbool first, uint64_t& stream) noexcept
         cbool list(vector[QueuedMark]& out) noexcept
         Turn take_first(uint64_t stream, unsigned long thread, cbool fences, TakenMark& out) noexcept
         Turn take(const QueuedMark& row, unsigned long thread, TakenMark& out) noexcept
@@ -93,7 +92,7 @@ cdef class FenceQueues:
     cdef dict users                     # allocation id -> {stream: what the user passed for it, kept alive}
     cdef dict marked                    # allocation id -> [(stream, fence)], as the stream may be gone at the free
     cdef StreamQueues queues
-    cdef uint64_t era_seen              # the era that the queues know of: see `era`
+    cdef Shown[uint64_t] era_seen       # the era that the queues know of: see `era`
 
     cdef int uses(self, int64_t allocation_id, object stream, object passed) except -1
     cdef int forget(self, allocation_id) except -1
@@ -103,20 +102,20 @@ cdef class FenceQueues:
     cdef void leave(self) noexcept nogil
     cdef int wait_behind(self, ChunkHandle handle, list fences) except -1
     cdef Mark mark_from(self, stream, fence) noexcept
-    cdef void drop_mark(self, Mark* mark) noexcept
+    cdef void drop_mark(self, Mark* mark) noexcept nogil
     cdef void drop_all_marks(self) noexcept
     cdef int try_stuck_again(self, bint ahead=*) except -1
-    cdef bint first_stream(self, uint64_t* stream) noexcept nogil
-    cdef bint next_stream(self, uint64_t* stream) noexcept nogil
+    cdef bint next_stream(self, bint first, uint64_t* stream) noexcept nogil
     cdef Turn take_first(self, uint64_t stream, cbool fences, TakenMark* taken) noexcept nogil
     cdef bint take_at_last(self, QueuedMark row, TakenMark* taken) except -1
-    cdef bint put_back(self, TakenMark* taken) noexcept nogil
+    cdef void put_back(self, TakenMark* taken) noexcept nogil
+    cdef void set_aside(self, TakenMark* taken) noexcept nogil
     cdef bint has_passed(self, TakenMark* taken) noexcept nogil
     cdef bint is_reached(self, TakenMark* taken, bint wait) except -1
     cdef int answer(self, TakenMark* taken, list faults, bint wait) except -1
-    cdef bint next_done(self, uint64_t stream, list faults, bint wait, TakenMark* done) except -1
+    cdef bint next_reached(self, uint64_t stream, list faults, bint wait, TakenMark* taken) except -1
     cdef int list_marks(self, vector[QueuedMark]& rows) except -1
-    cdef bint wait_for(self, QueuedMark row) except -1
+    cdef bint wait_for(self, QueuedMark row, TakenMark* taken) except -1
     cdef int wait_until_reached(self, QueuedMark row) except -1
     cdef int wait_for_all(self, list faults) except -1
     cdef void forget_dead_askers(self) noexcept nogil

@@ -37,9 +37,9 @@ cdef extern from "source.h":
     int BFC_NOT_REACHED
 
 cdef enum:                  # what became of a mark that was asked
-    _NOT_REACHED            # it is still there
-    _PASSED                 # it has left its queue
-    _LAST                   # and its chunk waits for nothing any more
+    _NOT_REACHED            # it stays
+    _REACHED                # whoever asked takes it out of its queue
+    _SET_ASIDE              # the device failed for it
 
 cdef enum:
     LEGACY_STREAM = 1       # handles up to this one name the default stream that waits for others
@@ -84,7 +84,7 @@ cdef class FenceQueues:
     def __cinit__(self):
         self.users = {}
         self.marked = {}
-        self.era_seen = era()
+        self.era_seen.set(era())
 
     def __dealloc__(self):
         self.lock = NULL    # the allocator may be gone
@@ -155,10 +155,11 @@ cdef class FenceQueues:
             mark.what, mark.kind = <void*>fence, FENCE_MARK
         return mark
 
-    cdef void drop_mark(self, Mark* mark) noexcept:
+    cdef void drop_mark(self, Mark* mark) noexcept nogil:
         """Gives up a mark that is in no queue any more. Without the lock, since this may run Python."""
         if mark.kind == FENCE_MARK:
-            Py_DECREF(<object>mark.what)
+            with gil:
+                Py_DECREF(<object>mark.what)
         elif mark.kind == EVENT_MARK:
             self.native.drop(self.native.self, mark.what)
 
@@ -181,17 +182,12 @@ cdef class FenceQueues:
             raise out_of_host_memory()
         return 0
 
-    cdef bint first_stream(self, uint64_t* stream) noexcept nogil:
-        """The first stream with a queue. Whether there is one."""
-        self.forget_dead_askers()
+    cdef bint next_stream(self, bint first, uint64_t* stream) noexcept nogil:
+        """The first stream with a queue, or the one after `stream`. Whether there is one."""
+        if first:
+            self.forget_dead_askers()
         self.enter()
-        cdef bint found = self.queues.first_stream(stream[0])
-        self.leave()
-        return found
-
-    cdef bint next_stream(self, uint64_t* stream) noexcept nogil:
-        self.enter()
-        cdef bint found = self.queues.next_stream(stream[0])
+        cdef bint found = self.queues.next_stream(first, stream[0])
         self.leave()
         return found
 
@@ -217,12 +213,21 @@ cdef class FenceQueues:
                 return False
             time.sleep(_POLL_SECONDS)
 
-    cdef bint put_back(self, TakenMark* taken) noexcept nogil:
-        """Leaves a mark in its queue. False: the queue is gone, and the mark is to be dropped."""
+    cdef void put_back(self, TakenMark* taken) noexcept nogil:
+        """Leaves a mark in its queue, or drops it where the queue is gone."""
         self.enter()
         cdef bint known = self.queues.put_back(taken[0])
         self.leave()
-        return known
+        if not known:
+            self.drop_mark(&taken.mark)
+
+    cdef void set_aside(self, TakenMark* taken) noexcept nogil:
+        """The same for one that the device failed for: it is in no queue until it is tried again."""
+        self.enter()
+        cdef bint known = self.queues.set_aside(taken[0])
+        self.leave()
+        if not known:
+            self.drop_mark(&taken.mark)
 
     cdef bint has_passed(self, TakenMark* taken) noexcept nogil:
         """Takes a mark out of its queue, to be dropped. Whether its chunk waits for nothing any more."""
@@ -249,49 +254,38 @@ cdef class FenceQueues:
         return result == 0
 
     cdef int answer(self, TakenMark* taken, list faults, bint wait) except -1:
-        """Asks a mark that was taken. One that its stream has reached leaves its queue: it is dropped here unless its
-        chunk waits for nothing any more. One that fails is set aside as stuck, and its error is appended to `faults`.
-        """
-        cdef bint known = True
+        """Asks a mark that was taken. One that its stream has reached stays taken, and in its queue, for the caller.
+        One that fails is set aside, and its error is appended to `faults`."""
         try:
             if self.is_reached(taken, wait):
-                if self.has_passed(taken):
-                    return _LAST
-                self.drop_mark(&taken.mark)
-                return _PASSED
-        except BaseException as error:
-            if isinstance(error, Exception):
-                self.enter()
-                known = self.queues.set_aside(taken[0])
-                self.leave()
-            else:
-                known = self.put_back(taken)    # a Ctrl-C says nothing about the fence
-            if not known:
-                self.drop_mark(&taken.mark)
+                return _REACHED
+        except Exception as error:
+            self.set_aside(taken)
             faults.append(error)
-            return _PASSED if isinstance(error, Exception) else _NOT_REACHED
-        if not self.put_back(taken):
-            self.drop_mark(&taken.mark)
+            return _SET_ASIDE
+        except BaseException as error:      # a Ctrl-C says nothing about the fence
+            faults.append(error)
+        self.put_back(taken)
         return _NOT_REACHED
 
-    cdef bint next_done(self, uint64_t stream, list faults, bint wait, TakenMark* done) except -1:
-        """Finds the last mark of a chunk once the stream has reached it (`wait`: waits until it has), so that the chunk
-        waits for nothing any more. The caller drops that mark. Returns whether there is one.
+    cdef bint next_reached(self, uint64_t stream, list faults, bint wait, TakenMark* taken) except -1:
+        """Takes the oldest mark of a stream if that has reached it (`wait`: waits until it has). Returns whether it
+        has: the caller then takes the mark out of its queue, and drops it.
 
         A stream reaches its marks in order, so the first that is not reached ends the search.
         """
-        cdef int answer = _PASSED
+        cdef int answer = _SET_ASIDE
         cdef Turn turn
         self.forget_dead_askers()
-        while answer == _PASSED:
-            turn = self.take_first(stream, True, done)
-            if turn == TURN_OF_ANOTHER and wait and done.by != PyThread_get_thread_ident() and not is_finalizing():
+        while answer == _SET_ASIDE:
+            turn = self.take_first(stream, True, taken)
+            if turn == TURN_OF_ANOTHER and wait and taken.by != PyThread_get_thread_ident() and not is_finalizing():
                 time.sleep(_POLL_SECONDS)
                 continue
             if turn != YOUR_TURN:
                 return False
-            answer = self.answer(done, faults, wait)
-        return answer == _LAST
+            answer = self.answer(taken, faults, wait)
+        return answer == _REACHED
 
     cdef int list_marks(self, vector[QueuedMark]& rows) except -1:
         """All that waits now, stream by stream."""
@@ -303,35 +297,27 @@ cdef class FenceQueues:
             raise out_of_host_memory()
         return 0
 
-    cdef bint wait_for(self, QueuedMark row) except -1:
-        """Waits for one mark, wherever it is in its stream's queue. Returns whether its chunk waits for nothing any
-        more."""
-        cdef TakenMark taken
-        if not self.take_at_last(row, &taken):
+    cdef bint wait_for(self, QueuedMark row, TakenMark* taken) except -1:
+        """Takes one mark, wherever it is in its stream's queue, and waits for it. Whether it was there: the caller then
+        takes it out of the queue, or puts it back."""
+        if not self.take_at_last(row, taken):
             return False
         try:
-            self.is_reached(&taken, True)
+            self.is_reached(taken, True)
         except BaseException:
-            if not self.put_back(&taken):
-                self.drop_mark(&taken.mark)
+            self.put_back(taken)
             raise
-        cdef bint is_last = self.has_passed(&taken)
-        self.drop_mark(&taken.mark)
-        return is_last
+        return True
 
     cdef int wait_until_reached(self, QueuedMark row) except -1:
         """The same, and the mark stays in its queue."""
         cdef TakenMark taken
-        if not self.take_at_last(row, &taken):
+        if not self.wait_for(row, &taken):
             return 0
-        try:
-            self.is_reached(&taken, True)
-            if taken.mark.kind == EVENT_MARK:
-                self.drop_mark(&taken.mark)
-                taken.mark.kind = PASSED_MARK
-        finally:
-            if not self.put_back(&taken):
-                self.drop_mark(&taken.mark)
+        if taken.mark.kind == EVENT_MARK:
+            self.drop_mark(&taken.mark)
+            taken.mark.kind = PASSED_MARK
+        self.put_back(&taken)
         return 0
 
     cdef int wait_for_all(self, list faults) except -1:
@@ -352,12 +338,14 @@ cdef class FenceQueues:
     cdef void forget_dead_askers(self) noexcept nogil:
         """After a fork, gives up the marks that were taken by threads which the child does not have. When the
         interpreter shuts down, threads that need the GIL have ended, too; those that ask an event have not."""
-        cdef uint64_t now = era()
-        if self.era_seen == now:
+        cdef uint64_t now = era(), seen
+        if self.era_seen.get() == now:
             return
         self.enter()
-        self.queues.forget_threads(survivor(), now >> 1 != self.era_seen >> 1)
-        self.era_seen = now
+        seen = self.era_seen.get()
+        if seen != now:     # another thread may have been here first, and taken marks since
+            self.queues.forget_threads(survivor(), now >> 1 != seen >> 1)
+            self.era_seen.set(now)
         self.leave()
 
 

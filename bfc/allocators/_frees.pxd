@@ -7,7 +7,7 @@ from libcpp cimport bool as cbool
 from bfc._core cimport ChunkHandle, PendingFree, Pool, Reasons
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._source cimport Source
-from bfc.allocators._fences cimport Fences
+from bfc.allocators._fences cimport Fences, TakenMark
 
 cdef enum:                      # what a call of `drain` is for, in bits. 0: somebody wants to read
     AT_ALLOCATION = 1
@@ -39,6 +39,7 @@ cdef class Frees:
     cdef bint put_behind_users(self, ChunkHandle handle, allocation_id) except -1
     cdef bint is_waiting(self, ChunkHandle handle) noexcept nogil
     cdef int finish_waiting(self, ChunkHandle handle) except -1
+    cdef void finish_mark(self, TakenMark* taken) noexcept nogil
     cdef void finish_locked(self, ChunkHandle handle) noexcept nogil
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id)
     cdef void leave(self, ChunkHandle handle, int64_t allocation_id, uint32_t reason) noexcept nogil

@@ -332,18 +332,26 @@ cdef class Frees:
 
     cdef int ask_fences(self, bint wait, list faults) except -1:
         """Frees what the streams have finished with; `wait` waits for them."""
-        cdef TakenMark done
+        cdef TakenMark reached
         cdef uint64_t stream
         cdef bint more
         if not some_wait(self.fences):
             return 0
-        more = self.fences.first_stream(&stream)
+        more = self.fences.next_stream(True, &stream)
         while more:
-            while self.fences.next_done(stream, faults, wait, &done):
-                self.finish_waiting(done.handle)
-                self.fences.drop_mark(&done.mark)   # not before the chunk is free: this may run Python
-            more = self.fences.next_stream(&stream)
+            while self.fences.next_reached(stream, faults, wait, &reached):
+                self.finish_mark(&reached)
+            more = self.fences.next_stream(False, &stream)
         return 0
+
+    cdef void finish_mark(self, TakenMark* taken) noexcept nogil:
+        """Takes a mark that its stream has reached out of its queue, and frees its chunk if that waits for nothing
+        more: in one go, so that a thread which finds that nothing waits finds the memory free."""
+        acquire_lock(self.lock[0])
+        if self.fences.queues.passed(taken[0]):
+            self.finish_locked(taken.handle)
+        self.lock.release()
+        self.fences.drop_mark(&taken.mark)      # not before the chunk is free: this may run Python
 
     cdef cbool ask_events(self) noexcept nogil:
         """Frees what the streams have finished with, as an allocation does, without the GIL. False: that needs the GIL,
@@ -352,11 +360,11 @@ cdef class Frees:
         cdef cbool more
         if self.fences.capture_is_marked() or self.fences.scopes_defer():
             return False
-        more = self.fences.first_stream(&stream)
+        more = self.fences.next_stream(True, &stream)
         while more:
             if not self.ask_events_of(stream):
                 return False
-            more = self.fences.next_stream(&stream)
+            more = self.fences.next_stream(False, &stream)
         return True
 
     cdef cbool ask_events_of(self, uint64_t stream) noexcept nogil:
@@ -371,15 +379,9 @@ cdef class Frees:
             if taken.mark.kind == EVENT_MARK:
                 result = self.fences.native.reached(self.fences.native.self, &taken.mark.what, False)
             if result != 0:
-                if not self.fences.put_back(&taken):
-                    self.fences.native.drop(self.fences.native.self, taken.mark.what)
+                self.fences.put_back(&taken)
                 return result == BFC_NOT_REACHED
-            acquire_lock(self.lock[0])
-            if self.fences.queues.passed(taken):
-                self.finish_locked(taken.handle)
-            self.lock.release()
-            if taken.mark.kind == EVENT_MARK:
-                self.fences.native.drop(self.fences.native.self, taken.mark.what)
+            self.finish_mark(&taken)
 
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""

@@ -27,6 +27,7 @@ cdef extern from "columns.hpp" namespace "bfc" nogil:
         uint64_t pool[2]
         uint64_t home
         uint64_t home_size
+        uint64_t number
         uint32_t chunks_end
         uint32_t pages_end
         uint32_t kind

@@ -72,6 +72,7 @@ cdef cbool add_runs(Pool pool, Region* region, vector[uint32_t]& slots, vector[R
     row.pool[1] = owner.lane.pool[1]
     row.home = region.ptr
     row.home_size = region.end - region.ptr
+    row.number = region.number
     row.kind = owner.kind
     row.flags = IN_RANGE if owner.is_range else 0
     if owner.asleep:

@@ -194,11 +194,12 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
 # -- what needs the pool, and at most a look at events ----------------------------------------------------------------
 
 cdef inline cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* tag, uint32_t* owner) noexcept nogil:
-    """Does what comes before a hit: finds out whose it is, and frees what streams have finished with. False: that needs
-    the GIL, or the request does."""
+    """Does what comes before a hit: finds out whose it is (`tag` is NULL where it belongs to none), and frees what
+    streams have finished with. False: that needs the GIL, or the request does."""
     if nbytes == 0 or nbytes >= <uint64_t>1 << 63:
         return False    # so many bytes would be rounded up to 0
-    tag[0] = NO_TAG
+    if tag != NULL:
+        tag[0] = NO_TAG
     if not allocator.reasons.none():
         return prepare_with_reasons(allocator, tag, owner)
     owner[0] = owner_without_gil(<const void*>allocator)
@@ -208,7 +209,7 @@ cdef inline cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* ta
 cdef cbool prepare_with_reasons(Allocator allocator, uint64_t* tag, uint32_t* owner) noexcept nogil:
     if allocator.reasons.has(~<uint32_t>(EVENTS_WAIT | IN_A_TAG)):
         return False
-    if not allocator.reasons.has(IN_A_TAG):
+    if tag == NULL or not allocator.reasons.has(IN_A_TAG):
         owner[0] = owner_without_gil(<const void*>allocator)
     elif not tag_without_gil(<const void*>allocator, tag, owner):
         return False
@@ -251,9 +252,8 @@ cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_
                                    uint64_t* ptr) noexcept nogil:
     """The same from the private pool of an id, two numbers, under a policy that keeps streams apart."""
     cdef Request request
-    cdef uint64_t tag
     cdef uint32_t owner
-    if not allocator.by_stream or not prepare_hit(allocator, nbytes, &tag, &owner):
+    if not allocator.by_stream or not prepare_hit(allocator, nbytes, NULL, &owner):
         return False
     return place_hit(allocator, nbytes, stream, PoolId(pool[0], pool[1]), NO_TAG, owner, &request, ptr)
 

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -63,15 +62,12 @@ public:
     bool add(uint32_t handle, const std::vector<Mark>& marks) noexcept {
         try {
             const auto freed = std::make_shared<Freed>(Freed{handle, marks.size()});
-            std::map<uint64_t, Queue> made;
+            Queues made;
             for (const Mark& mark : marks) {
                 queues_[mark.stream];
-                made[mark.stream].push_back({mark, ++numbers_, 0, freed});
+                made[mark.stream].emplace(++last_, Entry{mark, 0, freed});
             }
-            for (auto& [stream, entries] : made) {
-                Queue& queue = queues_.find(stream)->second;
-                queue.splice(queue.end(), entries);
-            }
+            for (auto& [stream, entries] : made) queues_.find(stream)->second.merge(entries);
         } catch (...) {
             for (const Mark& mark : marks) drop_if_empty(mark.stream);
             return false;
@@ -83,15 +79,19 @@ public:
     // How many marks are queued. Needs no lock.
     size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-    // The first stream with a queue, and the next one. False: there is none.
-    bool first_stream(uint64_t& stream) const noexcept { return read_stream(queues_.begin(), stream); }
-    bool next_stream(uint64_t& stream) const noexcept { return read_stream(queues_.upper_bound(stream), stream); }
+    // The first stream with a queue, or the one after `stream`. False: there is none.
+    bool next_stream(bool first, uint64_t& stream) const noexcept {
+        const auto found = first ? queues_.begin() : queues_.upper_bound(stream);
+        if (found == queues_.end()) return false;
+        stream = found->first;
+        return true;
+    }
 
     // Every mark, stream by stream. False: the host has no memory.
     bool list(std::vector<QueuedMark>& out) const noexcept {
         try {
             for (const auto& [stream, queue] : queues_)
-                for (const Entry& entry : queue) out.push_back({stream, entry.number, entry.freed->handle});
+                for (const auto& [number, entry] : queue) out.push_back({stream, number, entry.freed->handle});
             return true;
         } catch (...) {
             return false;
@@ -102,12 +102,12 @@ public:
     Turn take_first(uint64_t stream, unsigned long thread, bool fences, TakenMark& out) noexcept {
         const auto found = queues_.find(stream);
         if (found == queues_.end()) return kNoMark;
-        Entry& entry = found->second.front();
-        return !fences && entry.mark.kind == kFence ? kTurnOfPython : take_entry(entry, thread, out);
+        auto& [number, entry] = *found->second.begin();
+        return !fences && entry.mark.kind == kFence ? kTurnOfPython : take_entry(number, entry, thread, out);
     }
     Turn take(const QueuedMark& row, unsigned long thread, TakenMark& out) noexcept {
         Entry* entry = find(row.stream, row.number);
-        return entry == nullptr ? kNoMark : take_entry(*entry, thread, out);
+        return entry == nullptr ? kNoMark : take_entry(row.number, *entry, thread, out);
     }
 
     // What becomes of a mark that was taken. It stays where it is: False if its queue is gone, and then who has taken it
@@ -126,44 +126,33 @@ public:
     }
     // Its stream has reached it: who has taken it drops it. Returns whether the chunk waits for nothing more.
     bool passed(const TakenMark& taken) noexcept {
-        const auto queue = queues_.find(taken.mark.stream);
-        if (queue == queues_.end()) return false;
-        for (auto entry = queue->second.begin(); entry != queue->second.end(); ++entry) {
-            if (entry->number != taken.number) continue;
-            const bool waits = --entry->freed->left > 0;
-            count(entry->mark.kind, -1);
-            queue->second.erase(entry);
-            drop_if_empty(taken.mark.stream);
-            return !waits;
-        }
-        return false;
+        const auto entry = take_out(taken);
+        return !entry.empty() && --entry.mapped().freed->left == 0;
     }
     // The device failed for it: it is in no queue until it is tried again. False as from `put_back`.
     bool set_aside(const TakenMark& taken) noexcept {
-        const auto queue = queues_.find(taken.mark.stream);
-        if (queue == queues_.end()) return false;
-        for (auto entry = queue->second.begin(); entry != queue->second.end(); ++entry) {
-            if (entry->number != taken.number) continue;
-            count(entry->mark.kind, -1);
-            entry->by = 0;
-            stuck_.splice(stuck_.end(), queue->second, entry);
-            drop_if_empty(taken.mark.stream);
-            return true;
-        }
-        return false;
+        auto entry = take_out(taken);
+        if (entry.empty()) return false;
+        entry.mapped().by = 0;
+        stuck_.insert(std::move(entry));
+        return true;
     }
 
     // Queues again what was set aside, behind all the others or ahead of them. False: the host has no memory.
     bool try_again(bool ahead) noexcept {
         while (!stuck_.empty()) {
-            const auto entry = ahead ? std::prev(stuck_.end()) : stuck_.begin();
+            const auto place = ahead ? std::prev(stuck_.end()) : stuck_.begin();
+            const Mark mark = place->second.mark;
+            Queue* queue;
             try {
-                Queue& queue = queues_[entry->mark.stream];
-                queue.splice(ahead ? queue.begin() : queue.end(), stuck_, entry);
+                queue = &queues_[mark.stream];
             } catch (...) {
                 return false;
             }
-            count(entry->mark.kind, 1);
+            auto entry = stuck_.extract(place);
+            entry.key() = ahead ? --first_ : ++last_;
+            queue->insert(std::move(entry));
+            count(mark.kind, 1);
         }
         return true;
     }
@@ -171,12 +160,12 @@ public:
     // The thread that has taken the oldest mark of a stream; 0: none has.
     unsigned long taken_by(uint64_t stream) const noexcept {
         const auto found = queues_.find(stream);
-        return found == queues_.end() ? 0 : found->second.front().by;
+        return found == queues_.end() ? 0 : found->second.begin()->second.by;
     }
     // Those threads do not exist any more, but for one. `with_events`: nor do those that had taken events.
     void forget_threads(unsigned long but, bool with_events) noexcept {
         for (auto& [stream, queue] : queues_)
-            for (Entry& entry : queue)
+            for (auto& [number, entry] : queue)
                 if (entry.by != but && (with_events || entry.mark.kind == kFence)) entry.by = 0;
     }
 
@@ -185,13 +174,13 @@ public:
         while (!stuck_.empty() || !queues_.empty()) {
             const bool is_stuck = !stuck_.empty();
             Queue& queue = is_stuck ? stuck_ : queues_.begin()->second;
-            const Entry& entry = queue.front();
-            const bool found = entry.by == 0;
-            const uint64_t stream = entry.mark.stream;
-            out = entry.mark;
-            if (!is_stuck) count(entry.mark.kind, -1);
-            queue.pop_front();
-            if (!is_stuck) drop_if_empty(stream);
+            const auto entry = queue.extract(queue.begin());
+            const bool found = entry.mapped().by == 0;
+            out = entry.mapped().mark;
+            if (!is_stuck) {
+                count(out.kind, -1);
+                drop_if_empty(out.stream);
+            }
             if (found) return true;
         }
         return false;
@@ -204,32 +193,35 @@ private:
     };
     struct Entry {
         Mark mark;
-        uint64_t number;
         unsigned long by;  // the thread that has taken it; 0: none
         std::shared_ptr<Freed> freed;
     };
-    using Queue = std::list<Entry>;  // none is empty
+    using Queue = std::map<uint64_t, Entry>;  // by number, oldest first; none is empty
     using Queues = std::map<uint64_t, Queue>;
 
-    bool read_stream(Queues::const_iterator at, uint64_t& stream) const noexcept {
-        if (at == queues_.end()) return false;
-        stream = at->first;
-        return true;
-    }
-
-    static Turn take_entry(Entry& entry, unsigned long thread, TakenMark& out) noexcept {
+    static Turn take_entry(uint64_t number, Entry& entry, unsigned long thread, TakenMark& out) noexcept {
         const bool is_free = entry.by == 0;
         if (is_free) entry.by = thread;
-        out = {entry.mark, entry.number, entry.freed->handle, entry.by};
+        out = {entry.mark, number, entry.freed->handle, entry.by};
         return is_free ? kYourTurn : kTurnOfAnother;
     }
 
     Entry* find(uint64_t stream, uint64_t number) noexcept {
         const auto queue = queues_.find(stream);
-        if (queue != queues_.end())
-            for (Entry& entry : queue->second)
-                if (entry.number == number) return &entry;
-        return nullptr;
+        if (queue == queues_.end()) return nullptr;
+        const auto entry = queue->second.find(number);
+        return entry == queue->second.end() ? nullptr : &entry->second;
+    }
+
+    // A mark that was taken leaves its queue. Empty: it is in none any more.
+    Queue::node_type take_out(const TakenMark& taken) noexcept {
+        const auto queue = queues_.find(taken.mark.stream);
+        if (queue == queues_.end()) return {};
+        auto entry = queue->second.extract(taken.number);
+        if (entry.empty()) return entry;
+        count(entry.mapped().mark.kind, -1);
+        drop_if_empty(taken.mark.stream);
+        return entry;
     }
 
     void drop_if_empty(uint64_t stream) noexcept {
@@ -246,7 +238,7 @@ private:
 
     Queues queues_;
     Queue stuck_;
-    uint64_t numbers_ = 0;
+    uint64_t first_ = uint64_t{1} << 63, last_ = first_;  // numbers of the oldest and of the newest mark
     size_t fences_ = 0, events_ = 0;  // queued
     std::atomic<size_t> size_{0};
     Reasons* reasons_ = nullptr;

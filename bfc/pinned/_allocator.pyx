@@ -1118,12 +1118,13 @@ cdef class PinnedAllocator(BufferOwner):
         """Makes the frees that are due: caches the blocks at the head of the queue that their streams have finished
         with. An error of a fence is reported like that of a finaliser, as it does not belong to the caller; its block
         stays in use until empty_cache() or close() queries the fence again."""
-        cdef TakenMark done
+        cdef TakenMark reached
         cdef list faults = []
-        while self.events.next_done(ONE_QUEUE, faults, False, &done):
-            if self.blocks[done.handle].state == LEAVING:   # the allocator may have closed meanwhile
-                self.retire(done.handle)
-            self.events.drop_mark(&done.mark)
+        while self.events.next_reached(ONE_QUEUE, faults, False, &reached):
+            # the allocator may have closed meanwhile
+            if self.events.has_passed(&reached) and self.blocks[reached.handle].state == LEAVING:
+                self.retire(reached.handle)
+            self.events.drop_mark(&reached.mark)
         return report_faults(faults, _PUT_OFF)
 
     cdef object wait_for_queue(self):

@@ -18,7 +18,7 @@ from bfc.allocators._private_pools cimport (
     PoolId, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
 )
 from bfc.allocators._reasons cimport FREES_DEFERRED
-from bfc.allocators._fences cimport QueuedMark
+from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
@@ -1306,10 +1306,11 @@ cdef class CachingAllocator(Allocator):
         self.frees.drain(RECORD)
         cdef vector[QueuedMark] marks
         cdef QueuedMark mark
+        cdef TakenMark taken
         self.fences.list_marks(marks)
         for mark in marks:
-            if self.is_of_pool(mark.handle, id) and self.fences.wait_for(mark):
-                self.frees.finish_waiting(mark.handle)
+            if self.is_of_pool(mark.handle, id) and self.fences.wait_for(mark, &taken):
+                self.frees.finish_mark(&taken)
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:

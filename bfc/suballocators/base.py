@@ -57,7 +57,9 @@ class SubAllocator(ABC):
         Handles that name a different stream in each thread (CUDA: 2). An allocator cannot belong to
         one of these.
     native : capsule or None
-        The functions that need no GIL (`bfc/native/source.h`), for PyTorch.
+        The functions that need no GIL (`bfc/native/source.h`), for PyTorch. They pass over what a
+        subclass does in `alloc`, `free` or `order`; if it overrides `fence`, its fences are made
+        and asked, with the GIL.
     supports_virtual_memory : Availability
         True if the sub-allocator has `reserve`, `create`, `map` and the rest, with which an
         allocator backs addresses with memory piece by piece. Printed, it says why not.
@@ -88,6 +90,8 @@ class SubAllocator(ABC):
     may_be_unordered: bool = False
     thread_streams: frozenset[int] = frozenset()
     native: object | None = None
+    #: Whether the events of `native` stand for what `fence` returns.
+    _fences_are_native: bool = False
     supports_virtual_memory: Availability = Availability(
         False, "this sub-allocator gives whole blocks: it has no reserve, create and map"
     )

@@ -129,6 +129,10 @@ class CUDASubAllocator(SubAllocator):
         return f"CUDASubAllocator({self.device.ordinal}{kind}: {total}, {live} live)"
 
     @property
+    def _fences_are_native(self) -> bool:  # type: ignore[override]
+        return getattr(self.fence, "__func__", None) is CUDASubAllocator.fence
+
+    @property
     def live_bytes(self) -> int:
         """The bytes that were allocated and not freed, including pages."""
         pages = self._own_pages

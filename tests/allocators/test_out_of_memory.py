@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import pytest
 from own_interpreter import run
 
@@ -93,3 +96,31 @@ def test_the_advice_names_expandable_segments_where_they_would_help() -> None:
     with pytest.raises(bfc.OutOfMemoryError) as raised:
         allocator.allocate_raw(59 << 20)
     assert "expandable_segments" not in str(raised.value)
+
+
+class Full(bfc.SimulatedSubAllocator):
+    """Refuses everything, and runs a function meanwhile, as another thread may."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        if self.meanwhile is None:
+            return super().alloc(alignment, nbytes)
+        thread = threading.Thread(target=self.meanwhile)
+        thread.start()
+        thread.join()
+        self.meanwhile = int  # nothing more
+        return None
+
+
+def test_what_is_freed_while_the_device_is_asked_is_found() -> None:
+    """Nothing waits by then that the request could wait for."""
+    source = Full("1 GiB")
+    with bfc.BFCAllocator(source, allow_growth=True) as pool:
+        pool.deallocate_raw(pool.allocate_raw(64 << 20))
+        one, other = (pool.allocate_raw(32 << 20) for _ in range(2))  # in one region, which stays
+        source.meanwhile = lambda: pool.deallocate_raw(one)
+        assert pool.allocate_raw(32 << 20) == one
+        source.meanwhile = lambda: pool.deallocate_raw(other)
+        with pytest.raises(MemoryError):
+            pool.allocate_raw(600 << 20)

@@ -279,6 +279,28 @@ def test_what_waits_and_what_is_served_are_the_same_as_from_python(
         assert waits(twins.pool) == 0
 
 
+class Fenced(bfc.CUDASubAllocator):
+    """Counts the fences that it makes."""
+
+    made = 0
+
+    def fence(self, stream: int) -> Any:
+        self.made += 1
+        return super().fence(stream)
+
+
+def test_fences_of_a_subclass_are_not_passed_over(player_library: Path, emulated, side) -> None:
+    source = Fenced()
+    with bfc.CachingAllocator(source, memory_limit="256 MiB") as pool:
+        player = Player(player_library, Table(pool))
+        emulated.hold(side)
+        player.play((ALLOCATE, 0, 1000), (RECORD, 0, 0, side), (FREE, 0))
+        assert (source.made, waits(pool)) == (1, 1024)
+        emulated.release(side)
+        player.play((ALLOCATE, 0, 1000), (FREE, 0))
+        assert waits(pool) == 0
+
+
 def test_uses_that_python_notes_are_waited_for_as_well(make: Make, emulated, side) -> None:
     pool, player = make()
     with raw_cuda.stream() as other:

@@ -2,6 +2,7 @@
 //
 // Usage: test_stream_queues SEED STEPS.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -66,7 +67,7 @@ int main(int, char** arguments) {
     std::vector<Row> model, stuck;
     std::map<int, int> left;
     std::vector<bfc::TakenMark> taken;
-    uint64_t numbers = 0;
+    uint64_t numbers = uint64_t{1} << 63, ahead_of = numbers;
     int freed = 0;
     for (int step = 0; step < steps; ++step) {
         const auto check = [&](bool holds, const char* what) { require(holds, what, seed, step); };
@@ -132,6 +133,9 @@ int main(int, char** arguments) {
         } else if (draw == 13) {
             const bool ahead = random() % 2;
             check(queues.try_again(ahead), "there is memory");
+            std::sort(stuck.begin(), stuck.end(), [](const Row& a, const Row& b) { return a.number < b.number; });
+            for (size_t i = 0; !ahead && i < stuck.size(); ++i) stuck[i].number = ++numbers;
+            for (size_t i = stuck.size(); ahead && i-- > 0;) stuck[i].number = --ahead_of;
             if (ahead) model.insert(model.begin(), stuck.begin(), stuck.end());
             else model.insert(model.end(), stuck.begin(), stuck.end());
             stuck.clear();
