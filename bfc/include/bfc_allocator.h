@@ -52,6 +52,7 @@ typedef struct {
     uint64_t size, requested_size;
     int64_t stream;
     uint64_t bytes_in_use, bytes_reserved;  /* of the pool */
+    uint64_t changes;       /* how often memory has come to the pool or gone: of segments, and of pages */
 } bfc_block;
 
 typedef struct bfc_allocator {

@@ -16,7 +16,7 @@ from typing import Any
 
 from bfc.errors import DeviceUnavailableError, SettingsError
 from bfc.include import get_include
-from bfc.integrations._torch_table import Table, allocate_at
+from bfc.integrations._torch_table import Table, allocate_at, changes_of
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch import extension
 from bfc.pytorch.rules import nearest_rules
@@ -122,12 +122,14 @@ class Books:
 
     # -- figures -----------------------------------------------------------------------------------
 
-    def rows(self, device: int, with_history: bool) -> tuple[bytes, bytes, bytes]:
-        """Regions, chunks and the history as rows of numbers: see `native/columns.hpp`."""
+    def rows(self, device: int, with_history: bool) -> tuple[bytes, bytes, bytes, int]:
+        """Regions, chunks and the history as rows of numbers (see `native/columns.hpp`), and how
+        often memory had come or gone before."""
         pool = self._pools[device]
+        changes = changes_of(pool)
         snapshot = pool.snapshot() if with_history else pool._look()
         regions, history = snapshot._region_columns(), snapshot._history_columns()
-        return regions.regions, regions.chunks, history.records
+        return regions.regions, regions.chunks, history.records, changes
 
     def largest_free(self, device: int) -> int:
         return int(self._pools[device].stats().largest_free_block_bytes)

@@ -95,6 +95,7 @@ cdef extern from "bfc_allocator.h" nogil:
         int64_t stream
         uint64_t bytes_in_use
         uint64_t bytes_reserved
+        uint64_t changes
     ctypedef struct bfc_allocator:
         uint32_t version
         uint32_t size
@@ -605,6 +606,7 @@ cdef cbool look_in(Allocator pool, uint64_t address, bfc_block* block) noexcept 
         block.stream = <int64_t>pool.pool.chunks[handle].stream
         block.bytes_in_use = counters.bytes_in_use
         block.bytes_reserved = counters.pool_bytes
+        block.changes = pool.source.changes.get()
     pool.lock.release()
     return handle != NO_CHUNK
 
@@ -666,6 +668,11 @@ cdef bfc_allocator functions_of(Table self) noexcept:
     set_function(table.look, <void (*)(void*, const void*, bfc_block*) noexcept>look)
     set_function(table.follow_streams, <void (*)(void*, CurrentStream) noexcept>follow_streams)
     return table
+
+
+def changes_of(Allocator pool not None):
+    """How often memory has come to a pool or gone, in segments and in pages."""
+    return pool.source.changes.get()
 
 
 # -- checkpoints of private pools ------------------------------------------------------------------------------------

@@ -129,6 +129,7 @@ struct Rows {
     std::vector<bfc::RegionRow> regions;
     std::vector<bfc::ChunkRow> chunks;
     std::vector<bfc::HistoryRecord> history;
+    uint64_t changes = 0;  // how often memory had come or gone before
 };
 
 Rows read_rows(DeviceIndex device, bool with_history) {
@@ -137,6 +138,7 @@ Rows read_rows(DeviceIndex device, bool with_history) {
         rows.regions = rows_of<bfc::RegionRow>(PyTuple_GET_ITEM(it, 0));
         rows.chunks = rows_of<bfc::ChunkRow>(PyTuple_GET_ITEM(it, 1));
         rows.history = rows_of<bfc::HistoryRecord>(PyTuple_GET_ITEM(it, 2));
+        rows.changes = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 3));
     }, "ii", int(device), int(with_history));
     return rows;
 }
@@ -351,7 +353,7 @@ public:
         for (int device = 0; device < kDevices; ++device) {
             if (!is_open(device)) continue;
             if (context) notes_[device].add_emptying(began, context);
-            track_segments(static_cast<DeviceIndex>(device), context);
+            if (tracked_) track_segments(static_cast<DeviceIndex>(device), context);
         }
     }
     void cacheInfo(DeviceIndex device, size_t* largest) override {
@@ -402,7 +404,6 @@ public:
         char why[kWhy] = "";
         if (!is_open(device)) return;
         TORCH_CHECK(table->reset_accumulated_stats(table->self, device, why, sizeof why) == BFC_OK, "bfc: ", why);
-        told_[device].changes = -1;
     }
     void resetPeakStats(DeviceIndex device) override {
         char why[kWhy] = "";
@@ -607,12 +608,12 @@ public:
 
 private:
     struct Segment {
-        uint64_t size, stream;
+        uint64_t size, stream, number;
         MempoolId_t pool;
         bool in_range;
     };
     struct Told {  // what trackers know of the segments of a device
-        std::atomic<int64_t> changes{0};
+        std::atomic<uint64_t> changes{0};
         std::map<uint64_t, Segment> segments;
     };
     struct Scope {
@@ -712,7 +713,8 @@ private:
     }
     void track(Action action, const bfc_block& block, void* ptr, Context context) {
         if (!tracked_) return;
-        if (action == Action::ALLOC) track_segments(static_cast<DeviceIndex>(block.device), context);
+        if (action == Action::ALLOC && block.changes != told_[block.device].changes.load())
+            track_segments(static_cast<DeviceIndex>(block.device), context);
         tell_trackers({action, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr), block.requested_size,
                        address(static_cast<uint64_t>(block.stream)), kDefault, c10::getApproximateTime(),
                        std::move(context)});
@@ -728,27 +730,26 @@ private:
     // Tells trackers, such as NCCL's, the segments that came and went since they were last looked at: PyTorch's own
     // allocator tells each at once, and here it is told before the allocation that it came for.
     void track_segments(DeviceIndex device, const Context& context) {
-        bfc_device_stats stats;
-        char why[kWhy] = "";
-        if (!tracked_ || table->stats(table->self, device, &stats, why, sizeof why) != BFC_OK) return;
-        const int64_t changes = stats.reserved_bytes[0].allocated + stats.reserved_bytes[0].freed;
-        if (changes <= told_[device].changes.load()) return;
         std::map<uint64_t, Segment> found;
         const Rows rows = read_rows(device, false);
         each_region(rows, [&](const bfc::RegionRow& it, auto*, auto*) {
-            found[it.ptr] = {it.size, it.stream, pool_id(it.pool), (it.flags & bfc::kInRange) != 0};
+            found[it.ptr] = {it.size, it.stream, it.number, pool_id(it.pool), (it.flags & bfc::kInRange) != 0};
         });
         std::vector<TraceEntry> entries;
         {
             const std::lock_guard<std::mutex> held(lock_);
             Told& told = told_[device];
-            if (changes <= told.changes) return;
-            told.changes = changes;
+            if (rows.changes <= told.changes) return;
+            told.changes = rows.changes;
             std::swap(told.segments, found);
             add_changes(entries, found, told.segments, Action::SEGMENT_FREE, Action::SEGMENT_UNMAP, device, context);
             add_changes(entries, told.segments, found, Action::SEGMENT_ALLOC, Action::SEGMENT_MAP, device, context);
         }
         for (const auto& entry : entries) tell_trackers(entry);
+    }
+    // Not one that has come where another one was.
+    static bool is_same(const Segment& one, const Segment& other) {
+        return one.number == other.number && one.stream == other.stream && one.pool == other.pool;
     }
     // What `these` have and `those` have not. A range that is mapped further keeps its address.
     static void add_changes(std::vector<TraceEntry>& entries, const std::map<uint64_t, Segment>& these,
@@ -756,7 +757,7 @@ private:
                             const Context& context) {
         for (const auto& [at, it] : these) {
             const auto other = those.find(at);
-            uint64_t same = other == those.end() ? 0 : other->second.size;
+            uint64_t same = other == those.end() || !is_same(it, other->second) ? 0 : other->second.size;
             if (!it.in_range && same != it.size) same = 0;
             if (same >= it.size) continue;
             entries.emplace_back(it.in_range ? part : whole, device, at + same, it.size - same, address(it.stream), it.pool,

@@ -26,6 +26,7 @@ struct RegionRow {
     uint64_t pool[2];
     uint64_t home;                  // the start of the pool's region; for a range, that of its reservation
     uint64_t home_size;
+    uint64_t number;                // of the pool's region, which rises from each one to the next that comes
     uint32_t chunks_end;            // its chunks begin where those of the previous row end; its pages likewise
     uint32_t pages_end;
     uint32_t kind;                  // 0 small, 1 large; above that, a name that a user gave
@@ -34,6 +35,6 @@ struct RegionRow {
 
 enum RowFlags : uint32_t { kInRange = 1, kAsleep = 2, kIsView = 4 };
 
-static_assert(sizeof(ChunkRow) == 64 && sizeof(RegionRow) == 72, "snapshots/columns.py has the same sizes");
+static_assert(sizeof(ChunkRow) == 64 && sizeof(RegionRow) == 80, "snapshots/columns.py has the same sizes");
 
 }  // namespace bfc

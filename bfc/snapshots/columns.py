@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 #: indices of the state and of the owner.
 CHUNK = struct.Struct("=6Qq2I")
 #: ptr, size, stream, the two numbers of its pool, the start and the bytes of the reservation (or of
-#: the pool's region) that it lies in; the ends of its chunks and of its pages, the index of its
-#: kind, and the bits below.
-REGION = struct.Struct("=7Q4I")
+#: the pool's region) that it lies in, and the number of that region; the ends of its chunks and of
+#: its pages, the index of its kind, and the bits below.
+REGION = struct.Struct("=8Q4I")
 IN_RANGE, ASLEEP, IS_VIEW = 1, 2, 4
 #: addr, size, stream, the two numbers of its pool; time_us, allocation_id; the indices of its
 #: action and of its owner.
@@ -86,6 +86,7 @@ def columns_of_regions(regions: Iterable[RegionInfo]) -> RegionColumns:
             region.stream,
             *region.pool_id,
             *(region.reserved or (region.ptr, region.size)),
+            0,  # a region of a file has no number
             len(chunk_frames),
             len(pages) // 4,
             _index(kinds, region.kind),

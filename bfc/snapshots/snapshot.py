@@ -359,7 +359,7 @@ def _regions_from(columns: RegionColumns) -> Iterator[RegionInfo]:
     first_chunk = first_page = 0
     rows = REGION.iter_unpack(columns.regions)
     for row, frames in zip(rows, columns.region_frames or repeat(()), strict=False):
-        ptr, size, stream, first, second, home, home_size, chunk, page, kind, flags = row
+        ptr, size, stream, first, second, home, home_size, _, chunk, page, kind, flags = row
         yield RegionInfo(
             ptr,
             size,

@@ -55,7 +55,7 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
     chunks = list(CHUNK.iter_unpack(regions.chunks))
     first = 0
     for row in REGION.iter_unpack(regions.regions):
-        start, size, stream, *pool, _, _, chunks_end, _, kind, flags = row
+        start, size, stream, *pool, _, _, _, chunks_end, _, kind, flags = row
         if start + size > TOP:
             raise TraceError(f"the region at {start:#x} ends beyond all addresses")
         is_small, number = regions.kinds[kind] == "small", table.number_of((pool[0], pool[1]))

@@ -1,0 +1,121 @@
+"""What C++ sees of an allocator in PyTorch's place, with PyTorch: `make test-torch-cuda`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from cuda_machine import ON_GPU
+from torch_runtime import Run, with_torch
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="streams are held back")
+
+BEGIN = """
+import contextvars, json, os, sys
+sys.path.insert(0, "tests/helpers")
+import torch, bfc, torch_native
+from bfc.testing import cuda_emulator
+
+MIB, driver, kind = 1 << 20, cuda_emulator.load(), sys.argv[1]
+if kind != "own":
+    bfc.integrations.torch.install(
+        lambda device: bfc.CachingAllocator(
+            bfc.CUDASubAllocator(device), strict=kind == "caching", stitch=kind == "stitch"
+        )
+    )
+
+def some(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+native = torch_native.load()
+"""
+
+GIL = """
+side = torch.cuda.Stream().cuda_stream
+kept = [some(3) for _ in range(30)]
+del kept
+made = {"hits": native.pairs(20, 3 * MIB, 0)}
+driver.hold(side)
+some(3).record_stream(torch.cuda.ExternalStream(side))
+made["beside what waits"] = native.pairs(10, 3 * MIB, 0)
+made["behind a stream"] = native.pairs(10, 3 * MIB, side)
+waiting = torch.cuda.memory_stats()["active_bytes.all.current"]
+driver.release(side)
+made["after it has waited"] = native.pairs(10, 3 * MIB, side)
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    some(3)
+    made["in a pool"] = native.pairs(10, 3 * MIB, 0)
+if kind == "stitch":  # only what is mapped has tags
+    with bfc.integrations.torch.pool().tag("weights"):
+        some(3)
+        made["in a tag"] = native.pairs(10, 3 * MIB, 0)
+        with torch.cuda.use_mem_pool(pool):
+            made["in a pool in a tag"] = native.pairs(10, 3 * MIB, 0)
+            inherited = contextvars.copy_context()
+            made["in a pool, inherited"] = inherited.run(native.pairs, 10, 3 * MIB, 0)
+print(json.dumps([made, waiting]), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+@pytest.mark.parametrize("kind", ["caching", "stitch"])
+def test_no_hit_and_no_free_takes_the_gil(run: Run, kind: str) -> None:
+    """While another thread keeps it: also behind streams, in pools and in tags."""
+    made, waiting = json.loads(run(BEGIN + GIL, kind))
+    assert made == {name: 20 if name == "hits" else 10 for name in made}
+    assert waiting >= 11 * (3 << 20), "nothing has waited"
+
+
+#: Segments come, return at the same address for another stream, and go, all at a tracker's.
+TRACKED = """
+some(1)
+native.attach()
+rows = []
+
+def note(what):
+    streams = {0: 0, side.cuda_stream: 1}
+    rows.append([what, [[row[0], row[2], streams[row[3]]] for row in native.told()]])
+
+side = torch.cuda.Stream()
+x = some(30)
+note("comes")
+y = some(3)
+del x, y
+torch.cuda.reset_accumulated_memory_stats()
+x = some(40)
+note("comes after a reset")
+del x
+torch.cuda.empty_cache()
+note("all go")
+x = some(30)
+at = x.data_ptr()
+del x
+torch.cuda.empty_cache()
+with torch.cuda.stream(side):
+    x = some(30)
+same = at == x.data_ptr()
+note("comes again on another stream")
+del x
+torch.cuda.synchronize()
+pools = bfc.integrations.torch.pool() if kind != "own" else torch.cuda
+with torch.cuda.stream(side):
+    pools.empty_cache()
+    x = some(30)
+same = same and at == x.data_ptr()
+note("comes again")
+print(json.dumps([same, rows]), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_a_tracker_is_told_what_pytorchs_own_tells(run: Run) -> None:
+    """As NCCL's, which registers segments by their addresses. What `empty_cache` of a pool of ours
+    has done is told when memory is next asked for."""
+    own, ours = (json.loads(run(BEGIN + TRACKED, kind)) for kind in ("own", "caching"))
+    assert own[0], "PyTorch's segments have moved: the test shows nothing"
+    for (what, theirs), (_, mine) in zip(own[1], ours[1], strict=True):
+        assert Counter(map(str, mine)) == Counter(map(str, theirs)), what

@@ -1,0 +1,85 @@
+// What only C++ can ask of PyTorch's allocator: a tracker of segments and blocks, as NCCL attaches one, and calls in a
+// thread that has let go of the GIL while another one keeps it. A module for Python; see torch_native.py.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+using namespace c10::cuda::CUDACachingAllocator;
+
+std::mutex lock;
+std::vector<TraceEntry> entries;
+
+PyObject* attach(PyObject*, PyObject*) {
+    attachAllocatorTraceTracker([](const TraceEntry& entry) {
+        const std::lock_guard<std::mutex> held(lock);
+        entries.push_back(entry);
+    });
+    Py_RETURN_NONE;
+}
+
+// What the tracker was told since the last call: (action, address, bytes, stream) of each.
+PyObject* told(PyObject*, PyObject*) {
+    std::vector<TraceEntry> taken;
+    {
+        const std::lock_guard<std::mutex> held(lock);
+        taken.swap(entries);
+    }
+    PyObject* list = PyList_New(0);
+    for (const auto& it : taken) {
+        PyObject* row = Py_BuildValue("iKKK", int(it.action_), static_cast<unsigned long long>(it.addr_),
+                                      static_cast<unsigned long long>(it.size_),
+                                      static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(it.stream_)));
+        PyList_Append(list, row);
+        Py_DECREF(row);
+    }
+    return list;
+}
+
+// pairs(count, bytes, stream): makes so many allocations and their frees, used on the stream if it is not 0, while
+// another thread keeps the GIL. Returns how many were made before that has given up, after ten seconds.
+PyObject* pairs(PyObject*, PyObject* arguments) {
+    int count;
+    unsigned long long nbytes, stream;
+    if (!PyArg_ParseTuple(arguments, "iKK", &count, &nbytes, &stream)) return nullptr;
+    auto* allocator = get();
+    std::atomic<bool> holds{false}, over{false}, gave_up{false};
+    int made = 0;
+    Py_BEGIN_ALLOW_THREADS
+    std::thread keeper([&] {
+        const PyGILState_STATE state = PyGILState_Ensure();
+        holds = true;
+        for (int i = 0; i < 10000 && !over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        gave_up = !over;
+        PyGILState_Release(state);
+    });
+    while (!holds) std::this_thread::yield();
+    for (int i = 0; i < count; ++i) {
+        c10::DataPtr data = allocator->allocate(nbytes);
+        if (stream)
+            allocator->recordStream(data, c10::cuda::getStreamFromExternal(reinterpret_cast<cudaStream_t>(stream), 0));
+        data.clear();
+        made += !gave_up;
+    }
+    over = true;
+    keeper.join();
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(made);
+}
+
+PyMethodDef methods[] = {{"attach", attach, METH_NOARGS, nullptr},
+                         {"told", told, METH_NOARGS, nullptr},
+                         {"pairs", pairs, METH_VARARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_native_calls", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+}  // namespace
+
+PyMODINIT_FUNC PyInit_torch_native_calls() { return PyModule_Create(&module); }
