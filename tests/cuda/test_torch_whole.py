@@ -103,6 +103,7 @@ os._exit(0)
 
 
 @with_torch
+@pytest.mark.long
 @pytest.mark.skipif(ON_GPU, reason="streams are held back")
 def test_what_hangs_on_numbers_of_pools_and_streams_in_pytorch_does_not_in_ours(run: Run) -> None:
     """Why random programs may see what PyTorch sees under other numbers."""
