@@ -1,0 +1,166 @@
+"""What goes wrong under PyTorch when its memory is ours: `make test-torch-cuda`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cuda_machine import ON_GPU
+from torch_runtime import Run, with_torch
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="calls of the emulated driver fail")
+
+#: At each place where a call of the driver is made, it fails once. Prints how many failures there
+#: were of each call, and how many of them PyTorch was told of.
+FAILING = """
+import gc, json, os, sys, torch, bfc
+from bfc.testing import cuda_emulator
+
+MIB, driver, kind = 1 << 20, cuda_emulator.load(), sys.argv[1]
+sys.unraisablehook = lambda it: None
+settings = "expandable_segments:True" if kind == "expandable" else ""
+bfc.integrations.torch.install(
+    lambda device: bfc.CachingAllocator(
+        bfc.CUDASubAllocator(device),
+        settings=settings,
+        stitch=kind == "stitch",
+        memory_limit="64 MiB" if kind == "stitch" else "128 MiB",
+    )
+)
+
+def some(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+side = torch.cuda.Stream()
+some(1)
+pool = bfc.integrations.torch.pool()
+
+def program():
+    live = [some(4) for _ in range(14)]
+    live[1].record_stream(side)
+    del live[::2]
+    live.append(some(24))
+    driver.hold(side.cuda_stream)
+    live[0].record_stream(side)
+    del live[:3]
+    some(3)
+    driver.release(side.cuda_stream)
+    live.append(some(20))
+    torch.cuda.empty_cache()
+
+NAMES = "cuMemAlloc cuMemFree cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease "
+NAMES += "cuMemMap cuMemUnmap cuMemSetAccess cuEventCreate cuEventRecord cuEventQuery"
+NAMES += " cuEventSynchronize cuCtxSynchronize cuStreamIsCapturing cuMemGetInfo"
+seen = {}
+for name in NAMES.split():
+    for place in range(1, int(sys.argv[2])):
+        driver.clear()
+        driver.fail(name, sys.argv[3], at=place)
+        told = 0
+        try:
+            program()
+        except RuntimeError:
+            told = 1
+        driver.release_all()
+        was_reached = driver.count(name) >= place
+        driver.clear()
+        gc.collect()
+        program()
+        gc.collect()
+        torch.cuda.empty_cache()
+        pool.check()
+        left = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        assert left == (0, 0), f"{name} at its call {place}: {left}"
+        if not was_reached:
+            break
+        failed = seen.setdefault(name, [0, 0])
+        failed[0] += 1
+        failed[1] += told
+print(json.dumps(seen), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+@pytest.mark.parametrize("kind", ["caching", "stitch", "expandable"])
+def test_a_call_that_fails_once_loses_nothing(run: Run, kind: str) -> None:
+    """The program runs again afterwards, and all memory goes back."""
+    seen = json.loads(run(FAILING, kind, "9", "CUDA_ERROR_UNKNOWN"))
+    mapped = "cuMemAlloc" if kind == "caching" else "cuMemMap"
+    assert seen[mapped][0] > 3
+    assert seen[mapped][1] > 0, "PyTorch was told of none"
+
+
+PROCESSES = """
+import os, sys, torch, bfc
+
+bfc.integrations.torch.install()
+x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+child = os.fork()
+if child == 0:
+    try:
+        torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    except RuntimeError as error:
+        print("fork" in str(error), flush=True)
+    del x
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+y = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+print(torch.cuda.memory_allocated() >> 20, flush=True)
+"""
+
+
+@with_torch
+def test_a_process_forks_and_ends_with_live_tensors(run: Run) -> None:
+    """A child may not use CUDA, as with PyTorch's own; it ends, as does the parent, without an
+    error."""
+    printed = run(PROCESSES).split()
+    assert printed[:2] == ["True", "0"]
+    assert int(printed[2]) >= 6
+
+
+REFUSED = """
+import os, torch, bfc
+from bfc.integrations import _torch
+
+try:
+    bfc.integrations.torch.install()
+    theirs = torch.cuda.memory.CUDAPluggableAllocator(
+        _torch.__file__, "bfc_torch_alloc", "bfc_torch_free"
+    )
+    torch.cuda.MemPool(theirs.allocator())
+except Exception as error:
+    print(error, flush=True)
+x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+try:
+    x.untyped_storage()._share_cuda_()
+except Exception as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_what_is_not_served_is_refused_in_words(run: Run) -> None:
+    """A MemPool over another allocator, and mapped memory for another process."""
+    printed = run(REFUSED)
+    assert "a MemPool over another allocator (NCCL's, symmetric memory) is not served" in printed
+    assert "to share them, give install() pools that neither stitch nor expand" in printed
+
+
+@with_torch
+def test_without_a_compiler_one_sentence_says_what_to_install(run: Run, tmp_path: Path) -> None:
+    script = """
+    import os, sys, torch, bfc
+    os.environ.update(CXX="/nowhere/c++", BFC_CACHE_HOME=sys.argv[1])
+    try:
+        bfc.integrations.torch.install()
+    except Exception as error:
+        print(error, flush=True)
+    print("backend:", torch.cuda.get_allocator_backend(), flush=True)
+    os._exit(0)
+    """
+    printed = run(script, str(tmp_path))
+    assert "install gcc or clang, or name one in CXX" in printed.splitlines()[0]
+    assert "backend: native" in printed
