@@ -247,6 +247,13 @@ TORCH_PREEMPTIVE = (
     "CUDA out of memory. Allocation was preemptively rejected because it would exceed "
     "per_process_memory_fraction limit. Requested size: 3.00 GiB"
 )
+TORCH_ASYNC = (
+    "torch.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+    "Currently allocated     : 9.00 GiB\nRequested               : 2.00 GiB\n"
+    "Device limit            : 24.00 GiB\nFree (according to CUDA): 1.00 GiB\n"
+    "PyTorch limit (set by user-supplied memory fraction)\n"
+    "                        : 17179869184.00 GiB"
+)
 TORCH_MPS = (
     "MPS backend out of memory (MPS allocated: 17.00 GiB, other allocations: 1.00 GiB, max "
     "allowed: 20.00 GiB). Tried to allocate 3.00 GiB on private pool."
@@ -296,6 +303,8 @@ def torch_text(asked: str, total: str, free: str, mine: str, live: str, idle: st
         ),
         (TORCH_PREEMPTIVE, "limit", 0, "set_per_process_memory_fraction"),
         (TORCH_MPS, "limit", 1024, "empty_cache"),
+        (TORCH_ASYNC, "others", 1024, "empty_cache"),
+        (TORCH_ASYNC.replace(": 9.0", ": 23.5"), "capacity", 1024, "a smaller batch"),
         ("CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total", "unknown", None, ""),
     ],
 )
@@ -386,6 +395,32 @@ def test_jax_names_the_largest_buffer(tmp_path: Path) -> None:
     assert (refusal.most_line, refusal.most_bytes) == ("model.py:689", 6 * GIB)
     assert "12.50 GiB" in refusal.why
     assert "model.py:689 holds most (6.00 GiB)" in refusal.to_try
+
+
+def test_other_words_of_xla(tmp_path: Path) -> None:
+    hbm = (
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory "
+        "in memory space hbm. Used 63.80G of 30.75G hbm. Exceeded hbm capacity by 33.05G.\n"
+        '  1. Size: 2.00G\n     Operator: op_name="jit(f)/dot" source_file="/a/b.py" '
+        "source_line=12\n"
+    )
+    (refusal,) = answer(tmp_path, hbm).refusals
+    assert (refusal.cause, refusal.most_line) == ("capacity", "b.py:12")
+    assert refusal.missing is not None
+    assert abs(refusal.missing / GIB - 33.05) < 0.01
+    text = (
+        "RuntimeError: Resource exhausted: Failed to allocate request for 32.00MiB (33554432B) on "
+    )
+    (refusal,) = answer(tmp_path, text + "device ordinal 2\n").refusals
+    assert (refusal.nbytes, refusal.who) == (32 * MIB, "device 2")
+    shape = (
+        "ResourceExhaustedError: OOM when allocating tensor with shape[4,2048,128] and type half"
+    )
+    (refusal,) = answer(tmp_path, shape + " on /job:localhost/device:GPU:0").refusals
+    assert (refusal.nbytes, refusal.program) == (2 * MIB, "TensorFlow")
+    cut = "E xla/local_client.cc:672] failed: Resource exhausted: Out \nof memory while trying to "
+    (refusal,) = answer(tmp_path, cut + "allocate 5520758552 bytes.").refusals
+    assert refusal.nbytes == 5520758552
 
 
 def test_requests_that_may_fail_are_no_refusal(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ class Told:
         number = re.search(r"GPU_(\d+)", self.allocator)
         if number is not None:
             return f"GPU {number[1]}"
-        return self.allocator or self.device.replace(":", " ")
+        device = f"device {self.device}" if self.device.isdigit() else self.device
+        return self.allocator or device.replace(":", " ")
 
 
 def refusal_of(told: Told, who: str, refusals: int) -> LoggedRanOut:

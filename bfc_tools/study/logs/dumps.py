@@ -48,7 +48,8 @@ class Dumps:
             return self._begin(word.allocator, line).dump
         if isinstance(word, Map) and not self._open:
             return None
-        it = self._for(word, line)
+        is_chunk_of_one = isinstance(word, Chunk) and len(self._open) == 1
+        it = self._open[0] if is_chunk_of_one else self._for(word, line)
         if it is None:
             return None
         it.fed = self._clock

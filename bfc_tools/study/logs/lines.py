@@ -19,6 +19,7 @@ SIGNAL = re.compile(
     r"|to allocate|Allocator |allocation:|memory summary|central gap|growth hint|rematerialization"
     r"|\b(?:Limit|InUse|MaxInUse|NumAllocs|MaxAllocSize|Reserved|PeakReserved|LargestFreeBlock):"
     r"|[*_]{3}|is free|in use|by PyTorch|unallocated|total capacity|op_name=|Size: |Buffer \d"
+    r"|Currently alloc|Requested |Device limit|according to CUDA"
     r"|OutOfMemory|Operator:|XLA Label|exceed|bad_alloc|MemoryError|allocate memory|Killed"
     r"|DefaultCPUAllocator"
 )
@@ -28,7 +29,8 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: The time and the stream that Kubernetes puts before each line, and whether the line goes on.
 _KUBERNETES = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-][\d:]+) (?:stdout|stderr) ([FP]) ")
 #: Keys of a logger's objects that hold the text, and those that say whose it is.
-_TEXTS = ("log", "message", "msg", "textPayload", "text", "MESSAGE", "body", "event", "line")
+_TEXTS = ("log", "message", "msg", "textPayload", "text", "MESSAGE", "body", "event", "line",
+    "exception_message", "error")  # fmt: skip
 _NAMES = ("rank", "pod_name", "pod", "container_name", "container", "worker", "host", "hostname")
 
 #: How launchers and loggers name a process before its lines.
@@ -42,6 +44,8 @@ _LABELS = (
     re.compile(r"^([\w./-]{1,80}) {0,60}\| "),
     re.compile(r"^\[((?:pod/)?[\w.-]{1,80}/[\w./-]{1,80})\] "),
 )
+#: What every label has: most lines have none, and there are millions.
+_MAY_BE_LABELLED = re.compile(r"[\[(|]|rank|Rank|^ {0,5}\d{1,5}: ")
 #: The thread that glog and absl name.
 _THREAD = re.compile(r"\b[IWEF]\d{4} \d\d:\d\d:[\d.]+\s+(\d{1,10}) ")
 #: What stands before the text of a logger: a time, a level, a place in a program.
@@ -81,7 +85,7 @@ def _lines_of(text: io.TextIOWrapper) -> Iterator[Line]:
     number, held, goes_on = 0, "", 0
     while raw := text.readline(LONGEST):
         number += 1
-        if not SIGNAL.search(raw):
+        if " of size" not in raw and not SIGNAL.search(raw):
             goes_on -= 1
             if goes_on < 0 and not held:
                 continue
@@ -157,7 +161,7 @@ def _line(number: int, raw: str, whose: str) -> Line:
         text = _CONTROLS.sub(" ", text)
     head = text[:400]
     thread = _THREAD.search(head)
-    label, end = _label(head)
+    label, end = _label(head) if _MAY_BE_LABELLED.search(head) else ("", 0)
     return Line(number, text[end:], whose or label, "" if thread is None else thread[1])
 
 

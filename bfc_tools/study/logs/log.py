@@ -108,8 +108,9 @@ def read_log(path: str | os.PathLike[str], name: str | None = None) -> Log:
 
     Notes
     -----
-    It is read line by line, and bounded memory is used, whatever it holds. Cost: about 4 seconds
-    for 100 MB of a dump.
+    It is read line by line, and bounded memory is used, whatever it holds.
+
+    Cost: about 30 microseconds for a line of a dump.
 
     Examples
     --------
@@ -132,8 +133,9 @@ def read_log(path: str | os.PathLike[str], name: str | None = None) -> Log:
         file.seek(0)
         before: Line | None = None
         for line in lines_of(file):
-            for number, (sign, _) in enumerate(_OTHER_WORDS):
-                hints[number] += sign.search(line.text) is not None
+            if " of size" not in line.text:
+                for number, (sign, _) in enumerate(_OTHER_WORDS):
+                    hints[number] += sign.search(line.text) is not None
             line = _owned(line, before)
             before = line
             who = line.whose if line.whose in sources or len(sources) < MOST_SOURCES else ""

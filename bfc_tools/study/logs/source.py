@@ -14,12 +14,14 @@ from bfc_tools.study.logs.refusal import LoggedRanOut
 from bfc_tools.study.logs.sizes import Printed, size_in
 from bfc_tools.study.logs.torch_text import BEGINS, TorchText, text_of
 from bfc_tools.study.logs.words import (
+    Chunk,
     Compiled,
     DeviceRefused,
     Exhausted,
     Map,
     Refused,
     Word,
+    chunk_of,
     word_of,
 )
 
@@ -33,7 +35,7 @@ NEAR = 4000
 _SIGNS = (
     (
         TENSORFLOW,
-        re.compile(r"tensorflow/core/|local_(?:tsl|xla)|/job:localhost|ResourceExhausted"),
+        re.compile(r"tensorflow[/\\]core[/\\]|local_(?:tsl|xla)|/job:localhost|ResourceExhausted"),
     ),
     (JAX, re.compile(r"jax|XlaRuntimeError|pj_?rt|external/(?:xla|org_tensorflow|tsl)/", re.I)),
 )
@@ -68,6 +70,12 @@ class Source:
     def take(self, line: Line) -> None:
         """Takes a line."""
         text = line.text
+        if " of size" in text and not self._text:  # of millions of lines, nearly all
+            chunk = chunk_of(text)
+            if chunk is not None:
+                self._cut = self._before = ""
+                self._take_word(chunk, line)
+                return
         for program, sign in _SIGNS:
             if program not in self._programs and sign.search(text):
                 self._programs.add(program)
@@ -83,9 +91,9 @@ class Source:
             self._take_buffer(text)
         word = word_of(text)
         if word is None and self._cut:
-            rest = bare(text)
-            word = word_of(self._cut + rest) or word_of(f"{self._cut} {rest.lstrip()}")
+            word = _joined(self._cut, bare(text))
         is_cut = word is None and _CUT.search(text) is not None
+        is_cut |= isinstance(word, Exhausted) and word.asked is None
         self._cut = text.rstrip() if is_cut and len(text) < 500 else ""
         if word is not None:
             self._take_word(word, line)
@@ -161,6 +169,11 @@ class Source:
     # Lines ------------------------------------------------------------------------------------
 
     def _take_word(self, word: Word, line: Line) -> None:
+        if isinstance(word, Chunk):
+            dump = self._dumps_for(word, line).take(word, line.number)
+            if dump is not None and dump.chunks <= 1:
+                self._of_dump(dump)
+            return
         if isinstance(word, Exhausted):
             self._exhausted(word, line.number)
             return
@@ -182,6 +195,8 @@ class Source:
 
     def _dumps_for(self, word: Word, line: Line) -> Dumps:
         """The dumps of the thread that printed a line. Lines behind a first one name none."""
+        if line.thread in self.dumps and len(self.dumps) == 1:
+            return self.dumps[line.thread]
         if not line.thread and self.dumps:
             waiting = [it for it in self.dumps.values() if it.waits_for(word)]
             if waiting:
@@ -298,6 +313,15 @@ class Source:
                 name = f"{place[1].rpartition('/')[2]}{number}"
             if name and self._buffer.nbytes > self._largest[1]:
                 self._largest = name, self._buffer.nbytes
+
+
+def _joined(cut: str, rest: str) -> Word | None:
+    """What a line says that was cut in two: the space at the cut may be lost, or not."""
+    for text in (cut + rest, f"{cut} {rest.lstrip()}"):
+        word = word_of(text)
+        if word is not None and not (isinstance(word, Exhausted) and word.asked is None):
+            return word
+    return None
 
 
 def _close(one: Printed, other: Printed) -> bool:

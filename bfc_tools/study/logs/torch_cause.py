@@ -116,12 +116,31 @@ def _explained(text: TorchText, found: LoggedRanOut) -> LoggedRanOut:
             "container, of MIG or MPS, or of the host's memory), or a process that has ended since"
         )
         return replace(found, cause=LIMIT, missing=0, why=why, to_try="nvidia-smi beside the run")
+    if text.is_async:
+        return _of_async(found, asked, free, total)
     if held is None or idle is None:
         why = "the text does not say what PyTorch held"
         return replace(found, cause=UNKNOWN, why=why)
     if free + idle >= asked:
         return _of_pieces(text, found, held, idle, asked)
     return _of_capacity(text, found, asked - free - idle)
+
+
+def _of_async(found: LoggedRanOut, asked: int, free: int, total: int) -> LoggedRanOut:
+    """Of the backend cudaMallocAsync: CUDA's pool joins pieces, and no text says what it keeps."""
+    live = found.live or 0
+    missing = asked - free
+    beyond = max(total - live - free, 0)
+    lacking = f"{format_bytes(missing)} more than the device had left were needed"
+    if beyond - OF_LIBRARIES >= missing and 4 * beyond > total:
+        why = (
+            f"{lacking}, and {format_bytes(beyond)} of the device were neither free nor this "
+            "program's tensors: other processes, or the cache of CUDA's pool, hold them"
+        )
+        to_try = "to end other processes (nvidia-smi lists them), or torch.cuda.empty_cache()"
+        return replace(found, cause=OTHERS, missing=missing, why=why, to_try=to_try)
+    why = f"this is capacity, since {lacking}"
+    return replace(found, cause=CAPACITY, missing=missing, why=why, to_try=_less(found))
 
 
 def _of_pieces(

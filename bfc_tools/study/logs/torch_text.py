@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from bfc_tools.study.logs.sizes import SIZE, Printed, printed, size_in
 
 #: Where such a text begins, and what its last sentences have.
-BEGINS = re.compile(r"\b(CUDA|HIP|XPU|NPU|MPS backend|MUSA|MTIA) out of memory\b")
+BEGINS = re.compile(
+    r"\b(CUDA|HIP|XPU|NPU|MPS backend|MUSA|MTIA) out of memory\b"
+    r"|\bAllocation on device(?: \d+)? would exceed allowed memory"
+)
 _ENDS = re.compile(
     r"reserved by PyTorch but unallocated|reserved in total by PyTorch|cached\)|more than 1EB"
+    r"|according to CUDA\)\s*: \S+ \w+"
     r"|preemptively rejected.*Requested size: \S+ \w+|max allowed: .*Tried to allocate \S+ \w+"
 )
 
@@ -37,6 +41,8 @@ class TorchText:
     knows_expandable: bool = False
     knows_split: bool = False
     is_preemptive: bool = False
+    #: Whether it is of the backend cudaMallocAsync, whose cache the driver keeps.
+    is_async: bool = False
     is_whole: bool = False
 
     @property
@@ -54,18 +60,19 @@ def _sized(words: str) -> re.Pattern[str]:
     return re.compile(words.replace("SIZE", SIZE))
 
 
-_ASKED = _sized(r"(?:Tried to allocate|Requested size:) SIZE")
+_ASKED = _sized(r"(?:Tried to allocate|Requested size:|Requested\s*:) SIZE")
 _GPU = re.compile(r"\b(?:GPU|XPU|NPU|device) (\d{1,4})\b")
 _FIGURES = {
-    "total": _sized(r"total capaci?ty of SIZE|; SIZE total capacity"),
-    "free": _sized(r"of which SIZE is free|; SIZE free;"),
+    "total": _sized(r"total capaci?ty of SIZE|; SIZE total capacity|Device limit\s*: SIZE"),
+    "free": _sized(r"of which SIZE is free|; SIZE free;|Free \(according to CUDA\)\s*: SIZE"),
     "allocated": _sized(
         r"; SIZE already allocated|Of the allocated memory SIZE is allocated|MPS allocated: SIZE"
+        r"|Currently allocated\s*: SIZE"
     ),
     "reserved": _sized(r"; SIZE reserved in total by"),
     "unallocated": _sized(r"and SIZE is reserved by PyTorch but unallocated|; SIZE cached\)"),
     "private": _sized(r"with SIZE allocated in private pools"),
-    "allowed": _sized(r"[.;] SIZE allowed;|max allowed: SIZE"),
+    "allowed": _sized(r"[.;] SIZE allowed;|max allowed: SIZE|memory fraction\)\s*: SIZE"),
     "this_process": _sized(r"this process has SIZE memory in use"),
     "other": _sized(r"other allocations: SIZE"),
 }
@@ -93,7 +100,7 @@ def text_of(text: str) -> TorchText | None:
         if size is not None:
             processes.append((int(found[1]), size))
     return TorchText(
-        begin[1].removesuffix(" backend"),
+        (begin[1] or "CUDA").removesuffix(" backend"),
         None if gpu is None else int(gpu[1]),
         None if asked is None else printed(asked[1], asked[2]),
         **{name: _first(pattern, text) for name, pattern in _FIGURES.items()},
@@ -102,6 +109,7 @@ def text_of(text: str) -> TorchText | None:
         knows_expandable="expandable" in text or "is free." in text,
         knows_split="max_split_size_mb" in text or "is free." in text,
         is_preemptive="preemptively rejected" in text,
+        is_async=begin[1] is None,
         is_whole=_ENDS.search(text) is not None,
     )
 
