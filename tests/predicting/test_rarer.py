@@ -798,6 +798,41 @@ def test_a_subclass_finds_its_own_version_of_a_function(
     assert functions.keys() == {nn.functional.linear}
 
 
+REPLACED = [
+    *((torch, name) for name in ("isfinite", "prod", "cumprod", "ctc_loss", "istft")),
+    *((torch.Tensor, name) for name in ("isfinite", "prod", "cumprod")),
+    (nn.functional, "one_hot"),
+]
+
+
+class Asked(torch.Tensor):
+    """A tensor that has its own versions of functions in a table."""
+
+    functions: ClassVar[dict[Any, Any]] = {}
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.functions:
+            return cls.functions[func]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(("holder", "name"), REPLACED, ids=lambda it: getattr(it, "__name__", it))
+def test_each_function_that_is_replaced_counts_as_itself(
+    holder: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a table that was filled before, and called as a function or a method: they once were other
+    functions while a prediction ran, and a subclass saw the operators in them."""
+    monkeypatch.setattr(Asked, "functions", {getattr(holder, name): name})
+    with bfc.predict("h100"):
+        tensor = torch.ones(4, device="cuda").as_subclass(Asked)
+        given = {"cumprod": (0,), "one_hot": (2,), "istft": (2,), "ctc_loss": (tensor, [4], [1])}
+        call = getattr(*((tensor, name) if holder is torch.Tensor else (holder, name)))
+        first = () if holder is torch.Tensor else (tensor,)
+        assert call(*first, *given.get(name, ())) == name
+        assert len({getattr(holder, name), *Asked.functions}) == 1
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_compressed_rows_are_refused_in_words() -> None:
     """A real device was once asked."""

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.rules.interface import WHOLE, around, on_cuda
-from bfc_tools.predicting.rules.stand_ins import StandIn
+from bfc_tools.predicting.rules.stand_ins import standing_in
 
 
 @around
@@ -117,12 +117,10 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
             if not isinstance(self.probs, FakeTensor):
                 raise
 
-    isfinite = true(torch.isfinite)
     with (
         patch.object(geometric, "__init__", chances),
-        patch.object(torch, "isfinite", isfinite),
-        patch.object(torch.Tensor, "isfinite", isfinite),
-        patch.object(torch, "_is_all_true", true(torch._is_all_true)),
+        standing_in("isfinite", torch, torch.Tensor, of=true),
+        standing_in("_is_all_true", torch, of=true),
     ):
         yield
 
@@ -159,25 +157,19 @@ BIAS = (1,)
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """`linear` adds its bias in place; for subclasses of tensors it would not."""
-    import torch.jit._builtins as _builtins
     import torch.nn.functional as functional
 
-    build = functional.linear
+    def adding_in_place(build: Callable[..., Any]) -> Callable[..., Any]:
+        def linear(*args: Any, **kwargs: Any) -> Any:
+            before, recorder.adds_in_place = recorder.adds_in_place, BIAS
+            try:
+                return build(*args, **kwargs)
+            finally:
+                recorder.adds_in_place = before
 
-    def add_in_place(*args: Any, **kwargs: Any) -> Any:
-        before, recorder.adds_in_place = recorder.adds_in_place, BIAS
-        try:
-            return build(*args, **kwargs)
-        finally:
-            recorder.adds_in_place = before
+        return linear
 
-    linear = StandIn(build, add_in_place)
-    table = _builtins._get_builtin_table()  # so that torch.jit takes it for its own operator
-    with (
-        patch.object(functional, "linear", linear),
-        patch.object(torch._C._nn, "linear", linear),
-        patch.dict(table, {id(linear): "aten::linear"}),
-    ):
+    with standing_in("linear", functional, torch._C._nn, of=adding_in_place):
         yield
 
 
@@ -186,25 +178,22 @@ def biases(recorder: Any) -> Iterator[None]:
 def one_hot(recorder: Any) -> Iterator[None]:
     """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
     another type, which is then converted (ATen/native/Onehot.cpp)."""
-    import torch.jit._builtins as _builtins
     import torch.nn.functional as functional
 
-    build, table = functional.one_hot, _builtins._get_builtin_table()
+    def scattered(build: Callable[..., Any]) -> Callable[..., Any]:
+        def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+            given = on_cuda(tensor) and tensor.dtype == torch.int64 and tensor.numel()
+            if not given or num_classes == 0 or num_classes < -1:
+                return build(tensor, num_classes)
+            if num_classes == -1:
+                num_classes = int(tensor.max().item()) + 1
+            shape = (*tensor.shape, num_classes)
+            made = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+            return made.scatter_(-1, tensor.unsqueeze(-1), 1)
 
-    def rows(tensor: Any, num_classes: int = -1) -> Any:
-        given = on_cuda(tensor) and tensor.dtype == torch.int64 and tensor.numel()
-        if not given or num_classes == 0 or num_classes < -1:
-            return build(tensor, num_classes)
-        if num_classes == -1:
-            num_classes = int(tensor.max().item()) + 1
-        made = torch.zeros((*tensor.shape, num_classes), dtype=tensor.dtype, device=tensor.device)
-        return made.scatter_(-1, tensor.unsqueeze(-1), 1)
+        return one_hot
 
-    with (
-        patch.object(functional, "one_hot", rows),
-        patch.object(torch._C._nn, "one_hot", rows),
-        patch.dict(table, {id(rows): "aten::one_hot"}),  # so that torch.jit takes it for its own
-    ):
+    with standing_in("one_hot", functional, torch._C._nn, of=scattered):
         yield
 
 

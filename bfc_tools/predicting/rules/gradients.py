@@ -8,32 +8,28 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules.interface import around, on_cuda
+from bfc_tools.predicting.rules.stand_ins import standing_in
 
 
 @around
 @contextmanager
 def of_products(recorder: Any) -> Iterator[None]:
     """No element is zero: the gradient of a product, or of a running one, is a quotient."""
-    import torch.jit._builtins as builtins
-
-    table = builtins._get_builtin_table()
-    with ExitStack() as stack:
-        for name, gradient in (("prod", _of_product), ("cumprod", _of_running_product)):
-            for holder in (torch, torch.Tensor):
-                build = getattr(holder, name)
-                replaced = _with_gradient(build, gradient, recorder)
-                stack.enter_context(patch.object(holder, name, replaced))
-                stack.enter_context(patch.dict(table, {id(replaced): f"aten::{name}"}))
+    product = functools.partial(_with_gradient, _of_product, recorder)
+    running = functools.partial(_with_gradient, _of_running_product, recorder)
+    with (
+        standing_in("prod", torch, torch.Tensor, of=product),
+        standing_in("cumprod", torch, torch.Tensor, of=running),
+    ):
         yield
 
 
-def _with_gradient(build: Callable[..., Any], gradient: Any, recorder: Any) -> Callable[..., Any]:
+def _with_gradient(gradient: Any, recorder: Any, build: Callable[..., Any]) -> Callable[..., Any]:
     class Product(torch.autograd.Function):  # type: ignore[misc]
         """The same operator with the gradient that it has on a GPU."""
 
@@ -50,7 +46,6 @@ def _with_gradient(build: Callable[..., Any], gradient: Any, recorder: Any) -> C
             recorder.assume("the gradient of a product: elements that are zero", 0)
             return gradient(grad, *ctx.saved_tensors, *args, **kwargs), None, None
 
-    @functools.wraps(build)
     def call(*args: Any, **kwargs: Any) -> Any:
         tensor: Any = args[0] if args else kwargs.get("input")
         if (

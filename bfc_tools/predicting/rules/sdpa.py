@@ -17,7 +17,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting.rules.interface import around, on_cuda
 from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
-from bfc_tools.predicting.rules.stand_ins import StandIn
+from bfc_tools.predicting.rules.stand_ins import standing_in
 
 #: The efficient kernel reads masks in steps of so many elements.
 MASK_STEP = 8
@@ -52,11 +52,8 @@ def replaced(recorder: Any) -> Iterator[None]:
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, False)
         return _run(_cast(call), scale, recorder, build)
 
-    stand_in = StandIn(build, attention)
-    with (
-        patch.object(functional, "scaled_dot_product_attention", stand_in),
-        patch.object(torch._C._nn, "scaled_dot_product_attention", stand_in),
-    ):
+    places = functional, torch._C._nn
+    with standing_in("scaled_dot_product_attention", *places, of=lambda _: attention):
         yield
 
 

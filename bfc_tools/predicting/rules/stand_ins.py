@@ -8,8 +8,13 @@ the one function finds the other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
+
+from bfc.libraries import torch
 
 
 class StandIn:
@@ -28,8 +33,16 @@ class StandIn:
         self._of, self._function = of, function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
+        """Asks subclasses of tensors first, as PyTorch's functions do, and calls the function."""
+        given = (*args, *kwargs.values())
+        if torch.overrides.has_torch_function(given):
+            return torch.overrides.handle_torch_function(self, given, *args, **kwargs)
         return self._function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """What is a method of PyTorch's tensors stays one."""
+        binds = instance is not None and hasattr(self._of, "__get__")
+        return types.MethodType(self, instance) if binds else self
 
     def __eq__(self, other: object) -> bool:
         """Whether the other is the function of PyTorch, or stands in for it."""
@@ -38,3 +51,32 @@ class StandIn:
     def __hash__(self) -> int:
         """As that of the function of PyTorch."""
         return hash(self._of)
+
+
+@contextmanager
+def standing_in(
+    name: str, *holders: Any, of: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Lets functions stand in for those of one name in modules and classes of PyTorch.
+
+    Parameters
+    ----------
+    name : str
+        Of the function in each holder.
+    *holders : module or type
+        Where callers look it up.
+    of : callable
+        Is given a function of PyTorch, and returns what is called in its place.
+    """
+    import torch.jit._builtins as builtins
+
+    table = builtins._get_builtin_table()  # so that torch.jit takes it for its own operator
+    made: dict[Any, StandIn] = {}
+    with ExitStack() as stack:
+        for holder in holders:
+            build = getattr(holder, name)
+            stand_in = made.setdefault(build, StandIn(build, of(build)))
+            stack.enter_context(patch.object(holder, name, stand_in))
+            if id(build) in table:
+                stack.enter_context(patch.dict(table, {id(stand_in): table[id(build)]}))
+        yield
