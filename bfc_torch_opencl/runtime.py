@@ -3,10 +3,12 @@ where copies and kernels find a device."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from bfc.drivers.opencl import platform as _opencl
 from bfc.errors import OutOfMemoryError
@@ -25,10 +27,13 @@ if TYPE_CHECKING:
     from bfc.policies.device_allocator import DeviceAllocator
     from bfc.suballocators.opencl import OpenCLSubAllocator
 
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
 #: How many queues a device has beside its own. The next stream after these is the first one again,
 #: as with CUDA.
 STREAMS = 32
-#: How long `Stream.query` waits for a marker on a queue that may be idle.
+#: How long `Stream.query` waits for a marker, where nobody has waited for the queue itself.
 PATIENCE_SECONDS = 2e-3
 
 
@@ -54,10 +59,23 @@ class DevicePlace:
         self._made: list[int] = []
         self._given = 0
         self._lock = ForkSafeLock()
+        #: By stream: the number of its last use, and that which it had when somebody waited for it.
+        self._used: dict[int, int] = {}
+        self._finished: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self._shared = {0}  # streams whose queue others may use, which nobody notes
 
     def queue(self) -> Any:
-        """The pyopencl.CommandQueue of this thread's current stream."""
+        """The pyopencl.CommandQueue of this thread's current stream, for work."""
+        self.note_work()
         return self.queue_of(self._extension.current_stream(self.index))
+
+    def note_work(self, stream: int | None = None) -> None:
+        """A stream, or this thread's current one, gets work: said before it, and again behind it,
+        since another thread may wait for the stream in between."""
+        if stream is None:
+            stream = self._extension.current_stream(self.index)
+        self._used[stream] = next(self._numbers)
 
     def queue_of(self, stream: int) -> Any:
         """The pyopencl.CommandQueue of a stream, by its id. Raises ValueError if the id is not one
@@ -90,9 +108,44 @@ class DevicePlace:
 
     def finish(self) -> None:
         """Waits for all work of all streams."""
+        for stream in list(self._queues):
+            self.finish_stream(stream)
+
+    def finish_stream(self, stream: int) -> None:
+        """Waits for all work of a stream."""
+        used = self._used.get(stream, -1)
         with _opencl.in_words("clFinish"):
-            for queue in list(self._queues.values()):
-                queue.finish()
+            self.queue_of(stream).finish()
+        self._finished[stream] = used
+
+    def share(self, stream: int) -> int:
+        """The handle of a stream's queue, on which others may queue work from now on."""
+        self._shared.add(stream)
+        return int(self.queue_of(stream).int_ptr)
+
+    def is_finished(self, stream: int) -> bool:
+        """Whether somebody waited for a stream, and it got no work since. False where others may
+        have given it some."""
+        self.queue_of(stream)
+        used = self._used.get(stream, -1)
+        return stream not in self._shared and self._finished.get(stream) == used
+
+
+def _queues_work(
+    function: Callable[Concatenate[Runtime, Given], Answer],
+) -> Callable[Concatenate[Runtime, Given], Answer]:
+    """Notes work of the current streams behind a method of the runtime. Those who queue it have
+    noted it before."""
+
+    @functools.wraps(function)
+    def call(runtime: Runtime, /, *args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        try:
+            return function(runtime, *args, **kwargs)
+        finally:
+            for place in list(runtime._places.values()):
+                place.note_work()
+
+    return call
 
 
 class Runtime:
@@ -133,11 +186,14 @@ class Runtime:
         return self.place(device).new_stream()
 
     def handle_of(self, device: int, stream: int) -> int:
-        return int(self.place(device).queue_of(stream).int_ptr)
+        return self.place(device).share(stream)
 
     def is_idle(self, device: int, stream: int) -> bool:
-        """Whether a queue has nothing left to do. OpenCL has no such question: a marker is queued,
-        which ends at once where nothing is before it."""
+        """Whether a queue has nothing left to do: it has not where somebody waited for it, and it
+        got no work since. Else OpenCL has no such question: a marker is queued, which soon ends
+        where nothing is before it. A queue that has just become idle may be said to be busy."""
+        if self.place(device).is_finished(stream):
+            return True
         mark = self.record(device, stream)
         deadline = time.perf_counter() + PATIENCE_SECONDS
         while not self.is_done(mark):
@@ -146,8 +202,7 @@ class Runtime:
         return True
 
     def finish_stream(self, device: int, stream: int) -> None:
-        with _opencl.in_words("clFinish"):
-            self.place(device).queue_of(stream).finish()
+        self.place(device).finish_stream(stream)
 
     def finish(self, device: int) -> None:
         self.place(device).finish()
@@ -168,8 +223,9 @@ class Runtime:
             self.wait(mark)
             return
         with _opencl.in_words("clEnqueueBarrierWithWaitList"):
-            queue = place.queue_of(stream)
-            _opencl.load().enqueue_barrier(queue, wait_for=[mark.event])
+            place.note_work(stream)
+            _opencl.load().enqueue_barrier(place.queue_of(stream), wait_for=[mark.event])
+            place.note_work(stream)
 
     def is_done(self, mark: Mark) -> bool:
         cl = _opencl.load()
@@ -192,23 +248,29 @@ class Runtime:
 
     # -- copies and kernels ------------------------------------------------------------------------
 
+    @_queues_work
     def copy(self, to: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
         copies.copy(to, source, non_blocking, self.place)
 
+    @_queues_work
     def fill(self, out: torch.Tensor, value: float) -> bool:
         return kernels.fill(out, value, self.place(out.device.index))
 
+    @_queues_work
     def binary(
         self, name: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: float
     ) -> bool:
         return kernels.binary(name, out, a, b, alpha, self.place(out.device.index))
 
+    @_queues_work
     def relu(self, out: torch.Tensor, a: torch.Tensor) -> bool:
         return kernels.relu(out, a, self.place(out.device.index))
 
+    @_queues_work
     def total(self, out: torch.Tensor, a: torch.Tensor, dims: list[int]) -> bool:
         return kernels.total(out, a, dims, self.place(out.device.index))
 
+    @_queues_work
     def mm(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
         return kernels.mm(out, a, b, self.place(out.device.index))
 

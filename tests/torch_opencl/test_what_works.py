@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from bfc.integrations import torch_opencl
+from bfc_torch_opencl import runtime
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "tensors-on-opencl.md"
 TABLES = ("## What works", "### What does not")
@@ -424,6 +425,37 @@ def test_streams() -> None:
     assert start.elapsed_time(end) >= 0
     stream.synchronize()
     assert stream.query()
+
+
+def test_a_stream_that_was_waited_for_is_idle_without_a_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However busy the machine is: nothing that the driver does is waited for. Work of any kind
+    ends that, and so does a handle that was given away, on which others may queue work."""
+    asked = []
+    record = runtime.Runtime.record
+    monkeypatch.setattr(
+        runtime.Runtime, "record", lambda *given: (asked.append(given), record(*given))[1]
+    )
+    stream, x, mark = torch.Stream(OPENCL), given().to(OPENCL), torch.Event(OPENCL)
+    mark.record()
+    for work in (
+        lambda: x + 1,
+        lambda: x.clone(),
+        lambda: torch.zeros_like(x),
+        lambda: stream.wait_event(mark),
+    ):
+        asked.clear()
+        with stream:
+            work()
+        stream.query()
+        assert len(asked) == 1
+        stream.synchronize()
+        assert stream.query()
+        assert len(asked) == 1
+    assert stream.native_handle
+    stream.query()
+    assert len(asked) == 2
 
 
 @works("`record_stream`")
