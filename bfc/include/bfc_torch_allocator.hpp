@@ -70,10 +70,15 @@ public:
             PyErr_Clear();
             TORCH_CHECK(false, "bfc: serve() takes the capsule of bfc.integrations.torch_backend.capsule(pools)");
         }
-        TORCH_CHECK(given->version == BFC_ALLOCATOR_VERSION && given->size >= sizeof(bfc_allocator),
-                    "bfc: this back end was compiled for version ", BFC_ALLOCATOR_VERSION,
-                    " of bfc_allocator.h, and the bfc that is installed has version ", given->version,
+        TORCH_CHECK(given->version <= BFC_ALLOCATOR_VERSION, "bfc: this back end was compiled for version ",
+                    BFC_ALLOCATOR_VERSION, " of bfc_allocator.h, and the bfc that is installed has version ", given->version,
                     ": compile the back end again");
+        // A version grows by new fields at the end, too.
+        TORCH_CHECK(given->version == BFC_ALLOCATOR_VERSION && given->size >= sizeof(bfc_allocator),
+                    "bfc: the compiled modules of bfc are older than the bfc_allocator.h of this back end (version ",
+                    given->version, " with ", given->size, " bytes, where it has version ", BFC_ALLOCATOR_VERSION, " with ",
+                    sizeof(bfc_allocator), "): build bfc again, with `pip install .`, or in a checkout to work in with "
+                    "`python setup.py build_ext --inplace`");
         const bfc_allocator* none = nullptr;
         TORCH_CHECK(table_.compare_exchange_strong(none, given) || none == given,
                     "bfc: another allocator serves ", Type, " in this process already");

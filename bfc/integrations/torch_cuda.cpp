@@ -926,7 +926,9 @@ PyObject* serve(PyObject*, PyObject* arguments) {
     if (!found) return nullptr;
     try {
         TORCH_CHECK(!whole, "bfc serves PyTorch in this process already");
-        TORCH_CHECK(found->size >= sizeof(bfc_allocator), "this was compiled for another bfc");
+        TORCH_CHECK(found->size >= sizeof(bfc_allocator),
+                    "the compiled modules of bfc are older than its sources: build bfc again, with `pip install .`, or in a "
+                    "checkout to work in with `python setup.py build_ext --inplace`");
         whole = new Whole;
         table = found;
         books = given;
