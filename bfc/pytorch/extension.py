@@ -210,7 +210,9 @@ def _compile(command: list[str], what: str, torch: Any, folder: Path) -> None:
         log = folder / "failed.log"
         log.write_text(f"{' '.join(command)}\n\n{done.stdout}{done.stderr}")
         lines = done.stderr.splitlines()
-        errors = [line for line in lines if re.search(r"\berror\b", line)] or lines
+        # A linker's reasons have no such word, but for the line that only says that it failed.
+        reason = r"\berror\b(?!: ld returned)|\bld: (?!warning)"
+        errors = [line for line in lines if re.search(reason, line)] or lines
         shown = "".join(f"\n  {line}" for line in errors[:ERROR_LINES])
         raise RuntimeError(
             f"{what} does not compile against torch {torch.__version__}, exit status "

@@ -196,6 +196,13 @@ def test_a_source_that_does_not_compile_is_told(extension) -> None:
     assert extension.files() == []
 
 
+def test_what_the_linker_misses_is_told(extension, monkeypatch) -> None:
+    """Its lines have no "error"; the one that has says only that it failed."""
+    monkeypatch.setenv("CXX", "c++ -lnothing_like_it")
+    with pytest.raises(RuntimeError, match="cannot find -lnothing_like_it"):
+        extension.load()
+
+
 def test_a_cache_that_cannot_be_written_is_told(extension) -> None:
     extension.home.write_text("")  # a file where the folder is to be
     with pytest.raises(RuntimeError) as caught:
