@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pocl
 import pytest
-from documents import BLOCK, DOCUMENTS, ROOT, run_in_a_process
+from documents import BLOCK, DOCUMENTS, ROOT, commands, not_printed, run_in_a_process
 from own_interpreter import run as run_alone
 from sources import PACKAGES, is_module
 
@@ -52,37 +52,30 @@ def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-SHELL = re.compile(
-    r"^\$ (bfc (?:advise|replay|--version)[^#\n]*)\n((?:(?!\$ |```).*\n)*)", re.MULTILINE
-)
 SHOWN = [
-    (path, command.split(), output.splitlines())
+    (path, command, output)
     for path in DOCUMENTS
-    for command, output in SHELL.findall(path.read_text())
-    if output
+    for command, output in commands(path, "advise|replay|--version")
 ]
-
-
-def without_times(line: str) -> str:
-    """A row of the table without the nanoseconds, and with one blank between its columns."""
-    return re.sub(r"(%|-) +\d+\.\d\b", r"\1 ns", " ".join(line.split()))
 
 
 @pytest.mark.parametrize(
     ("path", "command", "shown"), SHOWN, ids=lambda value: getattr(value, "name", None)
 )
 def test_a_command_of_a_document_prints_what_stands_below_it(
-    path: Path, command: list[str], shown: list[str]
+    path: Path, command: str, shown: list[str]
 ) -> None:
-    """Every line that is shown; "..." stands for lines that are left out. Only what `bfc advise`
-    says while it works goes elsewhere."""
+    """Every line that is shown. Only what `bfc advise` says while it works goes elsewhere. Those of
+    `bfc predict` need torch: tests/predicting has them."""
     ran = subprocess.run(
-        [sys.executable, "-m", *command], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-m", *shlex.split(command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
-    printed = [without_times(line) for line in ran.stdout.splitlines()]
-    wanted = [without_times(line) for line in shown if line != "..."]
     assert re.sub(r"bfc advise: .*\n", "", ran.stderr) == ""
-    assert [line for line in wanted if line not in printed] == []
+    assert not_printed(shown, ran.stdout) == []
 
 
 @pytest.mark.long

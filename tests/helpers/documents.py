@@ -19,6 +19,30 @@ WITHOUT_A_GPU = "from bfc.testing import cuda_emulator\n\ncuda_emulator.load()\n
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
+def commands(path: Path, names: str) -> list[tuple[str, list[str]]]:
+    """The commands of bfc in a document whose names match, each with the lines that are shown below
+    it. A block that begins with none goes on with what the last one printed."""
+    found: list[tuple[str, list[str]]] = []
+    for kind, block in BLOCK.findall(path.read_text()):
+        for line in block.splitlines() if kind == "console" else ():
+            if line.startswith("$ "):
+                found.append((line[2:].partition("#")[0].strip(), []))
+            elif found:
+                found[-1][1].append(line)
+    return [one for one in found if one[1] and re.match(f"bfc (?:{names})", one[0])]
+
+
+def not_printed(shown: list[str], printed: str) -> list[str]:
+    """The lines that a document shows and a command did not print; "..." stands for others."""
+    lines = set(map(_without_times, printed.splitlines()))
+    return [line for line in shown if line != "..." and _without_times(line) not in lines]
+
+
+def _without_times(line: str) -> str:
+    """A row of a table without the nanoseconds, and with one blank between its columns."""
+    return re.sub(r"(%|-) +\d+\.\d\b", r"\1 ns", " ".join(line.split()))
+
+
 def run_in_a_process(path: Path, first: str = "pass") -> subprocess.CompletedProcess[str]:
     """Runs the code of a document in a new process, after some code of the test's."""
     code = (

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from documents import BLOCK, ROOT
+from documents import BLOCK, DOCUMENTS, ROOT, commands, not_printed
 
 from bfc_tools.cli import main
 
@@ -94,3 +95,26 @@ def test_a_cell_of_the_page_on_notebooks() -> None:
     names = {"Net": lambda: torch.nn.Linear(64, 64), "step": step}
     exec(compile(cell, "notebooks.md", "exec"), names)
     assert "It fits on NVIDIA H100 80GB HBM3" in names["run"]._repr_html_()
+
+
+SHOWN: dict[str, dict[str, list[str]]] = {}  # by command, then by document
+for _document in DOCUMENTS:
+    for _command, _lines in commands(_document, "predict"):
+        SHOWN.setdefault(_command, {})[_document.name] = _lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_prediction_of_a_document_prints_what_stands_below_it(command: str) -> None:
+    """The figures of the first screen of the README among them."""
+    words = shlex.split(command)
+    ran = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert ran.returncode in (0, 1), ran.stderr
+    missing = {name: not_printed(lines, ran.stdout) for name, lines in SHOWN[command].items()}
+    assert not any(missing.values()), missing
+
+
+def test_the_documents_show_predictions() -> None:
+    assert {"README.md", "predict.md"} <= set().union(*SHOWN.values())
