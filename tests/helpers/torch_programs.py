@@ -53,7 +53,7 @@ class Program:
         self.pools: list[Any] = []
         self.graphs: list[tuple[Any, list[Any]]] = []
         self.seen: list[Any] = []
-        self.records = False
+        self.records = self.lent = False
 
     def step(self) -> None:
         names = list(ACTS)
@@ -194,8 +194,10 @@ def history(it: Program) -> None:
 @act(1)
 def use_pool(it: Program) -> None:
     if len(it.pools) < 3 and it.draw.random() < 0.5:
-        options = {"use_on_oom": it.draw.random() < 0.3, "no_split": it.draw.random() < 0.3}
-        it.pools.append(it.torch.cuda.MemPool(**options))
+        lends = it.draw.random() < 0.3 and not it.lent  # of several, a hash says which one lends
+        it.lent |= lends
+        no_split = it.draw.random() < 0.3
+        it.pools.append(it.torch.cuda.MemPool(use_on_oom=lends, no_split=no_split))
     if it.pools:
         with it.torch.cuda.use_mem_pool(it.draw.choice(it.pools)):
             for _ in range(it.draw.randrange(1, 4)):
@@ -233,15 +235,17 @@ def drop_graph(it: Program) -> None:
 def differences(environment: dict[str, str], seed: int, turns: int) -> str:
     """Runs one program on PyTorch's own allocator and on ours. Returns "" or what differed first.
 
-    PyTorch goes through pools that lend, and through streams that give memory back, in the order
-    of a hash of their numbers. Ours must see, line by line, what PyTorch sees under some of them.
+    PyTorch goes through streams that give memory back, and through pools, in the order of a hash of
+    their numbers. Ours must see, line by line, what PyTorch sees under some of them.
     """
     ours = seen(environment, "ours", seed, turns)
     own = seen(environment, "own", seed, turns)
-    assert len(own) == len(ours)
+    if len(own) != len(ours):
+        return f"{len(own)} and {len(ours)} lines"
     differing = [number for number, line in enumerate(ours) if line != own[number]]
     for moved in MOVES if differing else ():
         others = seen(environment, "own", seed, turns, moved)
+        others += [""] * (len(ours) - len(others))
         differing = [number for number in differing if ours[number] != others[number]]
     if not differing:
         return ""
