@@ -235,7 +235,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(UNWARNED) .venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2'
+BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2' 'numba-cuda>=0.30'
 
 # The version that is named, whatever a machine prefers.
 .venv-torch-%/built: export PIP_CONSTRAINT := /dev/null

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,25 @@ def test_the_pool_is_that_of_other_libraries_too(bfc_run: Bfc, tmp_path: Path) -
     assert ran.stdout.endswith("no such device\n")
     snapshot = (tmp_path / "snapshot.pickle").read_bytes()
     assert b"script.py" in snapshot, "no frames"
+
+
+#: CuPy cannot run here: its runtime library refuses the emulated driver.
+NUMBA = """
+import torch, bfc
+from numba import cuda
+
+x = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+pool = bfc.integrations.torch.pool()
+with bfc.use(pool, "numba"):
+    y = cuda.device_array(3 << 20, dtype="u1")
+    print(torch.cuda.memory_allocated() >> 20, pool.stats().bytes_in_use >> 20)
+"""
+
+
+@with_torch
+@pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
+def test_arrays_of_numba_are_on_the_same_account(bfc_run: Bfc) -> None:
+    assert bfc_run("script.py", script=NUMBA).stdout == "8 8\n"
 
 
 @with_torch
