@@ -13,7 +13,8 @@ class SplittingPool:
     """Best fit with splitting and joining, from regions that a device gives: CuPy's and RMM's way.
 
     `grows(pool, nbytes)` says by how much the pool grows for a request; the limit holds for the
-    sum of its regions. With `releases` it gives free regions back before it refuses.
+    sum of its regions. With `releases` it gives free regions back before it refuses, and without
+    `splits` it hands blocks out whole.
     """
 
     def __init__(
@@ -24,11 +25,13 @@ class SplittingPool:
         initial: int = 0,
         grows: Callable[[SplittingPool, int], int] = lambda _pool, nbytes: nbytes,
         releases: bool = False,
+        splits: bool = True,
     ) -> None:
         self.limit = limit
         self.rounding = rounding
         self.grows = grows
         self.releases = releases
+        self.splits = splits
         #: The blocks of each region, in the order of addresses: [nbytes, whether it is free].
         self.regions: list[list[list[int]]] = [[[initial, True]]] if initial else []
 
@@ -51,9 +54,10 @@ class SplittingPool:
             assert found is not None
         region, at = found
         block = region[at]
-        if block[0] > size:
+        if self.splits and block[0] > size:
             region.insert(at + 1, [block[0] - size, True])
-        block[:] = [size, False]
+            block[0] = size
+        block[1] = False
         return block
 
     def refuses(self, nbytes: int) -> str:
