@@ -43,8 +43,7 @@ def reproduce(trial: Trial) -> None:
 
 
 CASE = Case(
-    title="Attention in one piece adds 4.5 GiB a layer, and what a layer frees is split before the "
-    "next",
+    title="What the attention of one layer frees is split before the next layer asks for it",
     source="NVIDIA/Megatron-LM#965",
     date="2024-08-05",
     library="PyTorch",
