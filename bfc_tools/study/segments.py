@@ -31,7 +31,7 @@ def of_snapshot(snapshot: Snapshot) -> Segments:
     """The regions of a snapshot that have memory."""
     columns, found = snapshot._region_columns(), Segments()
     for row in sorted(REGION.iter_unpack(columns.regions)):
-        address, size, stream, first, second, _, _, _, _, kind, flags = row
+        address, size, stream, first, second, *_, kind, flags = row
         if flags & ASLEEP:
             continue
         found.address.append(address)
