@@ -32,6 +32,11 @@ def head(form: str, allocator: str, asked: int) -> Iterator[str]:
     if form == "1.8":
         yield f"{refused}.  Current allocation summary follows."
         return
+    if form == "XLA 2026":
+        yield f"{refused} (rounded to {rounded}) from the lower end requested by op "
+        yield "If this is caused by memory fragmentation, the environment variable may improve it."
+        yield "Current allocation summary follows."
+        return
     yield f"{refused} (rounded to {rounded})requested by op "
     if form != "2.1 on Windows":
         yield (
@@ -132,7 +137,7 @@ def prefixed(form: str, lines: Iterable[str]) -> list[str]:
     }[form]
     found = []
     for at, line in enumerate(lines):
-        goes_on = ("If the", "Current", "Limit", "InUse:", "MaxInUse", "Num", "MaxAlloc")
+        goes_on = ("If th", "Current", "Limit", "InUse:", "MaxInUse", "Num", "MaxAlloc")
         bare = not line or line.startswith(goes_on)
         level = "W" if line.startswith(("Allocator (", "*", "_", "x")) else "I"
         if form in ("2.21", "XLA 2026"):
@@ -159,5 +164,8 @@ WRAPPERS: dict[str, Callable[[int, str], str]] = {
     "colours": lambda at, line: f"\x1b[33m{line[:20]}\x1b[0m{line[20:]}\x1b[K",
     "windows": lambda at, line: f"{line}\r",
     "srun": lambda at, line: f" 3: {line}",
+    "mpirun": lambda at, line: f"[1,3]<stderr>:{line}",
+    "kubectl": lambda at, line: f"[pod/train-0/main] {line}",
+    "vllm": lambda at, line: f"(Worker_TP2 pid=99) ERROR 04-09 20:31:10 [executor.py:949] {line}",
     "python": lambda at, line: f"2025-01-05 09:48:28,123 ERROR worker.py:12 - {line}",
 }

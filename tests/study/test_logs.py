@@ -93,10 +93,10 @@ def test_what_loggers_put_around_lines_does_not_matter(
     (refusal,) = log.refusals
     assert refusal.is_whole, refusal.remarks
     assert chunks_of(log) == rows_of(snapshot)
-    names = {"torchrun": "rank3", "srun": "rank3", "docker compose": "trainer-1"}
-    assert refusal.who == names.get(
-        wrapper, "TrainWorker pid=4711" if wrapper == "ray" else "GPU 0"
-    )
+    names = {"torchrun": "rank3", "srun": "rank3", "docker compose": "trainer-1", "mpirun": "1,3"}
+    names |= {"kubectl": "pod/train-0/main", "vllm": "Worker_TP2 pid=99"}
+    names |= {"ray": "TrainWorker pid=4711"}
+    assert refusal.who == names.get(wrapper, "GPU 0")
 
 
 @pytest.mark.parametrize("kind", ["docker", "cloud", "utf-16"])
@@ -475,6 +475,24 @@ def test_the_device_refused(tmp_path: Path) -> None:
     (refusal,) = read_log(written(tmp_path, lines)).refusals
     assert refusal.cause == "others"
     assert "the device did not give it" in refusal.why
+
+
+def test_a_piece_of_the_other_end(tmp_path: Path) -> None:
+    """XLA's memory may have two ends: a hole of one does not serve the other."""
+    with bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"), memory_limit="64 MiB") as allocator:
+        blocks = [allocator.allocate(size * MIB) for size in (20, 20, 16)]
+        blocks[1].free()
+        snapshot = allocator.snapshot()
+        blocks[0].free()
+        blocks[2].free()
+    lines = dump_texts.text("XLA 2026", snapshot, 12 * MIB)
+    at = next(n for n, line in enumerate(lines) if "memory summary" in line)
+    lines[at] = lines[at].replace("lower end 20.00MiB", "lower end 8.00MiB")
+    lines.insert(at + 1, "Spatial partitioning summary for lower end: central gap 8.00MiB, largest")
+    (refusal,) = read_log(written(tmp_path, lines)).refusals
+    assert refusal.is_whole
+    assert (refusal.cause, refusal.largest_free) == ("elsewhere", 8 * MIB)
+    assert "the other end of the memory" in refusal.why
 
 
 def test_names_of_chunks_are_owners(tmp_path: Path) -> None:

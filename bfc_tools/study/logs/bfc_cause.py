@@ -86,7 +86,9 @@ def _with_figures(found: LoggedRanOut, dump: Dump) -> LoggedRanOut:
     if not dump.regions and not values:
         remark = f"its dump is not whole: {'; '.join(faults)}"
         return replace(found, is_whole=False, remarks=(*found.remarks, remark))
-    largest = max(dump.free(), default=0) if not faults else values.get("largest free")
+    largest = values.get("largest free", values.get("largest block"))
+    if not faults and "gap" not in values:  # else it names what this end of the memory may use
+        largest = max(dump.free(), default=0)
     available = None if limit is None else max(limit - listed, 0)
     names: Counter[str] = Counter()
     for region in dump.regions:
@@ -127,7 +129,7 @@ def _explained(found: LoggedRanOut, told: Told) -> LoggedRanOut:
             "give it: another process, or another library of this one, holds it"
         )
         return replace(found, cause=OTHERS, missing=0, why=why, to_try=_alone(told))
-    if free >= asked and found.largest_free is not None and found.largest_free >= asked:
+    if free >= asked and max(_largest_listed(told), found.largest_free or 0) >= asked:
         why = "a free piece is large enough, and was not for this request: " + _kept(told)
         to_try = "to wait for the device's work before it (block_until_ready), or fewer at a time"
         return replace(found, cause=ELSEWHERE, missing=0, why=why, to_try=to_try)
@@ -144,9 +146,14 @@ def _explained(found: LoggedRanOut, told: Told) -> LoggedRanOut:
     )
 
 
+def _largest_listed(told: Told) -> int:
+    """The largest free chunk, whatever it is kept for; 0 if not all are known."""
+    return max(told.dump.free(), default=0) if told.dump is not None and told.dump.is_whole else 0
+
+
 def _kept(told: Told) -> str:
     dump = told.dump
-    if dump is not None and dump.end:
+    if dump is not None and "gap" in dump.figures:
         return "it belongs to the other end of the memory"
     return "it waits for the device, or is kept for another purpose"
 

@@ -157,8 +157,8 @@ class Logs:
         yield chosen.sentence
         for remark in chosen.remarks:
             yield f"Note: {remark}."
-        if not chosen.is_whole or chosen.to_record:
-            yield f"To know more, record: {chosen.to_record}." if chosen.to_record else ""
+        if chosen.to_record:
+            yield f"To know more, record: {chosen.to_record}."
         may_fail = sum(log.may_fail for log in self.logs)
         if may_fail:
             were = "request was" if may_fail == 1 else "requests were"

@@ -132,7 +132,7 @@ _BIN = re.compile(r"\bBin \((\d{1,19})\):\s*Total Chunks: (\d{1,12}), Chunks in 
 _WANTED = re.compile(rf"\bBin for {SIZE} was")
 _REFUSED = re.compile(
     rf"Allocator \(([^()]{{1,200}})\) ran out of memory trying to allocate {SIZE}"
-    r"(?: from the \w+ end)?(?: \(rounded to (\d{1,19})\))?(.*)"
+    r"(?: \(rounded to (\d{1,19})\))?(?: from the \w+ end)?(.*)"
 )
 _BY_OP = re.compile(r"requested by op ?(\S*)")
 #: A figure with its unit, or in bytes.
@@ -303,7 +303,7 @@ def _stat(text: str) -> Word | None:
     value = printed(found[2], found[3] or "B") if found[2].isdigit() or found[3] else None
     name = _STATS.get(found[1], "")
     if found[1] == "LargestFreeBlock" and value is not None and value.nbytes:
-        name = "largest free"  # it is 0 where the version does not count it
+        name = "largest block"  # it is 0 where the version does not count it
     return Figures(_figures({name: value}) if name else {}, is_stats=True)
 
 
