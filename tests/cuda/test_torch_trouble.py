@@ -92,6 +92,40 @@ def test_a_call_that_fails_once_loses_nothing(run: Run, kind: str) -> None:
     assert seen[mapped][1] > 0, "PyTorch was told of none"
 
 
+#: 60 MiB are split from a segment, and then lie above the new limit of what may be split.
+SPLIT = """
+import os, torch, bfc
+
+MIB = 1 << 20
+bfc.integrations.torch.install(
+    lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+)
+
+def some(mib):
+    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
+
+some(100)
+kept = some(40)
+torch._C._accelerator_setAllocatorSettings("max_split_size_mb:21")
+torch.cuda.set_per_process_memory_fraction(130 * MIB / torch.cuda.mem_get_info()[1])
+try:
+    some(80)
+except torch.OutOfMemoryError:
+    print("refused")
+del kept
+torch.cuda.empty_cache()
+print(torch.cuda.memory_reserved(), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_a_lower_limit_of_what_is_split_gives_no_part_of_a_segment_back(run: Run) -> None:
+    """PyTorch's own passes the 60 MiB to cudaFree, which fails, and damages its heap: so random
+    programs with such settings may end there."""
+    assert run(SPLIT) == "refused\n0\n"
+
+
 PROCESSES = """
 import os, sys, torch, bfc
 
