@@ -10,6 +10,8 @@ order:
     _torch_table.pyx      the table of C functions that back ends of PyTorch compile against
     torch_cuda.cpp        PyTorch's allocator of CUDA memory over that table
     _torch_cuda.py        compiles it, and answers what it asks
+    _by_tag.py            tags of the pools that serve PyTorch, for the calls of other libraries
+    torch_memory_saver.py, vllm.py
     _core_resource.py
     cuda_core.py
     _emm.py

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bfc.errors import DeviceUnavailableError, SettingsError
+from bfc.errors import AsleepError, DeviceUnavailableError, SettingsError
 from bfc.include import get_include
 from bfc.integrations._torch_table import Table, allocate_at, changes_of
 from bfc.policies._caching import CachingAllocator
@@ -26,6 +27,8 @@ from bfc.suballocators.cuda import CUDASubAllocator
 #: The versions of torch whose table of functions was looked at. 2.12's was not.
 KNOWN = ((2, 11), (2, 13), (2, 14), (2, 15))
 DEVICES = 64
+#: The bit in which PyTorch's pools differ from our own: see kOurs in torch_cuda.cpp.
+_OURS = 1 << 32
 
 #: What a header of NVIDIA's compiler defines, which the wheels of its runtime leave out.
 _NOTHING = (
@@ -231,6 +234,18 @@ class Books:
     def pool_use_count(self, device: int, first: int, second: int) -> int:
         return int(self._pools[device]._pool_use_count((first, second)))
 
+    def refuse_replay(self, pools: Iterable[tuple[int, int]]) -> None:
+        """Raises AsleepError for a graph, some memory of whose pools sleeps."""
+        sleeping = [pool for pool in self._pools.values() if pool.asleep]
+        for first, second in pools if sleeping else ():
+            for pool in sleeping:
+                name = pool._sleeps_with((first | _OURS, second))
+                if name is not None:
+                    raise AsleepError(
+                        f"this graph's memory sleeps with tag {name!r}: wake({name!r}) before it "
+                        "is launched"
+                    )
+
     def set_use_on_oom(self, device: int, first: int, second: int, use: int) -> None:
         self._pools[device]._set_use_on_oom((first, second), bool(use))
 
@@ -359,6 +374,22 @@ def take_over(torch: Any, make: PoolMaker) -> None:
     torch.cuda.change_current_allocator = _refuse_change
     torch._C._cuda_changeCurrentAllocator = _refuse_change  # where others have the functions above
     torch.cuda._lazy_call(lambda: _look_who_serves(module))
+    _look_before_replays(torch, books)
+
+
+def _look_before_replays(torch: Any, books: Books) -> None:
+    """Has `replay` of a graph refuse one whose memory sleeps: on a GPU that would be an illegal
+    access, which ends the context."""
+    graphs = torch.cuda.CUDAGraph
+    replay = graphs.replay
+    pools_of = getattr(graphs, "pools", lambda graph: [graph.pool()])
+
+    @functools.wraps(replay)
+    def replay_awake(graph: Any) -> None:
+        books.refuse_replay(pools_of(graph))
+        replay(graph)
+
+    graphs.replay = replay_awake
 
 
 def _refuse_change(allocator: object) -> None:

@@ -34,7 +34,7 @@ from typing import Any
 
 from bfc.allocators._allocator import Allocator
 from bfc.errors import DeviceUnavailableError
-from bfc.integrations import _torch, _torch_cuda
+from bfc.integrations import _torch, _torch_cuda, torch_memory_saver
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 from bfc.integrations._torch_cuda import PoolMaker
 from bfc.policies._caching import CachingAllocator
@@ -201,6 +201,9 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     allocator, and mapped memory that is shared with other processes. The first call compiles for
     half a minute; the result is kept. A hit takes no GIL; a request that
     needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
+
+    From then on `import torch_memory_saver` finds `bfc.integrations.torch_memory_saver`, and the
+    plugin of `bfc.integrations.vllm` serves vLLM's sleep mode: their own allocators could not work.
     """
     torch = _torch_cuda.checked_torch()
     if _torch_cuda.serving() is not None:
@@ -214,6 +217,7 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
             "install() before the first tensor on a GPU"
         )
     _torch_cuda.take_over(torch, _maker(torch, pools))
+    torch_memory_saver.stand_in()
 
 
 def pool(device: int | None = None) -> CachingAllocator:

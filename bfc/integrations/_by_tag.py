@@ -1,0 +1,72 @@
+"""The memory that another library's calls put to sleep: tags of the pools that serve PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from bfc.integrations import _torch_cuda
+from bfc.integrations._shared import client
+from bfc.policies._caching import CachingAllocator
+
+
+def serving_pool(needed_by: str) -> CachingAllocator:
+    """The pool of PyTorch's current device. Raises RuntimeError where none serves PyTorch."""
+    books = _torch_cuda.serving()
+    if books is None:
+        raise RuntimeError(
+            f"{needed_by} needs a pool of bfc in PyTorch's place, and there is none: start the "
+            "program with `bfc run`, or call bfc.integrations.torch.install() before CUDA is used"
+        )
+    return books.open(client("torch", "torch").cuda.current_device())
+
+
+class ByTag:
+    """Tags of one library, on all devices. Other tags of the pools are left alone."""
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._used: dict[str, set[CachingAllocator]] = {}  # by tag, those that have memory of it
+
+    @contextmanager
+    def scope(self, tag: str | None) -> Iterator[None]:
+        """What this thread allocates belongs to a tag, or to none."""
+        pool = serving_pool(self._library)
+        if tag is not None:
+            self._used.setdefault(tag, set()).add(pool)
+        with pool.tag(tag):
+            yield
+
+    @property
+    def tags(self) -> list[str]:
+        """Those that were used."""
+        return list(self._used)
+
+    def sleep(self, tags: Iterable[str], keep: Mapping[str, Any]) -> None:
+        """Puts tags to sleep, on each device all of them or none. The contents of those in `keep`
+        go where it says, the others' are dropped. A tag that was never used has no memory."""
+        wanted = [tag for tag in tags if tag in self._used]
+        for pool in self._pools_of(wanted):
+            here = [tag for tag in wanted if pool in self._used[tag]]
+            pool.sleep(
+                keep={tag: keep[tag] for tag in here if tag in keep},
+                drop=[tag for tag in here if tag not in keep],
+            )
+
+    def wake(self, tags: Iterable[str]) -> None:
+        """Wakes tags, on each device all of them or none."""
+        wanted = [tag for tag in tags if tag in self._used]
+        for pool in self._pools_of(wanted):
+            pool.wake(*(tag for tag in wanted if pool in self._used[tag]))
+
+    def bytes_in_use(self) -> int:
+        """What lives in the tags, awake or asleep."""
+        return sum(
+            pool.tag_stats()[tag]["bytes_in_use"]
+            for tag, pools in self._used.items()
+            for pool in pools
+        )
+
+    def _pools_of(self, tags: list[str]) -> list[CachingAllocator]:
+        return list(dict.fromkeys(pool for tag in tags for pool in self._used[tag]))

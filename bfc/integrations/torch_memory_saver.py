@@ -1,0 +1,277 @@
+"""The calls of `torch_memory_saver`, answered by tags of the pools that serve PyTorch.
+
+Under `bfc run` and after `bfc.integrations.torch.install()`, `import torch_memory_saver` finds this
+module, unless that package was imported before. Memory of a region belongs to a tag of the pool, so
+`pause` and `resume` work beside expandable segments, stitching and plans, and nothing is preloaded.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from bfc.integrations._by_tag import ByTag, serving_pool
+from bfc.integrations._shared import client
+
+_LIBRARY = "torch_memory_saver"
+
+
+class TorchMemorySaver:
+    """What `torch_memory_saver.torch_memory_saver` is: regions of memory that can be paused.
+
+    Attributes
+    ----------
+    enabled : bool
+        True.
+    """
+
+    enabled = True
+
+    def __init__(self) -> None:
+        self._by_tag = ByTag(_LIBRARY)
+        self._ways: dict[str, dict[Any, str]] = {}  # by tag and by way: its tag in the pool
+        self._folder = os.environ.get("TMS_DISK_BACKUP_DIR")
+
+    def region(
+        self,
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> AbstractContextManager[None]:
+        """Enter a region: what this thread allocates can be paused by its tag.
+
+        Parameters
+        ----------
+        tag : str, optional
+            Its name.
+        enable_cpu_backup : bool, optional
+            Keep its contents on the host while it is paused.
+        enable_disk_backup : bool, optional
+            Keep them in files, in the folder of `set_disk_backup_dir`.
+        cpu_backup_backend : {"pinned", "mmap"}, optional
+            Pinned memory of the host, the default, or ordinary memory.
+
+        Returns
+        -------
+        context manager
+            For a `with` block.
+
+        Raises
+        ------
+        ValueError
+            If the arguments contradict each other.
+        """
+        if cpu_backup_backend not in (None, "pinned", "mmap"):
+            raise ValueError(
+                f"cpu_backup_backend is 'pinned' or 'mmap', not {cpu_backup_backend!r}"
+            )
+        if cpu_backup_backend is not None and not enable_cpu_backup:
+            raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
+        if enable_cpu_backup and enable_disk_backup:
+            raise ValueError("contents are kept on the host or on the disk: name one of the two")
+        way = "disk" if enable_disk_backup else None
+        if enable_cpu_backup:
+            way = "host" if cpu_backup_backend == "mmap" else "pinned"
+        return self._by_tag.scope(self._named(tag, way))
+
+    @contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: str | None = None,
+    ) -> Iterator[None]:
+        """Capture a graph, as `torch.cuda.graph` does, whose memory can be paused.
+
+        Parameters
+        ----------
+        cuda_graph : torch.cuda.CUDAGraph
+            The graph.
+        pool, stream, capture_error_mode : object
+            Arguments of `torch.cuda.graph`.
+        tag : str, optional
+            As of `region`, with the arguments that follow.
+        enable_cpu_backup : bool, optional
+            As of `region`.
+        cpu_backup_backend : str, optional
+            As of `region`.
+
+        Yields
+        ------
+        None
+            While it is captured.
+        """
+        cuda: Any = client("torch", "torch").cuda
+        captured = cuda.graph(
+            cuda_graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
+        )
+        with self.region(tag, enable_cpu_backup, False, cpu_backup_backend), captured:
+            yield
+
+    def disable(self) -> AbstractContextManager[None]:
+        """Enter a scope whose memory cannot be paused, inside of a region.
+
+        Returns
+        -------
+        context manager
+            For a `with` block.
+        """
+        return self._by_tag.scope(None)
+
+    def pause(self, tag: str | None = None) -> None:
+        """Give the memory of a tag back to the device. Its addresses stay.
+
+        Parameters
+        ----------
+        tag : str, optional
+            Which one; None is all.
+        """
+        keep: dict[str, Any] = {}
+        for ways in self._ways.values():
+            keep |= {name: way for way, name in ways.items() if way is not None}
+        keep = {name: self._file if way == "disk" else way for name, way in keep.items()}
+        self._by_tag.sleep(self._names(tag), keep)
+
+    def resume(self, tag: str | None = None) -> None:
+        """Give a tag its memory back, at the same addresses, and its contents if they were kept.
+
+        Parameters
+        ----------
+        tag : str, optional
+            Which one; None is all.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is no room. Then it stays paused, and the call can be repeated.
+        """
+        self._by_tag.wake(self._names(tag))
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        """Read what is kept of a tensor that is paused.
+
+        Parameters
+        ----------
+        x : torch.Tensor
+            A contiguous one on a GPU.
+        zero_copy : bool, optional
+            Is accepted: it is a copy in any case.
+
+        Returns
+        -------
+        torch.Tensor or None
+            On the CPU; None where nothing is kept, or it is not paused.
+        """
+        torch: Any = client("torch", "torch")
+        if not x.is_cuda or not x.is_contiguous():
+            raise ValueError("get_cpu_backup takes a contiguous tensor on a GPU")
+        held = serving_pool(_LIBRARY)._kept_contents(x.data_ptr(), x.nbytes)
+        if held is None:
+            return None
+        return torch.frombuffer(held, dtype=x.dtype).view(x.shape)
+
+    def set_disk_backup_dir(self, path: str) -> None:
+        """Choose the folder of `enable_disk_backup`, and make it.
+
+        Parameters
+        ----------
+        path : str
+            The folder.
+        """
+        os.makedirs(path, exist_ok=True)
+        self._folder = path
+
+    @property
+    def hook_mode(self) -> str:
+        """How memory is found: always by PyTorch's allocator. What is set is ignored."""
+        return "torch"
+
+    @hook_mode.setter
+    def hook_mode(self, hook_mode: str) -> None: ...
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Of the device, what is left free: 0. Setting it warns, and changes nothing."""
+        return 0
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        _warn("memory_margin_bytes", "memory_limit= of the pool bounds what it takes")
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether the host's memory is kept after `resume`: False. Setting it True warns."""
+        return False
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        if value:
+            _warn("retain_cpu_backup", "the host's memory is given back at each resume")
+
+    def _named(self, tag: str, way: str | None) -> str:
+        """The tag in the pool: memory of one tag that is kept in two ways has two."""
+        ways = self._ways.setdefault(tag, {})
+        return ways.setdefault(way, f"{tag} ({way or 'dropped'})" if ways else tag)
+
+    def _names(self, tag: str | None) -> list[str]:
+        chosen = self._ways.values() if tag is None else [self._ways.get(tag, {})]
+        return [name for ways in chosen for name in ways.values()]
+
+    def _file(self, nbytes: int) -> mmap.mmap:
+        """Memory in a file that is gone with its last mapping."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.truncate(nbytes)
+            return mmap.mmap(file.fileno(), nbytes)
+
+
+def _warn(name: str, instead: str) -> None:
+    warnings.warn(f"{name} is not followed under bfc: {instead}", RuntimeWarning, stacklevel=3)
+
+
+@contextmanager
+def configure_subprocess() -> Iterator[None]:
+    """Have processes that are started meanwhile be served by bfc, as `bfc run` does.
+
+    Yields
+    ------
+    None
+        While the environment of this process says so.
+    """
+    before = {name: os.environ.get(name) for name in ("BFC_RUN", "PYTHONPATH")}
+    spec = find_spec("bfc_tools")
+    assert spec is not None
+    assert spec.origin is not None
+    startup = str(Path(spec.origin).parent / "startup")
+    path = [it for it in (before["PYTHONPATH"] or "").split(os.pathsep) if it not in ("", startup)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([startup, *path])
+    os.environ.setdefault("BFC_RUN", "caching:stitch")
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def stand_in() -> None:
+    """Have `import torch_memory_saver` find this module, unless the package was imported."""
+    sys.modules.setdefault(_LIBRARY, sys.modules[__name__])
+
+
+#: The one of this process.
+torch_memory_saver = TorchMemorySaver()

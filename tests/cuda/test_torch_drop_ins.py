@@ -1,0 +1,306 @@
+"""The calls of vLLM and of torch_memory_saver that put memory to sleep, with PyTorch's tensors."""
+
+from __future__ import annotations
+
+from torch_runtime import Run, with_torch
+
+BEGIN = """
+import gc, os, sys, threading, types, torch, bfc
+
+MIB = 1 << 20
+bfc.integrations.torch.install(
+    lambda device: bfc.CachingAllocator(
+        bfc.CUDASubAllocator(device), memory_limit="160 MiB", stitch=True
+    )
+)
+pool = bfc.integrations.torch.pool()
+
+def filled(nbytes, value):
+    x = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+    x.copy_(torch.full((nbytes,), value, dtype=torch.uint8))
+    return x
+
+def holds(x, value):
+    return bool((x.cpu() == value).all())
+
+def free():
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]
+"""
+END = """
+torch.cuda.empty_cache()
+pool.check()
+print("done", flush=True)
+os._exit(0)
+"""
+
+GRAPHS = """
+side = torch.cuda.Stream()
+x = filled(4 * MIB, 1)
+with pool.tag("graph"):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        scratch = torch.empty_like(x)       # freed in the capture: the graph uses its address
+        scratch.copy_(x)
+        out = torch.empty_like(x)
+        out.copy_(scratch)
+        del scratch
+place, held = out.data_ptr(), pool.tag_stats()["graph"]["bytes_in_use"]
+assert held == 4 * MIB, held
+for turn in range(4):
+    x.copy_(torch.full((4 * MIB,), turn, dtype=torch.uint8))
+    graph.replay()
+    assert holds(out, turn)
+    awake = free()
+    keep = {"graph": "pinned"} if turn % 2 else {}
+    report = pool.sleep(keep=keep, drop=["graph"] if not keep else [])
+    assert report.released_bytes >= 8 * MIB, report
+    assert free() - awake == report.released_bytes
+    assert pool.stats().bytes_asleep == report.released_bytes
+    pool.check()
+    try:
+        graph.replay()
+    except bfc.AsleepError as error:
+        assert "wake('graph')" in str(error), error
+    else:
+        raise AssertionError("its memory sleeps")
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=graph.pool(), stream=side):
+            filled_too = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    except RuntimeError as error:
+        assert "wake('graph')" in str(error), error
+    else:
+        raise AssertionError("its pool sleeps")
+    torch.cuda.empty_cache()        # gives nothing back of what sleeps
+    between = filled(100 * MIB, 7)
+    del between
+    pool.wake("graph")
+    assert free() <= awake
+    if turn % 2:
+        assert holds(out, turn)
+    assert out.data_ptr() == place
+    x.copy_(torch.full((4 * MIB,), 100 + turn, dtype=torch.uint8))
+    graph.replay()
+    assert holds(out, 100 + turn)
+    torch.cuda.empty_cache()
+    pool.check()
+del graph, out, x
+gc.collect()
+torch.cuda.empty_cache()
+assert pool.stats().pool_bytes == 0, pool.snapshot()
+"""
+
+
+@with_torch
+def test_a_graph_runs_after_its_pool_has_slept(run: Run) -> None:
+    assert run(BEGIN + GRAPHS + END) == "done\n"
+
+
+SAVER = """
+from torch_memory_saver import torch_memory_saver as saver
+
+assert saver.enabled
+saver.hook_mode = "preload"
+with saver.region(tag="weights", enable_cpu_backup=True):
+    weights = filled(32 * MIB, 3)
+    with saver.disable():
+        beside = filled(2 * MIB, 9)
+with saver.region("kv"):
+    cache = filled(64 * MIB, 5)
+with saver.region("kv", enable_cpu_backup=True):
+    table = filled(2 * MIB, 4)              # the same tag, kept
+with saver.region("both", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+    other = filled(2 * MIB, 6)
+with saver.region("disk", enable_disk_backup=True):
+    files = filled(2 * MIB, 8)
+places = [it.data_ptr() for it in (weights, cache, table)]
+assert saver.get_cpu_backup(weights) is None
+for turn in range(4):
+    awake = free()
+    saver.pause("kv")
+    assert free() - awake == 66 * MIB
+    saver.pause("weights")
+    saver.pause("weights")                  # twice is harmless
+    saver.pause("unknown")
+    assert holds(beside, 9)
+    backup = saver.get_cpu_backup(weights[MIB:])
+    assert backup.numel() == 31 * MIB and holds(backup, 3)
+    assert saver.get_cpu_backup(cache) is None
+    training = filled(90 * MIB, 7)
+    del training
+    saver.resume("weights")
+    assert holds(weights, 3)
+    saver.resume("kv")
+    assert holds(table, 4)
+    assert places == [it.data_ptr() for it in (weights, cache, table)]
+    saver.pause()
+    assert not pool.stats().bytes_asleep == 0
+    saver.resume()
+    assert holds(weights, 3) and holds(table, 4) and holds(other, 6) and holds(files, 8)
+    torch.cuda.empty_cache()
+    assert free() >= awake
+x, graph = filled(MIB, 1), torch.cuda.CUDAGraph()
+with saver.cuda_graph(graph, tag="graph"):
+    y = torch.empty_like(x)
+    y.copy_(x)
+saver.pause("graph")
+saver.resume("graph")
+graph.replay()
+assert holds(y, 1)
+try:
+    with saver.region(cpu_backup_backend="pinned"):
+        pass
+except ValueError as error:
+    assert "enable_cpu_backup" in str(error)
+else:
+    raise AssertionError
+before = dict(os.environ)
+from torch_memory_saver import configure_subprocess
+with configure_subprocess():
+    import subprocess
+    child = subprocess.run([sys.executable, "-c", '''
+from bfc.testing import cuda_emulator
+cuda_emulator.load().reset(devices=1)
+import torch
+from torch_memory_saver import torch_memory_saver as saver
+with saver.region("a"):
+    x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+before = torch.cuda.mem_get_info()[0]
+saver.pause("a")
+print(torch.cuda.mem_get_info()[0] - before, flush=True)
+import os
+os._exit(0)
+'''], capture_output=True, text=True)
+assert child.stdout == f"{4 * MIB}\\n", child.stderr
+assert dict(os.environ) == before
+del weights, beside, cache, table, other, files, x, y, graph
+gc.collect()
+"""
+
+
+@with_torch
+def test_torch_memory_savers_calls_are_answered(run: Run) -> None:
+    assert run(BEGIN + SAVER + END) == "done\n"
+
+
+#: What of vLLM 0.33 calls an allocator of its own: the registry of back ends, the singleton, and
+#: the steps of its worker.
+VLLM = """
+class SleepModeBackend:
+    def __init__(self):
+        self._state = "RUNNING"
+
+    def state(self):
+        return self._state
+
+class SleepModeBackendFactory:
+    _registry = {}
+
+    @classmethod
+    def register_backend(cls, name, module, kind):
+        if name in cls._registry:
+            raise ValueError(name)
+        cls._registry[name] = lambda: getattr(__import__("importlib").import_module(module), kind)
+
+class CuMemAllocator:
+    instance = None
+
+    @staticmethod
+    def get_instance():
+        return CuMemAllocator.instance
+
+for name, members in {
+    "vllm": (), "vllm.device_allocator": (), "vllm.device_allocator.cumem": (CuMemAllocator,),
+    "vllm.device_allocator.sleep_mode_backend": (SleepModeBackend, SleepModeBackendFactory),
+}.items():
+    sys.modules[name] = types.ModuleType(name)
+    for member in members:
+        setattr(sys.modules[name], member.__name__, member)
+
+from importlib.metadata import entry_points
+from bfc.integrations import vllm
+for _ in range(2):
+    vllm.register()
+"""
+ENGINE = """
+allocator = CuMemAllocator.get_instance()
+assert allocator.get_current_usage() == 0
+with allocator.use_memory_pool(tag="weights"):
+    weights = filled(32 * MIB, 3)
+with allocator.use_memory_pool(tag="kv_cache"):
+    cache = filled(64 * MIB, 5)
+with allocator.use_memory_pool(tag="runtime"):
+    adapter = filled(2 * MIB, 6)
+x = filled(2 * MIB, 1)
+graph = torch.cuda.CUDAGraph()
+with allocator.cudagraph_pool() as handle, torch.cuda.graph(graph, pool=handle):
+    y = torch.empty_like(x)
+    y.copy_(x)
+assert allocator.get_current_usage() == 100 * MIB
+backend = SleepModeBackendFactory._registry["bfc"]()()
+assert backend.state() == "RUNNING"
+left = None
+for turn in range(6):
+    level = 1 + turn % 2
+    awake = free()
+    backend.suspend(level)
+    assert backend.state() == "SUSPENDED"
+    assert free() - awake >= 100 * MIB
+    assert left in (None, free()), "memory stays behind"
+    left = free()
+    backend.resume(["weights"])
+    assert "kv_cache" in pool.asleep and len(pool.asleep) == 1
+    assert holds(adapter, 6)
+    if level == 1:
+        assert holds(weights, 3)
+    weights.copy_(torch.full((32 * MIB,), 3, dtype=torch.uint8))
+    backend.resume(["kv_cache"])
+    graph.replay()
+    assert holds(y, 1) and backend.state() == "RUNNING"
+    backend.discard(("kv_cache",))
+    assert pool.asleep == {"kv_cache"}
+    allocator.wake_up()
+    torch.cuda.empty_cache()
+    assert free() == awake
+allocator.sleep()
+assert pool.stats().bytes_reserved <= 4 * MIB
+allocator.wake_up()
+allocator.release_pools()
+del weights, cache, adapter, graph, x, y
+gc.collect()
+"""
+
+
+@with_torch
+def test_vllms_calls_are_answered(run: Run) -> None:
+    assert run(BEGIN + VLLM + ENGINE + END) == "done\n"
+
+
+UNSERVED = (
+    """
+import os, sys, types
+"""
+    + VLLM.replace("for _ in range(2):\n    vllm.register()\n", "")
+    + """
+vllm.register()
+assert CuMemAllocator.instance is None, "vLLM's own stays"
+try:
+    SleepModeBackendFactory._registry["bfc"]()()
+except RuntimeError as error:
+    assert "bfc run" in str(error)
+else:
+    raise AssertionError
+os.environ["VLLM_PLUGINS"] = "other,bfc"
+vllm.register()
+assert isinstance(CuMemAllocator.instance, vllm.Allocator)
+found = {it.name: it.value for it in entry_points(group="vllm.general_plugins")}
+assert found.get("bfc", "bfc.integrations.vllm:register") == "bfc.integrations.vllm:register"
+print("done", flush=True)
+os._exit(0)
+"""
+)
+
+
+@with_torch
+def test_vllms_own_allocator_stays_unless_bfc_is_named(run: Run) -> None:
+    assert run(UNSERVED) == "done\n"
