@@ -9,7 +9,7 @@ from libcpp.vector cimport vector
 from bfc._core cimport NO_HOST_MEMORY, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, BufferOwner
 from bfc.allocators._lock cimport Lock, Shown
-from bfc.allocators._private_pools cimport PoolUses, PrivatePools, is_private
+from bfc.allocators._private_pools cimport PoolId, PoolUses, PrivatePools, is_private
 from bfc.allocators._source cimport Asking, Source, Taken
 from bfc.allocators._recorder cimport Recorder
 from bfc.allocators._fences cimport Captures, Fences
@@ -127,6 +127,7 @@ cdef class Allocator(BufferOwner):
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
     cdef int check_alignment(self, uint64_t alignment) except -1
+    cdef int join_tag(self, Request* request, PoolId pool) except -1
     cdef int check_tag(self, Request* request) except -1    # refuses a request for a tag that cannot be had now
     cdef int set_freed_before(self, Request* request, object freed_before) except -1
     cdef object settings_now(self)

@@ -36,7 +36,7 @@ from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, B
 from bfc.allocators._changes cimport extend_chunk
 from bfc.allocators._lock cimport acquire_lock, let_others_on
 from bfc.allocators._private_pools cimport (
-    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_private, scope_of as scope_of_pool,
+    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_default, is_private, pool_of, scope_of as scope_of_pool,
 )
 from bfc.allocators._reasons cimport (
     FREES_DEFERRED, FREES_PENDING, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY, SOME_WAIT,
@@ -49,9 +49,9 @@ from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Captures, Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, no_mapping, scope_of, some_kept, some_sleep
+from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, count_tag, no_mapping, scope_of, some_kept, some_sleep
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
-from bfc.allocators.mapping._sleep cimport put_to_sleep, wake_up
+from bfc.allocators.mapping._sleep cimport bytes_asleep, put_to_sleep, wake_up
 from bfc.allocators._plans cimport Planned, new_step
 
 from bfc.allocators import _plans
@@ -376,17 +376,23 @@ cdef class Allocator(BufferOwner):
         return not self.reasons.has(FREES_DEFERRED)
 
     cdef int check_tag(self, Request* request) except -1:
-        """Also refuses a request that a private pool is to serve as well."""
+        """Where a private pool is to serve the request, too, that pool has to sleep with the tag."""
         self.tags.refuse_if_asleep(request.tag)
-        cdef PoolId joined = self.captures.pool_for(request.stream)
+        cdef PoolId pool = self.captures.pool_for(request.stream)
+        if request.captured[0] or request.captured[1]:
+            pool = PoolId(request.captured[0], request.captured[1])
         self.acquire()
         self.set_lane(&request.lane, request.stream)
-        cdef cbool elsewhere = is_private(&request.lane) or joined.first or joined.second
+        if is_default(pool) and is_private(&request.lane):
+            pool = pool_of(&request.lane)
         self.lock.release()
-        if elsewhere:
-            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
-            raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one")
-        return 0
+        return 0 if is_default(pool) else self.join_tag(request, pool)
+
+    cdef int join_tag(self, Request* request, PoolId pool) except -1:
+        """Has the memory of a private pool sleep with the request's tag, from its first region on."""
+        name = self.tags.name_of_pool(TAG_POOLS, request.tag)
+        raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one. The "
+                           f"private pools of a CachingAllocator can sleep")
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
@@ -2376,7 +2382,7 @@ cdef class Allocator(BufferOwner):
             peak_pool_bytes=counters.peak_pool_bytes,
             largest_free_block_bytes=largest_free,
             bytes_waiting_for_streams=counters.bytes_waiting,
-            bytes_asleep=self.mapped.bytes_asleep() if self.tags.asleep.size() else 0,
+            bytes_asleep=bytes_asleep(self.mapped) if self.tags.asleep.size() else 0,
             by_owner=bytes_by_name(counters.bytes_in_use, owned),
         )
 
@@ -2781,7 +2787,7 @@ cdef class Allocator(BufferOwner):
         """
         return scope_of(self, self.tags, name)
 
-    def sleep(self, keep=None, drop=None):
+    def sleep(self, keep=None, drop=None, *, keep_limit=None):
         """Give the memory of tags back to the device. Their allocations stay, at the same addresses.
 
         With no argument all tags sleep, and their contents are dropped. Otherwise those that are named
@@ -2797,6 +2803,8 @@ cdef class Allocator(BufferOwner):
             does not name.
         drop : str or iterable of str, optional
             Tags whose contents are lost.
+        keep_limit : int or str, optional
+            The most bytes that the host may hold of all tags that sleep. None: no limit.
 
         Returns
         -------
@@ -2818,7 +2826,7 @@ cdef class Allocator(BufferOwner):
         SubAllocatorError
             If the device fails, or one of the streams is being captured into a CUDA graph.
         MemoryError
-            If the host has no room for what is to be kept.
+            If the host has no room for what is to be kept, or `keep_limit` has none.
         ClosedError
             If the allocator is closed.
 
@@ -2851,13 +2859,13 @@ cdef class Allocator(BufferOwner):
         if self.is_closed:
             raise ClosedError("this allocator is closed")
         cdef dict ways = self.tags.ways_from(keep, drop)
-        if self.mapped is None or not (self.mapped.is_on or self.mapped.are_some()):
+        if self.mapped is None or not (self.mapped.is_on or self.mapped.are_some() or self.source.blocks):
             raise no_mapping(self)
         if self.device.kind == "simulated" and some_kept(ways):
             raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
                                 hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
         self.frees.drain(RECORD | QUERY | AGAIN | WAIT)     # what was freed and waits for other streams
-        return put_to_sleep(self.mapped, ways)
+        return put_to_sleep(self.mapped, ways, None if keep_limit is None else parse_bytes(keep_limit))
 
     def wake(self, *tags, fill=None):
         """Give sleeping tags memory again, at the same addresses, and their contents if they were kept.
@@ -2912,6 +2920,61 @@ cdef class Allocator(BufferOwner):
         if needed:
             refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
             raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look)
+
+    def tag_stats(self):
+        """What each tag has.
+
+        Returns
+        -------
+        dict of str to dict
+            By tag: `"bytes_in_use"`, the requested bytes of its live allocations, awake or asleep;
+            `"allocations"`, how many they are; `"asleep"`, whether it sleeps; and `"bytes_kept"`, the
+            bytes on the host while it does. The private pools that sleep with a tag are counted.
+
+        Notes
+        -----
+        Cost: one look at each chunk, for each tag.
+
+        Examples
+        --------
+        >>> import bfc
+        >>> pool = bfc.BFCAllocator(bfc.HostSubAllocator("1 GiB"), virtual_memory=True)
+        >>> with pool.tag("kv"):
+        ...     cache = pool.allocate(1000)
+        >>> pool.tag_stats()["kv"]["bytes_in_use"]
+        1000
+        """
+        cdef Tag tag
+        cdef uint64_t nbytes, allocations
+        cdef dict found = {}
+        for tag in list(self.tags.by_name.values()):
+            nbytes = count_tag(self.pool, self.lock, self.tags, tag.number, &allocations)
+            found[tag.name] = {
+                "bytes_in_use": nbytes,
+                "allocations": allocations,
+                "asleep": bool(tag.is_asleep),
+                "bytes_kept": tag.kept.nbytes if tag.kept is not None else 0,
+            }
+        return found
+
+    def _sleeps_with(self, pool):
+        """The name of the tag that a private pool sleeps with now; None: it has memory."""
+        cdef PoolId id = id_of(pool)
+        cdef uint64_t[2] numbers = [id.first, id.second]
+        self.acquire()
+        cdef uint64_t tag = self.tags.tag_of(numbers)
+        cdef cbool asleep = self.tags.is_asleep(tag)
+        self.lock.release()
+        return self.tags.name_of_pool(TAG_POOLS, tag) if asleep else None
+
+    def _kept_contents(self, ptr, nbytes):
+        """What the host keeps of these addresses, as a bytearray; None where nothing is kept."""
+        cdef Tag tag
+        for tag in list(self.tags.by_name.values()):
+            found = tag.kept.read(ptr, nbytes) if tag.kept is not None else None
+            if found is not None:
+                return found
+        return None
 
     @property
     def asleep(self):

@@ -9,9 +9,11 @@ counts. A chunk that memory is being mapped for is UNMAPPED still, and not joine
 the one thread that maps or unmaps touches chunks that are UNMAPPED or LEAVING.
 """
 
+from cython.operator cimport dereference as deref, preincrement as incremented
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_reserve
@@ -218,6 +220,8 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
     if asleep == (owner.asleep != 0):
         return 0
     owner.asleep = asleep
+    if not owner.is_range and asleep:
+        owner.mapped_bytes = bytes_of_regions(pool, bin_set)    # none comes or goes until it wakes
     if owner.mapped_bytes == 0:
         return 0    # perhaps it never had memory: then the usage of pools does not know its pool
     if asleep:
@@ -230,7 +234,20 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
         if pool.usage != NULL:
             pool.usage.memory_came(owner.kind, owner.mapped_bytes)
             pool.pool_usage.came(owner.lane.pool, owner.kind, owner.mapped_bytes)
-    return owner.mapped_bytes
+    cdef uint64_t nbytes = owner.mapped_bytes
+    if not owner.is_range and not asleep:
+        owner.mapped_bytes = 0
+    return nbytes
+
+
+cdef uint64_t bytes_of_regions(Pool pool, uint32_t bin_set) noexcept nogil:
+    cdef cmap[uint64_t, Region].iterator at = pool.regions.begin()
+    cdef uint64_t nbytes = 0
+    while at != pool.regions.end():
+        if pool.chunks[deref(at).second.first].bin_set == bin_set:
+            nbytes += deref(at).second.end - deref(at).second.ptr
+        incremented(at)
+    return nbytes
 
 
 cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:

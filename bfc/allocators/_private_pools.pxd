@@ -59,6 +59,9 @@ cdef inline cbool is_private(const Lane* lane) noexcept nogil:
     return (lane.pool[0] | lane.pool[1]) != 0
 
 
+cdef cbool holds_memory(Pool pool, PoolId id) noexcept nogil
+
+
 @cython.final
 cdef class PrivatePools:
     # Guarded by the allocator's lock: every method needs it. No Python object is held.

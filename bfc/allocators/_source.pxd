@@ -24,6 +24,7 @@ cdef struct Asking:             # what a request asks of the sub-allocator
     uint64_t asked              # bytes of the last block it was asked for
     uint64_t changes            # regions that came or went on the request's behalf
     cbool without_gil           # whether the sub-allocator must be called without the GIL
+    cbool in_block              # whether the memory is to sleep: `blocks` is asked in place of the sub-allocator
     int fault                   # what the sub-allocator failed with, called without the GIL; 0: nothing
 
 cdef enum Taken:
@@ -44,6 +45,8 @@ cdef class Source:
     cdef Lock* lock                     # the allocator's: it guards the pool and what stands here
     cdef Pool pool
     cdef object sub_allocator
+    cdef object blocks                  # regions that sleep: see mapping/_blocks.pyx; None until there are any
+    cdef cbool has_blocks
     cdef bfc_native_source* native      # NULL where the sub-allocator has none
     cdef uint64_t alignment             # of regions
     cdef bint strict
@@ -86,6 +89,6 @@ cdef class Source:
     cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil
     cdef Call* newest_call(self) noexcept nogil
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
-    cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil
+    cdef int ask_in_python(self, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil
     cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil

@@ -17,7 +17,7 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc.interpreter._process cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
-from bfc.allocators._changes cimport forget_queued
+from bfc.allocators._changes cimport count_asleep, forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
@@ -123,7 +123,7 @@ cdef class Source:
                 block.end = block.ptr + received if got else 0
             else:
                 add_up(&self.driver_calls, 1)
-                got = self.ask_in_python(nbytes, block)
+                got = self.ask_in_python(nbytes, block, asking.in_block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
         # Until `take_in` only the caller knows the block. Its bytes stay set aside, so the limit is not found free. No
@@ -131,9 +131,10 @@ cdef class Source:
         asking.asked = nbytes
         return got
 
-    cdef int ask_in_python(self, uint64_t nbytes, Region* block) except -1 with gil:
+    cdef int ask_in_python(self, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil:
         cdef uint64_t received
-        cdef bint got = ask_for_block(self.sub_allocator, self.sub_allocator.alloc, self.alignment, nbytes, self.strict,
+        source = self.blocks if in_block else self.sub_allocator
+        cdef bint got = ask_for_block(source, source.alloc, self.alignment, nbytes, self.strict,
                                       &block.ptr, &received, self.rejected)
         block.end = block.ptr + received if got else 0
         return got
@@ -182,6 +183,10 @@ cdef class Source:
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil:
         """Takes every region out of the pool, and what was not returned, without more memory of the host. Needs the
         lock."""
+        cdef uint32_t i
+        for i in range(<uint32_t>self.pool.bin_sets.size()):
+            if not self.pool.bin_sets[i].is_range:      # as those of ranges stay, and count as asleep
+                count_asleep(self.pool, i, False)
         self.pool.list_regions(self.closing, True)
         self.forget(self.closing)
         self.take_unreturned(self.closing)
@@ -199,7 +204,9 @@ cdef class Source:
             return self.give_back_in_python(regions)
         listed = self.begin_call(total_size(regions), 0)
         for region in regions:
-            self.region_returned(region, self.native.free(self.native.self, region.ptr, region.end - region.ptr) == 0)
+            # Unmapping takes the GIL. Where there are blocks, the next release with the GIL gives all of these back.
+            self.region_returned(region, not self.has_blocks and self.native.free(
+                self.native.self, region.ptr, region.end - region.ptr) == 0)
         self.end_call(listed, 0)
         return 0
 
@@ -215,7 +222,10 @@ cdef class Source:
             try:
                 if interrupt is not None:
                     raise interrupt
-                self.sub_allocator.free(region.ptr, region.end - region.ptr)
+                source = self.sub_allocator
+                if self.blocks is not None and region.ptr in self.blocks:
+                    source = self.blocks
+                source.free(region.ptr, region.end - region.ptr)
             except BaseException as error:
                 interrupt = interrupt if isinstance(error, Exception) else error
                 fault = fault or error

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport Reasons
+from bfc._core cimport Pool, Reasons
 from bfc.allocators._lock cimport Lock
 
 
@@ -17,6 +17,11 @@ cdef extern from *:
     static const uint64_t BFC_TAG_POOLS = uint64_t{1} << 62;
     """
     const uint64_t TAG_POOLS "BFC_TAG_POOLS"    # the first number of the id of a tag's pool; the second is the tag's
+
+
+cdef struct JoinedPool:             # a private pool whose memory sleeps with a tag
+    uint64_t pool[2]
+    uint64_t tag
 
 
 @cython.final
@@ -38,6 +43,7 @@ cdef class Entry:
 cdef class Tags:
     cdef dict by_name
     cdef vector[uint64_t] asleep    # their numbers: nothing is allocated in these. Guarded by the lock
+    cdef vector[JoinedPool] joined  # guarded by the lock
     cdef int64_t scopes_open        # that were entered and not left; guarded by the GIL
     cdef Lock* lock                 # the allocator's, and so are its reasons
     cdef Reasons* reasons
@@ -48,6 +54,9 @@ cdef class Tags:
     cdef Tag known(self, name)
     cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil
+    cdef cbool join(self, const JoinedPool* row) noexcept nogil
+    cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil
+    cdef int refuse_if_pool_sleeps(self, const uint64_t* pool) except -1 nogil
     cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil
     cdef object name_of_pool(self, uint64_t first, uint64_t second)
     cdef void drop_kept(self) noexcept
@@ -55,6 +64,7 @@ cdef class Tags:
     cdef list to_wake(self, tuple names, fill)
 
 
+cdef uint64_t count_tag(Pool pool, Lock& lock, Tags tags, uint64_t number, uint64_t* allocations) noexcept
 cdef object scope_of(object allocator, Tags tags, object name)
 cdef object no_mapping(object allocator)
 cdef bint some_sleep(list tags) noexcept

@@ -12,7 +12,8 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport Reasons
+from bfc.native.nothrow cimport try_push_back
+from bfc._core cimport IN_USE, STATE, ChunkHandle, Pool, Reasons
 from bfc.buffers._scopes cimport NO_OWNER, Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._reasons cimport IN_A_TAG
@@ -170,6 +171,34 @@ cdef class Tags:
                 return True
         return False
 
+    cdef cbool join(self, const JoinedPool* row) noexcept nogil:
+        """Notes that a private pool without memory sleeps with a tag. False: the host has no memory. Needs the lock."""
+        cdef size_t i
+        for i in range(self.joined.size()):
+            if self.joined[i].pool[0] == row.pool[0] and self.joined[i].pool[1] == row.pool[1]:
+                self.joined[i].tag = row.tag
+                return True
+        return try_push_back(self.joined, row[0])
+
+    cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil:
+        """The tag that the memory of a pool sleeps with, or NO_TAG. Needs the lock."""
+        cdef size_t i
+        if pool[0] == TAG_POOLS:
+            return pool[1]
+        for i in range(self.joined.size()):
+            if self.joined[i].pool[0] == pool[0] and self.joined[i].pool[1] == pool[1]:
+                return self.joined[i].tag
+        return NO_TAG
+
+    cdef int refuse_if_pool_sleeps(self, const uint64_t* pool) except -1 nogil:
+        """Refuses a request for a private pool that sleeps."""
+        acquire_lock(self.lock[0])
+        cdef uint64_t tag = self.tag_of(pool)
+        self.lock.release()
+        if tag != NO_TAG:
+            self.refuse_if_asleep(tag)
+        return 0
+
     cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil:
         """Refuses a request for a tag that sleeps."""
         acquire_lock(self.lock[0])
@@ -222,6 +251,21 @@ cdef class Tags:
         for name in names_from(names, "wake"):
             chosen.setdefault(self.known(name))
         return list(chosen or self.by_name.values())
+
+
+cdef uint64_t count_tag(Pool pool, Lock& lock, Tags tags, uint64_t number, uint64_t* allocations) noexcept:
+    """The requested bytes of what lives in a tag, and how many allocations that are."""
+    cdef ChunkHandle handle
+    cdef uint64_t nbytes = 0
+    allocations[0] = 0
+    acquire_lock(lock)
+    for handle in range(<ChunkHandle>pool.chunk_count):
+        if (pool.chunks[handle].state & STATE == IN_USE
+                and tags.tag_of(pool.bin_sets[pool.chunks[handle].bin_set].lane.pool) == number):
+            nbytes += pool.chunks[handle].requested_size
+            allocations[0] += 1
+    lock.release()
+    return nbytes
 
 
 cdef object scope_of(object allocator, Tags tags, object name):

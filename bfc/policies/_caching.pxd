@@ -66,6 +66,8 @@ cdef class CachingAllocator(Allocator):
     cdef int collect(self, Request* request) except -1 nogil
     cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil
     cdef cbool takes_pages(self, Request* request) noexcept nogil
+    cdef cbool sleeps(self, Request* request) noexcept nogil
+    cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil

@@ -15,12 +15,13 @@ from bfc._core cimport (
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._private_pools cimport (
-    PoolId, default_pool, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
+    PoolId, default_pool, holds_memory, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
 )
 from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._tags cimport TAG_POOLS, JoinedPool, no_mapping
+from bfc.allocators.mapping._blocks cimport blocks_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
@@ -245,7 +246,7 @@ cdef class CachingAllocator(Allocator):
 
     def __cinit__(self, *args, **kwargs):
         self.segments = ExpandableSegments()
-        self.segments.attach(&self.lock, self.pool, self.source, self.fences, &self.tags.asleep)
+        self.segments.attach(&self.lock, self.pool, self.source, self.fences, self.tags)
         self.mapped = self.segments
         self.observers = Observers()
         self.emptying = Emptying()
@@ -545,6 +546,8 @@ cdef class CachingAllocator(Allocator):
             self.set_lane(&lane, stream)
             if self.private_pools.may_have_joined(stream):
                 return False    # `look_at_captures` asks
+            if self.tags.joined.size() and self.tags.is_asleep(self.tags.tag_of(lane.pool)):
+                return False
         return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
@@ -581,6 +584,8 @@ cdef class CachingAllocator(Allocator):
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
+        elif self.tags.joined.size() and self.tags.is_asleep(self.tags.tag_of(request.lane.pool)):
+            return NO_CHUNK
         cdef ChunkHandle handle = NO_CHUNK
         if self.stitches and may_be_mapped(&request.lane):
             if may_be_planned(request) and not self.is_in_capture(request):
@@ -617,6 +622,8 @@ cdef class CachingAllocator(Allocator):
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
+        else:
+            self.tags.refuse_if_pool_sleeps(request.lane.pool)
         if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
@@ -680,10 +687,59 @@ cdef class CachingAllocator(Allocator):
             return 0
         if self.rejects(request, size, taken):
             return 0
+        if self.sleeps(request):
+            return 0 if request.asking.without_gil else self.grow_in_block(request, placed, size)
         if maps:
             return self.grow_in_ranges(request, placed, size)
         if self.source.ask(&request.asking, size, &block, True):
             self.take_region(request, placed, &block)
+        return 0
+
+    cdef cbool sleeps(self, Request* request) noexcept nogil:
+        """Whether a request is for a private pool that sleeps with a tag."""
+        self.acquire()
+        cdef cbool joined = not request.tag and self.tags.tag_of(request.lane.pool) != 0
+        self.lock.release()
+        return joined
+
+    cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil:
+        """Adds a region that can sleep to a private pool; its bytes are set aside from the limit."""
+        cdef Region block
+        cdef bint entered = self.mapped.enter(0)
+        if not entered:
+            request.blocked = True
+            self.acquire()
+            self.source.set_aside -= size
+            self.lock.release()
+            return 0
+        try:
+            self.tags.refuse_if_pool_sleeps(request.lane.pool)      # it cannot fall asleep from here on
+            request.asking.in_block = True
+            if self.source.ask(&request.asking, size, &block, True):
+                self.take_region(request, placed, &block)
+        finally:
+            request.asking.in_block = False
+            self.mapped.leave()
+        return 0
+
+    cdef int join_tag(self, Request* request, PoolId pool) except -1:
+        cdef JoinedPool row = JoinedPool([pool.first, pool.second], request.tag)
+        if not self.sub_allocator.supports_virtual_memory:
+            raise no_mapping(self)
+        blocks_of(self.mapped)
+        self.acquire()
+        cdef uint64_t joined = self.tags.tag_of(row.pool)
+        cdef cbool used = joined != request.tag and holds_memory(self.pool, pool)
+        cdef cbool added = joined == request.tag or used or self.tags.join(&row)
+        self.lock.release()
+        if used:
+            where = f"tag {self.tags.name_of_pool(TAG_POOLS, joined)!r}" if joined else "no tag"
+            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
+            raise RuntimeError(f"private pool {(pool.first, pool.second)} has memory of {where}, and cannot belong to "
+                               f"tag {name!r} as well: give the tag a pool of its own")
+        if not added:
+            raise out_of_host_memory()
+        request.tag = 0     # it lies in the private pool
         return 0
 
     cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil:
@@ -780,7 +836,7 @@ cdef class CachingAllocator(Allocator):
                 put_in_pool(&lane, pool)
                 lane.thread &= ~IN_REGIONS      # a private pool has nothing else
                 found = self.pool.find_lane(&lane)
-                if found == NO_LANE:
+                if found == NO_LANE or self.pool.bin_sets[found].asleep:
                     continue
                 found += is_large(request.rounded)
                 self.answer(found, False)   # what lies in ranges is not lent

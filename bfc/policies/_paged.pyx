@@ -64,7 +64,7 @@ cdef int set_up_pages(Allocator allocator, page_size, headroom) except -1:
     allocator.stitching = Stitching()
     allocator.mapped = allocator.stitching
     allocator.mapped.attach(&allocator.lock, allocator.pool, allocator.source, allocator.fences,
-                            &allocator.tags.asleep)
+                            allocator.tags)
     allocator.stitching.set_up(allocator.limit, nbytes, headroom)
     allocator.by_stream = allocator.home_stream != HOST_STREAM
     allocator.source.joins_regions = False

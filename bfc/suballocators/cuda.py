@@ -253,6 +253,10 @@ class CUDASubAllocator(SubAllocator):
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         self._memory.copy(destination, source, nbytes, stream)
 
+    def _copy_stream(self) -> int:
+        """A stream for copies that no other work waits for, and that wait for none."""
+        return self._memory.copy_stream()
+
     def synchronize(self) -> None:
         """Wait for all work on the device."""
         self._memory.synchronize()

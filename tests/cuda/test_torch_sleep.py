@@ -58,7 +58,7 @@ assert 32 * MIB <= figures["weights"] < 33 * MIB, figures
 assert 4 * MIB <= figures[""] < 5 * MIB, figures
 
 places = [it.data_ptr() for it in (*weights, cache)]
-for turn in range(4):
+for turn in range(int(sys.argv[1])):
     awake = torch.cuda.mem_get_info()[0]
     report = pool.sleep(keep={"weights": "pinned"}, drop=["kv"])
     assert 96 * MIB <= report.released_bytes < 100 * MIB
@@ -77,8 +77,8 @@ for turn in range(4):
         raise AssertionError("it sleeps")
     pool.wake("weights")
     assert all(holds(it, value) for value, it in enumerate(weights))
-    pool.wake(fill=turn)
-    assert holds(cache, turn)
+    pool.wake(fill=turn % 256)
+    assert holds(cache, turn % 256)
     assert places == [it.data_ptr() for it in (*weights, cache)]
     torch.cuda.empty_cache()
     assert torch.cuda.mem_get_info()[0] >= awake, "nothing is left behind"
@@ -89,8 +89,55 @@ os._exit(0)
 
 
 @with_torch
-def test_tensors_sleep_and_wake_where_they_were(run: Run) -> None:
-    assert run(BEGIN + IN_TURN) == "done\n"
+@pytest.mark.parametrize("turns", [4, pytest.param(1000, marks=pytest.mark.long)])
+def test_tensors_sleep_and_wake_where_they_were(run: Run, turns: int) -> None:
+    """As an engine that sleeps many times an hour (vllm#21336 and sglang#30474 lost memory at each
+    turn)."""
+    assert run(BEGIN + IN_TURN, str(turns)) == "done\n"
+
+
+#: Others hold the memory when a tag is to wake.
+REFUSED = """
+import bfc
+with pool.tag("weights"):
+    weights = [filled(16 * MIB, value) for value in range(4)]
+with pool.tag("kv"):
+    cache = filled(16 * MIB, 9)
+pool.sleep(keep={"weights": "pinned"}, drop=["kv"])
+with bfc.owner("trainer"):
+    states = filled(120 * MIB, 7)
+for attempt in range(3):
+    try:
+        pool.wake("weights")
+    except bfc.OutOfMemoryError as error:
+        said = str(error)
+    else:
+        raise AssertionError("there is no room")
+    assert "trainer" in said and "64.00 MiB" in said and "weights" in said, said
+    assert pool.asleep == {"weights", "kv"}
+    assert holds(states, 7)
+pool.wake("kv")                     # for which there is room
+assert pool.asleep == {"weights"}
+for call in (lambda: pool.wake("wieghts"), lambda: pool.sleep(drop="wieghts")):
+    try:
+        call()
+    except ValueError as error:
+        assert "'weights'" in str(error), error
+    else:
+        raise AssertionError("there is no such tag")
+pool.sleep(keep={"weights": "host"})    # it sleeps already, and keeps what it had
+del states
+pool.wake("weights")
+assert all(holds(it, value) for value, it in enumerate(weights))
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_a_wake_without_room_can_be_repeated(run: Run) -> None:
+    """As torch_memory_saver#99, where it failed for good, and other calls that are refused."""
+    assert run(BEGIN + REFUSED) == "done\n"
 
 
 #: Tensors of two tags and of none come and go, on two streams, while the tags sleep and wake, and
@@ -146,7 +193,7 @@ def check():
         if tag not in pool.asleep and value is not None:
             assert holds(x, value), (tag, value, x.numel())
 
-for turn in range(400):
+for turn in range(int(sys.argv[2])):
     try:
         what = draw.random()
         if what < 0.4 and len(live) < 16:
@@ -174,6 +221,9 @@ os._exit(0)
 
 @with_torch
 @pytest.mark.skipif(ON_GPU, reason="calls of the driver fail")
-@pytest.mark.parametrize("seed", [1, 2])
-def test_contents_are_right_after_any_sleep_and_failure(run: Run, seed: int) -> None:
-    assert run(BEGIN + AT_RANDOM, str(seed)) == "done\n"
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [(1, 400), (2, 400), *(pytest.param(seed, 4000, marks=pytest.mark.long) for seed in (3, 4, 5))],
+)
+def test_contents_are_right_after_any_sleep_and_failure(run: Run, seed: int, steps: int) -> None:
+    assert run(BEGIN + AT_RANDOM, str(seed), str(steps)) == "done\n"

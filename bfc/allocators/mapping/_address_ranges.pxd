@@ -11,7 +11,7 @@ from bfc._core cimport ChunkHandle, PageBitmap, PlanServer, Pool
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
-from bfc.allocators._tags cimport Tag
+from bfc.allocators._tags cimport Tag, Tags
 
 
 @cython.final
@@ -98,6 +98,7 @@ cdef class MappedRun:
     cdef bint is_mapped
     cdef list lost                  # what of it stayed mapped: (address, bytes); None: nothing
     cdef uint64_t tag               # its tag, where a subclass keeps it for later
+    cdef bint is_block              # a region of a private pool, which is mapped in one piece
 
     cdef void note_unmapped(self) noexcept
 
@@ -157,11 +158,11 @@ cdef class AddressRanges:
 
     # What _sleep.pyx keeps.
     cdef Fences fences                  # the allocator's
-    cdef vector[uint64_t]* asleep       # the numbers of tags that nothing can be allocated in; guarded by the lock
+    cdef Tags tags                      # the allocator's
     cdef list moving                    # of TagTransition, while tags fall asleep or wake; else None
     cdef uint64_t held                  # bytes that are mapped where tags sleep, since they could not be unmapped
 
-    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, vector[uint64_t]* asleep) except -1
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1
 
     cdef bint enter(self, uint64_t set_aside) except -1
     cdef void leave(self) noexcept

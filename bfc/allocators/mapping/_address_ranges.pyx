@@ -31,7 +31,7 @@ from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, add_up
 from bfc.allocators._fences cimport Fences
 from bfc.allocators._frees cimport report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS
+from bfc.allocators._tags cimport NO_TAG, Tags
 
 cdef extern from "plan_server.hpp":
     pass
@@ -209,13 +209,13 @@ cdef class AddressRanges:
         self.closing = Faults()
         self.lost = ()
 
-    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, vector[uint64_t]* asleep) except -1:
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1:
         """Takes the allocator's lock and its list of tags that sleep, which must live as long, and its parts."""
         self.lock = lock
         self.pool = pool
         self.source = source
         self.fences = fences
-        self.asleep = asleep
+        self.tags = tags
         return 0
 
     # -- one thread at a time -----------------------------------------------------------------------------------------
@@ -887,7 +887,7 @@ cdef class AddressRanges:
     cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil:
         """Whether a set of bins belongs to a tag. Needs the lock."""
         cdef uint64_t* pool = self.pool.bin_sets[bin_set].lane.pool
-        return pool[0] == TAG_POOLS and pool[1] == number
+        return number != NO_TAG and self.tags.tag_of(pool) == number
 
     cdef bint belongs_to(self, AddressRange range, uint64_t tag) noexcept:
         acquire_lock(self.lock[0])

@@ -469,6 +469,8 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Page page
         cdef uint64_t ptr
         for run in transition.runs:
+            if run.is_block:
+                continue
             range = self.range_of(run.ptr)
             ptr = run.ptr
             for page in run.pages:

@@ -16,15 +16,16 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
-from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, Chunk, ChunkHandle
+from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, BinSet, Chunk, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._changes cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
-from bfc.allocators._tags cimport Tag
+from bfc.allocators._tags cimport TAG_POOLS, Tag
 from bfc.allocators.mapping._address_ranges cimport (
     AddressRanges, Live, MappedRun, Page, TagTransition, call_create, lies_in,
 )
+from bfc.allocators.mapping._blocks cimport Blocks
 
 from bfc.allocators.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
@@ -78,7 +79,7 @@ cdef int enter_or_wait(AddressRanges memory) except -1:
 
 # -- sleep --------------------------------------------------------------------------------------------------------
 
-cdef object put_to_sleep(AddressRanges memory, dict ways):
+cdef object put_to_sleep(AddressRanges memory, dict ways, object keep_limit):
     """Puts tags to sleep, all of them or none. Their contents go where `ways` says."""
     cdef list transitions
     cdef TagTransition transition
@@ -89,7 +90,7 @@ cdef object put_to_sleep(AddressRanges memory, dict ways):
     enter_or_wait(memory)
     try:
         transitions = memory.moving = transitions_of(ways, False)
-        sleep_all(memory, transitions)
+        sleep_all(memory, transitions, keep_limit)
         for transition in transitions:
             names.append(transition.tag.name)
             kept += transition.kept.nbytes if transition.kept is not None else 0
@@ -101,7 +102,7 @@ cdef object put_to_sleep(AddressRanges memory, dict ways):
         memory.leave()
 
 
-cdef int sleep_all(AddressRanges memory, list transitions) except -1:
+cdef int sleep_all(AddressRanges memory, list transitions, object keep_limit) except -1:
     cdef TagTransition transition
     try:
         # First nothing new can be allocated, and then what lives is marked and listed, so the list is complete. Frees
@@ -110,13 +111,14 @@ cdef int sleep_all(AddressRanges memory, list transitions) except -1:
             block(memory, transition.tag.number)
         for transition in transitions:
             mark(memory, transition)
+        refuse_too_much(memory, transitions, keep_limit)
         wait_for_users(memory, transitions)
         for transition in transitions:
             if transition.way is not None:
                 transition.kept = HostCopy(maker(transition.way, memory.source.sub_allocator),
                                            memory.source.sub_allocator, saved_allocations(transition))
         for transition in transitions:
-            memory.list_mapped(transition)
+            list_mapped(memory, transition)
         take_down(memory, transitions)
     except BaseException as error:
         if not bring_back(memory, transitions):
@@ -127,10 +129,31 @@ cdef int sleep_all(AddressRanges memory, list transitions) except -1:
     return 0
 
 
+cdef int refuse_too_much(AddressRanges memory, list transitions, object keep_limit) except -1:
+    """Raises MemoryError if the host would hold more than that, with what it holds of tags that sleep already."""
+    cdef TagTransition transition
+    cdef Live live
+    cdef Tag tag
+    cdef uint64_t wanted = 0, held = 0
+    if keep_limit is None:
+        return 0
+    for transition in transitions:
+        if transition.way is not None:
+            for live in transition.live:
+                wanted += live.nbytes
+    for tag in list(memory.tags.by_name.values()):
+        held += tag.kept.nbytes if tag.kept is not None else 0
+    if wanted and held + wanted > <uint64_t>keep_limit:
+        raise MemoryError(f"{format_bytes(wanted)} are to be kept on the host, which holds {format_bytes(held)} of "
+                          f"tags that sleep, and keep_limit is {format_bytes(keep_limit)}: nothing has changed. Drop "
+                          f"more tags, wake some, or keep them in a file, by a callable")
+    return 0
+
+
 cdef int block(AddressRanges memory, uint64_t number) except -1:
     """Forbids allocations in a tag."""
     acquire_lock(memory.lock[0])
-    cdef cbool added = try_push_back(memory.asleep[0], number)
+    cdef cbool added = try_push_back(memory.tags.asleep, number)
     memory.lock.release()
     if not added:
         raise out_of_host_memory()
@@ -140,9 +163,9 @@ cdef int block(AddressRanges memory, uint64_t number) except -1:
 cdef void unblock(AddressRanges memory, uint64_t number) noexcept:
     cdef size_t i
     acquire_lock(memory.lock[0])
-    for i in range(memory.asleep.size()):
-        if memory.asleep[0][i] == number:
-            memory.asleep.erase(memory.asleep.begin() + i)
+    for i in range(memory.tags.asleep.size()):
+        if memory.tags.asleep[i] == number:
+            memory.tags.asleep.erase(memory.tags.asleep.begin() + i)
             break
     memory.lock.release()
 
@@ -157,7 +180,7 @@ cdef int mark(AddressRanges memory, TagTransition transition) except -1:
     listed = list_live(memory, transition, &exported, &unmapped)
     if listed and not exported and not unmapped:
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
-            if memory.pool.bin_sets[i].is_range and memory.is_of_tag(i, transition.tag.number):
+            if memory.is_of_tag(i, transition.tag.number):
                 marked += count_asleep(memory.pool, i, True)
         set_aside(memory, transition, marked)   # under the same lock: no other thread may find the limit free
     memory.lock.release()
@@ -177,13 +200,15 @@ cdef int list_live(AddressRanges memory, TagTransition transition, cbool* export
     """Lists what lives in a tag. Whether the host has memory for the list. Needs the lock."""
     cdef ChunkHandle handle
     cdef Chunk* chunk
+    cdef BinSet* owner
     transition.live.clear()
     for handle in range(<ChunkHandle>memory.pool.chunk_count):
         chunk = &memory.pool.chunks[handle]
         if chunk.state & STATE not in (IN_USE, WAITING) or not memory.is_of_tag(chunk.bin_set, transition.tag.number):
             continue
         exported[0] = exported[0] or chunk.state & EXPORTED
-        if not memory.pool.bin_sets[chunk.bin_set].is_range:
+        owner = &memory.pool.bin_sets[chunk.bin_set]
+        if not owner.is_range and owner.lane.pool[0] == TAG_POOLS:
             unmapped[0] += chunk.size
         elif chunk.state & STATE == IN_USE and not try_push_back(
                 transition.live, Live(chunk.ptr, chunk.requested_size, chunk.stream, chunk.allocation_id, handle)):
@@ -241,8 +266,10 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
     streams.discard(<uint64_t>HOST_STREAM)
     for stream in sorted(streams):
         sub_allocator.wait(stream)
-    if not streams.isdisjoint(sub_allocator.thread_streams) and memory.source.native != NULL:
-        with nogil:     # its handle names another stream in each thread
+    # A handle of a thread's stream names another one in each thread, and a graph may have been launched on any.
+    if ((memory.source.has_blocks or not streams.isdisjoint(sub_allocator.thread_streams))
+            and memory.source.native != NULL):
+        with nogil:
             result = memory.source.native.synchronize(memory.source.native.self)
         if result != 0:
             raise SubAllocatorError(f"{sub_allocator!r} failed with {result} while sleep() waited for the device")
@@ -325,12 +352,40 @@ cdef void fall_asleep(AddressRanges memory, list transitions) noexcept:
 cdef void note_held(AddressRanges memory) noexcept:
     """Counts against the limit what is mapped where tags sleep."""
     cdef uint64_t held = memory.bytes_held()
+    if memory.source.blocks is not None:
+        held += (<Blocks>memory.source.blocks).bytes_of(True, True)
     if held != memory.held:
         memory.source.keep_bytes(<int64_t>held - <int64_t>memory.held)
         memory.held = held
 
 
 # -- mapping ------------------------------------------------------------------------------------------------------
+
+cdef int list_mapped(AddressRanges memory, TagTransition transition) except -1:
+    """Adds what is mapped of a tag, its regions of private pools, too."""
+    memory.list_mapped(transition)
+    return list_blocks(memory, transition, True)
+
+
+cdef int list_needed(AddressRanges memory, TagTransition transition) except -1:
+    """Adds what must be mapped so that a tag can wake: of a private pool also what was freed, since graphs use it."""
+    memory.list_needed(transition)
+    return list_blocks(memory, transition, False)
+
+
+cdef int list_blocks(AddressRanges memory, TagTransition transition, bint mapped) except -1:
+    if memory.source.blocks is None:
+        return 0
+    return (<Blocks>memory.source.blocks).list_for(transition, mapped)
+
+
+cdef uint64_t bytes_asleep(AddressRanges memory) noexcept:
+    """The bytes that must be mapped to wake everything that sleeps."""
+    cdef uint64_t found = memory.bytes_asleep()
+    if memory.source.blocks is not None:
+        found += (<Blocks>memory.source.blocks).bytes_of(True, False)
+    return found
+
 
 cdef int put_up(AddressRanges memory, list transitions) except -1:
     """Makes the pages that are not there, and maps the runs that are not mapped: all, or none.
@@ -436,7 +491,7 @@ cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFF
         for transition in transitions:
             give_up_held(memory, transition)
             memory.shrink(transition.tag.number)
-            memory.list_needed(transition)      # with what was freed since: it gets memory, and is free when awake
+            list_needed(memory, transition)     # with what was freed since: it gets memory, and is free when awake
         note_held(memory)
         if not take_room(memory, transitions, &needed):
             return needed
@@ -469,7 +524,7 @@ cdef int give_up_held(AddressRanges memory, TagTransition transition) except -1:
     before.tag = transition.tag
     before.runs = []
     before.pages = []
-    memory.list_mapped(before)
+    list_mapped(memory, before)
     try:
         for run in before.runs:
             memory.source.sub_allocator.unmap(run.ptr, run.nbytes)
@@ -565,7 +620,7 @@ cdef void take_over_transitions(AddressRanges memory) noexcept:
     for transition in transitions or ():
         try:
             if not transition.runs:
-                memory.list_mapped(transition)   # that thread had not got so far
+                list_mapped(memory, transition)  # that thread had not got so far
         except BaseException:
             pass
         for run in transition.runs:

@@ -1610,7 +1610,8 @@ cdef class Stitching(AddressRanges):
         if transition.is_up:
             return
         for run in transition.runs:
-            self.keep_left(transition, run)
+            if not run.is_block:
+                self.keep_left(transition, run)
 
     cdef void keep_left(self, TagTransition transition, MappedRun run) noexcept:
         """Keeps the part of a run that stayed mapped, to be unmapped later."""
@@ -1669,7 +1670,7 @@ cdef class Stitching(AddressRanges):
         cdef uint32_t i
         acquire_lock(self.lock[0])
         for i in range(<uint32_t>self.pool.bin_sets.size()):
-            if self.pool.bin_sets[i].asleep:
+            if self.pool.bin_sets[i].asleep and self.pool.bin_sets[i].is_range:
                 found += self.pool.bin_sets[i].mapped_bytes - self.pages.count_free(i) * self.page_size
         self.lock.release()
         return found

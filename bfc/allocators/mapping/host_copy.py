@@ -101,6 +101,11 @@ def maker(way: Any, source: SubAllocator) -> Callable[[int], Piece]:
     return HostPiece
 
 
+def _stream_of(source: SubAllocator) -> int:
+    """The stream to copy on: whoever uses the memory was waited for, and nobody does meanwhile."""
+    return source._copy_stream() if isinstance(source, CUDASubAllocator) else 0
+
+
 class HostCopy:
     """A copy of the contents of some allocations of `source`, in pieces that `make` makes: it takes
     a number of bytes."""
@@ -115,8 +120,9 @@ class HostCopy:
         try:
             for start in range(0, self.nbytes, PIECE):
                 self._pieces.append(make(min(PIECE, self.nbytes - start)))
+            stream = _stream_of(source)
             for allocation, address, start, nbytes in self._spans(None):
-                source.copy(address, allocation.ptr + start, nbytes, 0)
+                source.copy(address, allocation.ptr + start, nbytes, stream)
         except BaseException:
             self.close()
             raise
@@ -139,8 +145,22 @@ class HostCopy:
 
     def bring_back(self, live: Iterable[bool]) -> None:
         """Copy the contents back, of those that are live still."""
+        stream = _stream_of(self._source)
         for allocation, address, start, nbytes in self._spans(live):
-            self._source.copy(allocation.ptr + start, address, nbytes, 0)
+            self._source.copy(allocation.ptr + start, address, nbytes, stream)
+
+    def read(self, ptr: int, nbytes: int) -> bytearray | None:
+        """A copy of what is kept of these addresses; None if they lie in no allocation."""
+        out = bytearray(nbytes)
+        done = 0
+        for allocation, address, start, length in self._spans(None):
+            first = max(ptr, allocation.ptr + start)
+            last = min(ptr + nbytes, allocation.ptr + start + length)
+            if first < last:
+                there = address + first - allocation.ptr - start
+                out[first - ptr : last - ptr] = ctypes.string_at(there, last - first)
+                done += last - first
+        return out if done == nbytes else None
 
     def close(self) -> None:
         """Give the host's memory back."""
@@ -153,9 +173,10 @@ def fill_with(source: SubAllocator, allocations: Iterable[SavedAllocation], byte
     piece = HostPiece(PIECE)
     try:
         ctypes.memset(piece.address, byte, PIECE)
+        stream = _stream_of(source)
         for allocation in allocations:
             for start in range(0, allocation.nbytes, PIECE):
                 nbytes = min(PIECE, allocation.nbytes - start)
-                source.copy(allocation.ptr + start, piece.address, nbytes, 0)
+                source.copy(allocation.ptr + start, piece.address, nbytes, stream)
     finally:
         piece.close()

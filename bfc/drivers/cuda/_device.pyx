@@ -511,6 +511,12 @@ cdef class DeviceMemory:
         if failed(result) and not is_lost(result):
             raise failure(result, f"cuStreamSynchronize of stream {stream:#x} on device {self.ordinal}")
 
+    def copy_stream(self):
+        """A stream for copies that no other work waits for, and that wait for none. Raises DriverError."""
+        if self.own_stream == NULL:
+            self.open_own_stream()
+        return <uint64_t>self.own_stream
+
     def copy(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream):
         """See SubAllocator.copy. Raises DriverError."""
         cdef CUresult result

@@ -1,0 +1,123 @@
+"""Regions of private pools that sleep with a tag: each has addresses of its own, which stay, and one page.
+
+A captured graph names addresses, also of memory that it has freed, so nothing here is stitched, moved or lent. To the
+pool they are regions like others; `Source` asks here for a new one, and gives it back here.
+"""
+
+from cython.operator cimport dereference as deref
+from libc.stdint cimport uint64_t
+from libcpp.map cimport map as cmap
+
+from bfc._core cimport BinSet, Region
+from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._tags cimport NO_TAG
+from bfc.allocators.mapping._address_ranges cimport (
+    AddressRanges, MappedRun, Page, TagTransition, call_create, call_reserve, round_up_to,
+)
+
+
+cdef class Blocks:
+    """The blocks of an allocator. It stands in the place of the sub-allocator for such regions."""
+
+    def __cinit__(self):
+        self.by_address = {}
+
+    def __contains__(self, address):
+        return address in self.by_address
+
+    def __len__(self):
+        return len(self.by_address)
+
+    def __repr__(self):
+        return repr(self.memory.source.sub_allocator)
+
+    def alloc(self, alignment, nbytes):
+        """Like that of a sub-allocator."""
+        sub_allocator = self.memory.source.sub_allocator
+        cdef MappedRun run = MappedRun()
+        cdef Page page = Page()
+        run.is_block = True
+        run.pages = [page]
+        run.nbytes = page.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
+        run.ptr = call_reserve(sub_allocator, run.nbytes)
+        try:
+            self.by_address[run.ptr] = run      # before there is a page: a failure leaves addresses at most
+            page.number = call_create(sub_allocator, page.nbytes)
+            if page.number is not None:
+                sub_allocator.map(run.ptr, [page.number])
+                run.is_mapped = page.is_mapped = True
+                sub_allocator.set_access(run.ptr, run.nbytes)
+                return run.ptr, run.nbytes
+        except BaseException:
+            self.free(run.ptr, run.nbytes)
+            raise
+        self.free(run.ptr, run.nbytes)
+        return None
+
+    def free(self, address, nbytes):
+        """Like that of a sub-allocator; also what sleeps. What has been done already is not done again."""
+        sub_allocator = self.memory.source.sub_allocator
+        cdef MappedRun run = self.by_address[address]
+        cdef Page page = run.pages[0]
+        if run.is_mapped or run.lost:
+            sub_allocator.unmap(run.ptr, run.nbytes)
+            run.note_unmapped()
+            run.lost = None
+        if page.number is not None:
+            sub_allocator.release(page.number)
+            page.number = None
+        sub_allocator.unreserve(run.ptr, run.nbytes)
+        del self.by_address[address]
+
+    cdef int list_for(self, TagTransition transition, bint mapped) except -1:
+        """Adds those of a tag that are mapped, or are not."""
+        cdef MappedRun run
+        for run in list(self.by_address.values()):
+            if bool(run.is_mapped or run.lost) == mapped and tag_of(self.memory, run) == transition.tag.number:
+                transition.runs.append(run)
+                transition.pages.extend(run.pages)
+        return 0
+
+    cdef uint64_t bytes_of(self, bint asleep, bint mapped) noexcept:
+        """The bytes of those whose tag sleeps, or does not, and that are mapped, or are not."""
+        cdef MappedRun run
+        cdef uint64_t found = 0
+        for run in list(self.by_address.values()):
+            if bool(run.is_mapped or run.lost) == mapped and is_asleep(self.memory, run) == asleep:
+                found += run.nbytes
+        return found
+
+
+cdef BinSet* bin_set_of(AddressRanges memory, MappedRun run) noexcept:
+    """That of the region of a block; NULL while the pool does not know it. Needs the lock."""
+    cdef cmap[uint64_t, Region].iterator found = memory.pool.regions.find(run.ptr + run.nbytes)
+    if found == memory.pool.regions.end():
+        return NULL
+    return &memory.pool.bin_sets[memory.pool.chunks[deref(found).second.first].bin_set]
+
+
+cdef uint64_t tag_of(AddressRanges memory, MappedRun run) noexcept:
+    acquire_lock(memory.lock[0])
+    cdef BinSet* owner = bin_set_of(memory, run)
+    cdef uint64_t tag = memory.tags.tag_of(owner.lane.pool) if owner != NULL else <uint64_t>NO_TAG
+    memory.lock.release()
+    return tag
+
+
+cdef bint is_asleep(AddressRanges memory, MappedRun run) noexcept:
+    acquire_lock(memory.lock[0])
+    cdef BinSet* owner = bin_set_of(memory, run)
+    cdef bint asleep = owner != NULL and owner.asleep != 0
+    memory.lock.release()
+    return asleep
+
+
+cdef Blocks blocks_of(AddressRanges memory):
+    """The blocks of an allocator, made when first asked for."""
+    cdef Blocks made
+    if memory.source.blocks is None:
+        made = Blocks()
+        made.memory = memory
+        memory.source.blocks = made
+        memory.source.has_blocks = True
+    return memory.source.blocks

@@ -1,0 +1,169 @@
+"""Private pools whose memory sleeps with a tag, as that of captured graphs does."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from sleepers import KINDS, MIB, FailingHost
+
+import bfc
+
+
+def caching(source: bfc.SubAllocator) -> bfc.CachingAllocator:
+    return bfc.CachingAllocator(source)
+
+
+def expandable(source: bfc.SubAllocator) -> bfc.CachingAllocator:
+    return bfc.CachingAllocator(source, settings="expandable_segments:True")
+
+
+def stitched(source: bfc.SubAllocator) -> bfc.CachingAllocator:
+    return bfc.CachingAllocator(source, stitch=True)
+
+
+MAKERS = [caching, expandable, stitched]
+
+
+def filled(pool: bfc.CachingAllocator, nbytes: int, value: int) -> bfc.Buffer:
+    return pool.allocate(nbytes).from_host(bytes([value]) * nbytes)
+
+
+def holds(buffer: bfc.Buffer, value: int) -> bool:
+    return bytes(buffer.to_host()) == bytes([value]) * buffer.nbytes
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_private_pool_sleeps_with_the_tag_that_it_was_first_used_in(make) -> None:
+    pool = make(bfc.HostSubAllocator("1 GiB"))
+    private = bfc.MemPool(pool)
+    with pool.tag("graph"), bfc.use_mem_pool(private):
+        kept, freed = filled(pool, 3 * MIB, 1), filled(pool, 3 * MIB, 2)
+    with bfc.use_mem_pool(private):  # from then on without the tag, too
+        small = filled(pool, 100, 3)
+    freed.free()
+    place, reserved = kept.ptr, pool.stats().bytes_reserved
+    for _ in range(3):
+        report = pool.sleep(keep={"graph": "host"})
+        assert (report.kept_bytes, report.released_bytes) == (3 * MIB + 100, reserved)
+        assert (pool.stats().bytes_reserved, pool.stats().bytes_asleep) == (0, reserved)
+        assert all(it.asleep for it in pool.snapshot().regions)
+        pool.check()
+        with bfc.use_mem_pool(private), pytest.raises(bfc.AsleepError, match=r"wake\('graph'\)"):
+            pool.allocate(MIB)
+        assert pool.empty_cache() == 0
+        pool.wake()
+        assert (kept.ptr, pool.stats().bytes_reserved) == (place, reserved)
+        assert holds(kept, 1)
+        assert holds(small, 3)
+        pool.check()
+    assert pool.tag_stats()["graph"]["bytes_in_use"] == 3 * MIB + 100
+    kept.free()
+    small.free()
+    private.release()
+    assert pool.stats().bytes_reserved == 0
+    pool.close()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_freed_while_it_sleeps_goes_after_waking(make) -> None:
+    pool = make(bfc.HostSubAllocator("1 GiB"))
+    private = bfc.MemPool(pool)
+    with pool.tag("graph"), bfc.use_mem_pool(private):
+        buffer = filled(pool, 3 * MIB, 1)
+    pool.sleep()
+    buffer.free()
+    private.release()
+    pool.empty_cache()
+    pool.wake()
+    pool.check()
+    pool.empty_cache()
+    assert pool.stats().bytes_reserved == 0
+    with pool.tag("other"), bfc.use_mem_pool(bfc.MemPool(pool)):
+        other = filled(pool, MIB, 1)
+    pool.sleep()
+    del other
+    pool.close()  # asleep
+    assert pool.sub_allocator.live_bytes == 0 if hasattr(pool.sub_allocator, "live_bytes") else True
+
+
+def test_a_pool_belongs_to_one_tag() -> None:
+    pool = stitched(bfc.HostSubAllocator("1 GiB"))
+    private = bfc.MemPool(pool)
+    with bfc.use_mem_pool(private):
+        before = pool.allocate(MIB)
+        with pool.tag("graph"), pytest.raises(RuntimeError, match="has memory of no tag"):
+            pool.allocate(MIB)
+    before.free()
+    pool.empty_cache()
+    other = bfc.MemPool(pool)
+    with pool.tag("graph"), bfc.use_mem_pool(other):
+        held = pool.allocate(MIB)
+    with pool.tag("kv"), bfc.use_mem_pool(other), pytest.raises(RuntimeError, match="'graph'"):
+        pool.allocate(MIB)
+    held.free()
+
+
+def test_only_so_much_is_kept_on_the_host() -> None:
+    pool = stitched(bfc.HostSubAllocator("1 GiB"))
+    with pool.tag("a"):
+        a = filled(pool, 3 * MIB, 1)
+    with pool.tag("b"):
+        b = filled(pool, 3 * MIB, 2)
+    pool.sleep(keep={"a": "host"}, keep_limit="3 MiB")
+    with pytest.raises(MemoryError, match="keep_limit is"):
+        pool.sleep(keep={"b": "host"}, keep_limit="5 MiB")
+    assert pool.asleep == {"a"}
+    assert holds(b, 2)
+    pool.sleep(drop="b", keep_limit=0)
+    pool.wake()
+    assert holds(a, 1)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> None:
+    """Two tags, each with memory of its own and a private pool, and calls that fail."""
+    draw, host = random.Random(seed), FailingHost("128 MiB")
+    pool = make(host)
+    privates = {tag: bfc.MemPool(pool) for tag in "ab"}
+    live: list[tuple[bfc.Buffer, int | None, str]] = []
+    for step in range(400):
+        tag, what = draw.choice("ab"), draw.random()
+        if what < 0.4 and tag not in pool.asleep and len(live) < 12:
+            nbytes, value = draw.choice([100, MIB, 3 * MIB]), draw.randrange(256)
+            with pool.tag(tag):
+                if make is caching or draw.random() < 0.5:
+                    with bfc.use_mem_pool(privates[tag]):
+                        live.append((filled(pool, nbytes, value), value, tag))
+                else:
+                    live.append((filled(pool, nbytes, value), value, tag))
+        elif what < 0.6 and live:
+            live.pop(draw.randrange(len(live)))[0].free()
+        elif live:
+            if draw.random() < 0.5:
+                host.fail_at(draw.choice(KINDS), draw.randrange(1, 6))
+            known = {row[2] for row in live} - pool.asleep
+            keep = {it: "host" for it in known if draw.random() < 0.5}
+            try:
+                if what < 0.8:
+                    dropped = known - set(keep)
+                    live = [(b, None if it in dropped else v, it) for b, v, it in live]
+                    pool.sleep(keep=keep, drop=dropped)
+                else:
+                    pool.wake()
+            except (bfc.SubAllocatorError, bfc.OutOfMemoryError):
+                assert host.failed, f"seed {seed}, step {step}"
+            host.recover()
+        for buffer, value, it in live:
+            if value is not None and it not in pool.asleep:
+                assert holds(buffer, value), f"seed {seed}, step {step}"
+        pool.check()
+    pool.wake()
+    for buffer, _, _ in live:
+        buffer.free()
+    for private in privates.values():
+        private.release()
+    pool.empty_cache()
+    assert pool.stats().bytes_reserved == 0
+    pool.close()
