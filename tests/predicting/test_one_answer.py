@@ -47,6 +47,12 @@ PROGRAMS = {
     "leaks": TRAIN.replace("SIZE", "1024").replace("KEEP", "kept.append(made.detach())"),
     "lengths": TRAIN.replace("SIZE", "[4096, 7000, 5000, 6500][step]").replace("KEEP", "pass"),
     "fraction": "torch.cuda.set_per_process_memory_fraction(0.25)\nx = take(100)\n",
+    "fraction, caught": (
+        "torch.cuda.set_per_process_memory_fraction(0.25)\nx = take(40)\n"
+        "try:\n    y = take(60)\nexcept torch.OutOfMemoryError:\n    pass\n"
+    ),
+    "another device": "x = take(20)\ny = x.to('cuda:1')\n",
+    "exits with 3": "x = take(20)\nsys.exit(3)\n",
     "caught": (
         "x = take(100)\ntry:\n    y = take(150)\nexcept torch.OutOfMemoryError:\n    sys.exit(0)\n"
     ),
@@ -156,7 +162,7 @@ def test_no_part_contradicts_another(asked, monkeypatch, program: str, options: 
     assert contradictions(code, out, found) == [], out
     if found["fits"] is False and not found["refused"] and found["reason"] != "refused":
         enough = max(found["peak_reserved_range"][1], found["peak_reserved_after_repeats"] or 0)
-        if "fraction" not in (program, options):
+        if "fraction" not in f"{program} {options}":
             assert asked(text, *words, "--device", str(enough))[0] in (0, 2)
     advice = found["advice"]
     if advice is not None and advice["best"] is not None:
