@@ -31,6 +31,24 @@ def sizes(run: Any) -> list[int]:
     return [int(size) for op, size in zip(trace.op, trace.size, strict=True) if op == 0]
 
 
+def test_a_function_that_was_imported_by_its_name_before_is_that_of_the_prediction(monkeypatch):
+    """Attention once took the build's kernel then, with its matrix of 64 MiB."""
+    module = types.ModuleType("somebodys_model")
+    module.attend = nn.functional.scaled_dot_product_attention  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "somebodys_model", module)
+
+    def attention(asks: Callable[[], Any]) -> list[int]:
+        with bfc.predict("h100") as run:
+            query = torch.empty(1, 4, 4096, 64, device="cuda", dtype=torch.float16)
+            asks()(query, query, query)
+        return sizes(run)
+
+    found = attention(lambda: module.attend)
+    assert found == attention(lambda: nn.functional.scaled_dot_product_attention)
+    assert max(found) <= 4 * MIB
+    assert module.attend is nn.functional.scaled_dot_product_attention
+
+
 @contextmanager
 def group(size: int) -> Iterator[None]:
     torch.distributed.init_process_group("nccl", rank=0, world_size=size)

@@ -8,6 +8,7 @@ the one function finds the other.
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
+
+
+#: Packages whose modules hold none of a program's names.
+_NOT_LOOKED_AT = {"torch", "numpy", "sympy", "bfc", "bfc_tools", *sys.stdlib_module_names}
 
 
 class StandIn:
@@ -79,4 +84,18 @@ def standing_in(
             stack.enter_context(patch.object(holder, name, stand_in))
             if id(build) in table:
                 stack.enter_context(patch.dict(table, {id(stand_in): table[id(build)]}))
+        for module, alias, stand_in in _imported(made):
+            stack.enter_context(patch.object(module, alias, stand_in))
         yield
+
+
+def _imported(made: dict[Any, StandIn]) -> Iterator[tuple[types.ModuleType, str, StandIn]]:
+    """Where modules of the program have one of these functions under a name of their own, since they
+    imported it before the prediction began: the module, the name, and what is to stand there."""
+    by_id = {id(build): stand_in for build, stand_in in made.items()}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _NOT_LOOKED_AT or type(module) is not types.ModuleType:
+            continue
+        for alias, value in list(vars(module).items()):
+            if id(value) in by_id:
+                yield module, alias, by_id[id(value)]
