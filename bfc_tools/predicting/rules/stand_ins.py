@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 
-
 #: Packages whose modules hold none of a program's names.
 _NOT_LOOKED_AT = {"torch", "numpy", "sympy", "bfc", "bfc_tools", *sys.stdlib_module_names}
 
@@ -90,8 +89,8 @@ def standing_in(
 
 
 def _imported(made: dict[Any, StandIn]) -> Iterator[tuple[types.ModuleType, str, StandIn]]:
-    """Where modules of the program have one of these functions under a name of their own, since they
-    imported it before the prediction began: the module, the name, and what is to stand there."""
+    """Where modules of the program have imported one of these functions, before the prediction
+    began: the module, its name there, and what is to stand there."""
     by_id = {id(build): stand_in for build, stand_in in made.items()}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _NOT_LOOKED_AT or type(module) is not types.ModuleType:
