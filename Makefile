@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -113,6 +113,9 @@ PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BI
 READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing native predicting repo study pytorch/test_packed_entries.py \
 	copying/test_kernels.py $(PLANNING:tests/%=%) \
 	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
+
+peers-nightly: $(VENV)/tests $(VENV)/built ## compare with a nightly build of TensorFlow, whose allocator XLA and JAX have, too (downloads once: 645 MB)
+	BFC_TEST_NIGHTLY=1 $(BIN)/python -m pytest -m peers tests/peers/test_tensorflow_nightly.py
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)

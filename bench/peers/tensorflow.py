@@ -1,8 +1,11 @@
-"""TensorFlow 2.21.0's compiled `tsl::BFCAllocator`, over a device that hands out integers.
+"""TensorFlow's compiled `tsl::BFCAllocator`, over a device that hands out integers.
 
-`build()` downloads the published CPU wheel once, keeps one library and the headers it needs, and
+`build()` downloads a published CPU wheel once, keeps one library and the headers it needs, and
 compiles `tensorflow_shim.cpp` against them. `TensorFlowBFC` then drives the original, with no GPU
 and no memory behind the addresses. `python -m bench.peers.tensorflow` builds it and checks it.
+
+There are two versions: the release 2.21.0, and a nightly build of what becomes 2.23, with the
+allocator of today's XLA and JAX. Its wheel has 645 MB: what runs on every change does without it.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import mmap
 import os
 import platform
 import shlex
@@ -20,6 +24,7 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_double, c_int64, c_uint64, c_void_p
+from enum import IntFlag
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -28,8 +33,13 @@ import numpy.typing as npt
 
 from bench.peers.closing import Closing
 
-VERSION = "2.21.0"
+RELEASE = "2.21.0"
+#: The newest build that the index has of TensorFlow's main branch, by its date: nightly builds go.
+NIGHTLY = "2.23.0.dev20261026"
+#: The distribution of each version.
+PACKAGES = {RELEASE: "tensorflow-cpu", NIGHTLY: "tf-nightly"}
 LIBRARY = "libtensorflow_framework.so.2"
+NIGHTLY_LIBRARY = "libtensorflow_nightly_d.so.2"  # of as many letters: see `_rename_library`
 HEADERS = ("Eigen/", "absl/", "google/", "ml_dtypes/", "tsl/", "xla/tsl/")
 SOURCE = Path(__file__).with_name("tensorflow_shim.cpp")
 FLAGS = ("-std=c++17", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility-inlines-hidden")
@@ -48,6 +58,7 @@ STATS = (
     "bytes_reserved",
     "peak_bytes_reserved",
     "largest_free_block_bytes",
+    "peak_allocated_bytes",
 )
 
 U64 = 1 << 64
@@ -77,7 +88,7 @@ def default_cache() -> Path:
     return Path(chosen) if chosen else Path(__file__).resolve().parents[2] / "build" / "peers"
 
 
-def build(cache: Path | None = None) -> Path:
+def build(cache: Path | None = None, version: str = RELEASE) -> Path:
     """The compiled shim's path; downloads and compiles only what the cache does not hold yet.
 
     Whatever appears in the cache is complete: it is made in a temporary folder and then renamed.
@@ -85,16 +96,20 @@ def build(cache: Path | None = None) -> Path:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise PeerUnavailable("the compiled TensorFlow is only fetched for Linux on x86_64")
     root = (cache or default_cache()).resolve()
-    shim = root / f"tensorflow_shim-{_fingerprint()}.so"
+    shim = root / f"tensorflow_shim-{_fingerprint(version)}.so"
     if not shim.exists():
         root.mkdir(parents=True, exist_ok=True)
-        _compile(_upstream(root), shim)
+        _compile(_upstream(root, version), shim, _flags(version))
     return shim
 
 
-def _fingerprint() -> str:
+def _flags(version: str) -> tuple[str, ...]:
+    return (*FLAGS, f"-DBFC_TF_ENDS={int(version != RELEASE)}")
+
+
+def _fingerprint(version: str) -> str:
     """Of all the shim is made from, so that a changed source or compiler gets a new file name."""
-    text = "\0".join((VERSION, *compiler(), *FLAGS)).encode()
+    text = "\0".join((version, *compiler(), *_flags(version))).encode()
     return hashlib.sha256(text + SOURCE.read_bytes()).hexdigest()[:16]
 
 
@@ -102,16 +117,18 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
-def _upstream(root: Path) -> Path:
+def _upstream(root: Path, version: str) -> Path:
     """The folder with upstream's library and headers, downloaded if it is not there yet."""
-    folder = root / f"tensorflow-{VERSION}"
+    folder = root / f"tensorflow-{version}"
     if folder.exists():
         return folder
     if shutil.which(compiler()[0]) is None:
         raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
     with tempfile.TemporaryDirectory(prefix=".download-", dir=root) as name:
-        wheel = _download(Path(name))
+        wheel = _download(Path(name), version)
         _extract(wheel, Path(name) / "kept")
+        if version != RELEASE:
+            _rename_library(Path(name) / "kept" / LIBRARY)
         try:
             (Path(name) / "kept").rename(folder)
         except OSError:
@@ -120,13 +137,14 @@ def _upstream(root: Path) -> Path:
     return folder
 
 
-def _download(folder: Path) -> Path:
+def _download(folder: Path, version: str) -> Path:
     options = ["--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "-q"]
-    package = [f"tensorflow-cpu=={VERSION}", *WHEEL, *PLATFORM, "-d", str(folder)]
+    distribution = f"{PACKAGES[version]}=={version}"
+    package = [distribution, *WHEEL, *PLATFORM, "-d", str(folder)]
     run([sys.executable, "-m", "pip", "download", *options, *package], "the download")
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
-        raise PeerUnavailable(f"the download of tensorflow-cpu {VERSION} left no wheel")
+        raise PeerUnavailable(f"the download of {distribution} left no wheel")
     return wheels[0]
 
 
@@ -147,18 +165,31 @@ def _extract(wheel: Path, target: Path) -> None:
                 shutil.copyfileobj(source, sink)
     wheel.unlink()
     if not (target / LIBRARY).exists():
-        raise PeerUnavailable(f"the wheel of tensorflow-cpu {VERSION} holds no {LIBRARY}")
+        raise PeerUnavailable(f"the wheel {wheel.name} holds no {LIBRARY}")
 
 
-def _compile(upstream: Path, shim: Path) -> None:
+def _rename_library(library: Path) -> None:
+    """Give a library another name, in its own table of names, too: a process loads one library of
+    a name, and would take the other version for this one."""
+    name = f"\0{LIBRARY}\0".encode()
+    with library.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        at = content.find(name)
+        if at < 0 or content.find(name, at + 1) >= 0:
+            raise PeerUnavailable(f"{library} does not have its name once")
+        content[at : at + len(name)] = f"\0{NIGHTLY_LIBRARY}\0".encode()
+    library.rename(library.with_name(NIGHTLY_LIBRARY))
+
+
+def _compile(upstream: Path, shim: Path, flags: Sequence[str]) -> None:
     if shutil.which(compiler()[0]) is None:
         raise PeerUnavailable(f"no C++ compiler: {compiler()[0]} is not on the path")
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=shim.parent) as name:
         made = Path(name) / shim.name
         # The library is found next to the shim, wherever the cache has been moved to.
         rpath = f"-Wl,-z,defs,-rpath,$ORIGIN/{upstream.name}"
-        inputs = ["-isystem", str(upstream / "include"), str(SOURCE), str(upstream / LIBRARY)]
-        run([*compiler(), *FLAGS, *inputs, rpath, "-o", str(made)], "compiling the shim")
+        (library,) = upstream.glob("lib*")
+        inputs = ["-isystem", str(upstream / "include"), str(SOURCE), str(library)]
+        run([*compiler(), *flags, *inputs, rpath, "-o", str(made)], "compiling the shim")
         made.replace(shim)
 
 
@@ -194,6 +225,11 @@ class _Options(ctypes.Structure):
         ("garbage_collection", c_uint64),
         ("supports_coalescing", c_uint64),
         ("timing_counter", c_uint64),
+        ("granularity", c_uint64),
+        ("partitioned", c_uint64),
+        ("initial_region_bytes", c_uint64),
+        ("lower_policy", c_uint64),
+        ("upper_policy", c_uint64),
     ]
 
 
@@ -201,7 +237,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "new": (c_void_p, (POINTER(_Options),)),
     "close": (None, (c_void_p,)),
     "delete": (None, (c_void_p,)),
-    "allocate": (c_uint64, (c_void_p, c_uint64, c_uint64)),
+    "allocate": (c_uint64, (c_void_p, *(c_uint64,) * 4)),
     "deallocate": (None, (c_void_p, c_uint64)),
     "stats": (None, (c_void_p, c_void_p)),
     "clear_stats": (None, (c_void_p,)),
@@ -216,7 +252,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "copy_chunks": (None, (c_void_p, c_void_p)),
     "dump": (c_char_p, (c_void_p,)),
     "read_dump": (c_char_p, (c_void_p, c_char_p)),
-    "replay": (c_double, (c_void_p,) * 5 + (c_uint64, c_uint64, c_void_p)),
+    "replay": (c_double, (c_void_p,) * 6 + (c_uint64, c_uint64, c_void_p)),
 }
 
 # Both are read while the library loads, so they need not stay for the process's other libraries.
@@ -247,6 +283,14 @@ def _load(path: Path) -> ctypes.CDLL:
 # Driving -------------------------------------------------------------------------------------
 
 
+class EndPolicy(IntFlag):
+    """How the nightly serves one end. The shim reads the bits."""
+
+    DESCENDING = 1  # of free chunks of one size, the one at the highest address
+    EXACT_HOLES = 2  # what is left over of a free chunk is always split off
+    EXACT_GAP = 4  # so is what is left over of the free memory between the ends
+
+
 def _u64(value: int) -> int:
     """ctypes would wrap what does not fit; a request of -1 must not become one of 2**64 - 1."""
     if not 0 <= value < U64:
@@ -274,6 +318,11 @@ class TensorFlowBFC(Closing):
     - A block that is not a multiple of 256 bytes, or a pool past its limit, is accepted unchecked.
     - Garbage collection together with `timing_counter` can read freed regions.
 
+    `version` is that of the original. What follows it is for the nightly alone: the device gives
+    whole multiples of `granularity` and says so, and `partitioned` serves requests from two ends,
+    each with a policy of its own. Growing, it begins with `initial_region` bytes for both ends, and
+    what comes later is for the upper one.
+
     Its books take one part in 32 of the pool in real memory: 2.5 GiB for a pool of 80 GiB.
     """
 
@@ -294,9 +343,19 @@ class TensorFlowBFC(Closing):
         max_bytes: int | None = None,
         overdeliver: int = 0,
         timing_counter: bool = False,
+        version: str = RELEASE,
+        granularity: int = 1,
+        spatial_partitioning: bool = False,
+        initial_region: int = 0,
+        lower_end: EndPolicy = EndPolicy.EXACT_GAP,
+        upper_end: EndPolicy = EndPolicy.EXACT_GAP,
     ) -> None:
         if alignment < 1 or max_bytes == 0:
             raise ValueError("alignment and max_bytes are at least 1")
+        if version == RELEASE and (granularity != 1 or spatial_partitioning):
+            raise ValueError(
+                f"TensorFlow {RELEASE} has one end, and does not ask for a granularity"
+            )
         options = _Options(
             memory_limit=_u64(memory_limit),
             capacity=U64 - 1 if capacity is None else _u64(capacity),
@@ -310,9 +369,14 @@ class TensorFlowBFC(Closing):
             garbage_collection=garbage_collection,
             supports_coalescing=supports_coalescing,
             timing_counter=timing_counter,
+            granularity=granularity,
+            partitioned=spatial_partitioning,
+            initial_region_bytes=_u64(initial_region),
+            lower_policy=lower_end,
+            upper_policy=upper_end,
         )
         self._log: list[tuple[str, int, int | None]] = []
-        self._library = _load(build())
+        self._library = _load(build(version=version))
         self._peer = self._library.bfc_tf_new(ctypes.byref(options))
 
     def close(self) -> None:
@@ -330,9 +394,14 @@ class TensorFlowBFC(Closing):
             raise ValueError("this allocator is closed")
         return self._peer
 
-    def allocate_raw(self, nbytes: int, freed_before: int = 0) -> int:
-        """The address, or 0 on failure. With `freed_before`, only chunks freed by that count."""
-        address: int = self._library.bfc_tf_allocate(self._open, _u64(nbytes), _u64(freed_before))
+    def allocate_raw(
+        self, nbytes: int, freed_before: int = 0, *, alignment: int = 0, upper: bool = False
+    ) -> int:
+        """The address, or 0 on failure. With `freed_before`, only chunks freed by that count. The
+        release ignores the alignment and the end."""
+        address: int = self._library.bfc_tf_allocate(
+            self._open, _u64(nbytes), _u64(freed_before), _u64(alignment), upper
+        )
         return address
 
     def deallocate_raw(self, ptr: int) -> None:
@@ -420,6 +489,7 @@ class TensorFlowBFC(Closing):
         size: npt.ArrayLike,
         *,
         freed_before: npt.ArrayLike | None = None,
+        upper: npt.ArrayLike | None = None,
     ) -> tuple[npt.NDArray[np.uint64], float]:
         """Run a trace in one compiled loop: each event's address, and the loop's seconds.
 
@@ -436,6 +506,7 @@ class TensorFlowBFC(Closing):
             raise ValueError("a trace is one-dimensional arrays of one length")
         if ops.size and ops.max() > 1:
             raise ValueError("the trace releases what is cached: TensorFlow has no call for that")
+        ends = None if upper is None else np.ascontiguousarray(upper, np.uint8)
         addresses = np.empty(ops.size, np.uint64)
         seconds: float = self._library.bfc_tf_replay(
             self._open,
@@ -443,6 +514,7 @@ class TensorFlowBFC(Closing):
             idents.ctypes.data,
             sizes.ctypes.data,
             None if before is None else before.ctypes.data,
+            None if ends is None else ends.ctypes.data,
             ops.size,
             int(idents.max(initial=0)) + 1,
             addresses.ctypes.data,

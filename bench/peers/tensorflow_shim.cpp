@@ -1,4 +1,5 @@
 // A C interface to the compiled tsl::BFCAllocator, over a device that hands out integers.
+// BFC_TF_ENDS is 1 for the versions that place requests from two ends, and honour alignments.
 //
 // Nothing behind an address is ever touched: upstream keeps its books outside the memory it manages,
 // so any number will do as a pointer.
@@ -21,7 +22,7 @@
 namespace {
 
 constexpr size_t kAlignment = tsl::Allocator::kAllocatorAlignment;
-constexpr int kStats = 10;
+constexpr int kStats = 11;
 constexpr int kChunkFields = 6;
 
 void* as_pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
@@ -51,6 +52,11 @@ struct bfc_tf_options {
   uint64_t garbage_collection;
   uint64_t supports_coalescing;
   uint64_t timing_counter;
+  uint64_t granularity;   // from here on: with two ends alone
+  uint64_t partitioned;
+  uint64_t initial_region_bytes;
+  uint64_t lower_policy;  // bits: 1 the highest address first, 2 holes are split exactly, 4 so is the gap
+  uint64_t upper_policy;
 };
 
 }  // extern "C"
@@ -69,15 +75,16 @@ struct Device {
     return static_cast<unsigned __int128>(live_bytes) + nbytes > options.capacity;
   }
 
-  void* alloc(uint64_t nbytes, size_t* received) {
+  void* alloc(uint64_t alignment, uint64_t nbytes, size_t* received) {
     *received = 0;
     if (refuses(nbytes)) {
       calls.push_back({0, nbytes, 0});
       return nullptr;
     }
-    const uint64_t step = options.alignment;
+    const uint64_t step = std::max(options.alignment, alignment);
     const uint64_t address = (next + step - 1) / step * step;
-    *received = nbytes + options.overdeliver;
+    const uint64_t padded = (nbytes + options.granularity - 1) / options.granularity * options.granularity;
+    *received = padded + options.overdeliver;
     next = address + *received + options.gap;
     live_bytes += *received;
     calls.push_back({0, nbytes, address});
@@ -101,15 +108,39 @@ class IntegerSubAllocator : public tsl::SubAllocator {
  public:
   explicit IntegerSubAllocator(Device* device) : tsl::SubAllocator({}, {}), device_(device) {}
 
-  void* Alloc(size_t /*alignment*/, size_t nbytes, size_t* received) override {
-    return device_->alloc(nbytes, received);
+  void* Alloc(size_t alignment, size_t nbytes, size_t* received) override {
+    return device_->alloc(alignment, nbytes, received);
   }
   void Free(void* pointer, size_t nbytes) override { device_->free(pointer, nbytes); }
   bool SupportsCoalescing() const override { return device_->options.supports_coalescing != 0; }
+#if BFC_TF_ENDS
+  size_t GetAllocationGranularity() const override { return device_->options.granularity; }
+#endif
 
  private:
   Device* const device_;
 };
+
+#if BFC_TF_ENDS
+tsl::BFCAllocator::AllocationPolicy policy_of(uint64_t bits) {
+  using Allocator = tsl::BFCAllocator;
+  const auto split = [bits](uint64_t bit) {
+    return bits & bit ? Allocator::SplitPolicy::kExact : Allocator::SplitPolicy::kRetainPadding;
+  };
+  return {bits & 1 ? Allocator::HoleOrder::kDescendingAddress : Allocator::HoleOrder::kAscendingAddress,
+          split(2), split(4)};
+}
+#endif
+
+// What a request says besides its size and alignment. `end` is 1 for the upper end.
+tsl::AllocationAttributes attributes_of(std::function<uint64_t()>* freed_by, uint64_t end) {
+#if BFC_TF_ENDS
+  return {false, false, freed_by, end ? tsl::AllocationEnd::kUpper : tsl::AllocationEnd::kLower};
+#else
+  (void)end;
+  return {false, false, freed_by};
+#endif
+}
 
 std::unique_ptr<tsl::BFCAllocator> make_allocator(Device* device) {
   const bfc_tf_options& options = device->options;
@@ -118,6 +149,12 @@ std::unique_ptr<tsl::BFCAllocator> make_allocator(Device* device) {
   upstream.allow_retry_on_failure = false;  // a lone thread would sleep for ten seconds
   upstream.garbage_collection = options.garbage_collection != 0;
   upstream.fragmentation_fraction = options.fragmentation_fraction;
+#if BFC_TF_ENDS
+  upstream.enable_spatial_partitioning = options.partitioned != 0;
+  upstream.initial_region_bytes = options.initial_region_bytes;
+  upstream.lower_end_policy = policy_of(options.lower_policy);
+  upstream.upper_end_policy = policy_of(options.upper_policy);
+#endif
   return std::make_unique<tsl::BFCAllocator>(std::make_unique<IntegerSubAllocator>(device),
                                              options.memory_limit, "bfc_peer", upstream);
 }
@@ -129,22 +166,25 @@ struct Trace {
   const uint32_t* ident;
   const uint64_t* size;
   const uint64_t* freed_before;  // may be null
+  const uint8_t* end;            // so may this
   size_t length;
 };
 
-// A template, so that a trace without constraints pays nothing for those that have them.
-template <bool kConstrained>
+// A template, so that a trace without constraints or ends pays nothing for those that have them.
+template <bool kConstrained, bool kEnds>
 double replay(tsl::BFCAllocator& allocator, const Trace& trace, void** table,
               uint64_t* addresses) {
   uint64_t frontier = 0;
   std::function<uint64_t()> freed_by = [&frontier] { return frontier; };
-  const tsl::AllocationAttributes attributes(false, false, kConstrained ? &freed_by : nullptr);
+  const tsl::AllocationAttributes attributes = attributes_of(kConstrained ? &freed_by : nullptr, 0);
+  const tsl::AllocationAttributes upper = attributes_of(kConstrained ? &freed_by : nullptr, 1);
   const Clock::time_point start = Clock::now();
   for (size_t i = 0; i < trace.length; ++i) {
     const uint32_t ident = trace.ident[i];
     if (trace.op[i] == 0) {
       if (kConstrained) frontier = trace.freed_before[i];
-      void* pointer = allocator.AllocateRaw(kAlignment, trace.size[i], attributes);
+      void* pointer =
+          allocator.AllocateRaw(kAlignment, trace.size[i], kEnds && trace.end[i] ? upper : attributes);
       table[ident] = pointer;
       addresses[i] = as_address(pointer);
     } else if (table[ident] != nullptr) {
@@ -188,10 +228,11 @@ void bfc_tf_close(bfc_tf_peer* peer) { peer->allocator.reset(); }
 
 void bfc_tf_delete(bfc_tf_peer* peer) { delete peer; }
 
-uint64_t bfc_tf_allocate(bfc_tf_peer* peer, uint64_t nbytes, uint64_t freed_before) {
+uint64_t bfc_tf_allocate(bfc_tf_peer* peer, uint64_t nbytes, uint64_t freed_before, uint64_t alignment,
+                         uint64_t end) {
   std::function<uint64_t()> freed_by = [freed_before] { return freed_before; };
-  const tsl::AllocationAttributes attributes(false, false, freed_before ? &freed_by : nullptr);
-  return as_address(peer->allocator->AllocateRaw(kAlignment, nbytes, attributes));
+  const tsl::AllocationAttributes attributes = attributes_of(freed_before ? &freed_by : nullptr, end);
+  return as_address(peer->allocator->AllocateRaw(alignment ? alignment : kAlignment, nbytes, attributes));
 }
 
 void bfc_tf_deallocate(bfc_tf_peer* peer, uint64_t address) {
@@ -209,7 +250,12 @@ void bfc_tf_stats(bfc_tf_peer* peer, int64_t* out) {
                                   stats.peak_pool_bytes.value_or(0),
                                   stats.bytes_reserved,
                                   stats.peak_bytes_reserved,
-                                  stats.largest_free_block_bytes};
+                                  stats.largest_free_block_bytes,
+#if BFC_TF_ENDS
+                                  stats.peak_allocated_bytes};
+#else
+                                  stats.peak_bytes_in_use};
+#endif
   std::copy(values, values + kStats, out);
 }
 
@@ -280,15 +326,14 @@ const char* bfc_tf_read_dump(bfc_tf_peer* peer, const char* text) {
 // Returns the seconds spent in the loop. The table and `addresses` are written once before the
 // clock starts, so that no page is touched for the first time inside.
 double bfc_tf_replay(bfc_tf_peer* peer, const uint8_t* op, const uint32_t* ident,
-                     const uint64_t* size, const uint64_t* freed_before, uint64_t length,
-                     uint64_t idents, uint64_t* addresses) {
+                     const uint64_t* size, const uint64_t* freed_before, const uint8_t* end,
+                     uint64_t length, uint64_t idents, uint64_t* addresses) {
   std::vector<void*> table(idents, nullptr);
   std::fill(addresses, addresses + length, 0);
-  const Trace trace{op, ident, size, freed_before, length};
-  if (freed_before != nullptr) {
-    return replay<true>(*peer->allocator, trace, table.data(), addresses);
-  }
-  return replay<false>(*peer->allocator, trace, table.data(), addresses);
+  const Trace trace{op, ident, size, freed_before, end, length};
+  const auto play = freed_before != nullptr ? (end != nullptr ? replay<true, true> : replay<true, false>)
+                                            : (end != nullptr ? replay<false, true> : replay<false, false>);
+  return play(*peer->allocator, trace, table.data(), addresses);
 }
 
 }  // extern "C"

@@ -30,6 +30,7 @@ class Policy:
     garbage_collection: bool
     fragmentation_fraction: float
     strict: bool
+    tensorflow: str = "2.21"
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def draw_policy(choose: Choose) -> Policy:
         garbage_collection=choose((True, False)),
         fragmentation_fraction=choose((0.0, 0.0, 1e-7, 0.01, 0.3, 1.0)),
         strict=choose((True, False)),
+        tensorflow=choose(("2.21", "2.23")),
     )
 
 

@@ -12,93 +12,20 @@ from typing import Any
 
 import pytest
 from graph_histories import GraphHistory, Key, base_of
+from tensorflow_pairs import GIB, MIB, Pair, play_on_both
 
 import bfc
-from bench.peers.tensorflow import TensorFlowBFC, build
+from bench.peers.tensorflow import RELEASE, TensorFlowBFC, build
 
 pytestmark = pytest.mark.peers
 
 TRACES = sorted((Path(__file__).parents[2] / "bench" / "traces").glob("*.npz"))
 SEEDS = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else range(400)
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-DEVICE_OPTIONS = ("capacity", "base", "alignment", "gap", "supports_coalescing", "max_bytes")
-#: TensorFlow 2.21 leaves these 0.
-OURS_ALONE = {"largest_free_block_bytes", "bytes_reserved", "peak_bytes_reserved"}
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _built() -> None:
     build()
-
-
-class Pair:
-    """Both allocators, told the same."""
-
-    def __init__(self, **options: Any) -> None:
-        ours = {name: options[name] for name in options if name in DEVICE_OPTIONS}
-        self.device = bfc.SimulatedSubAllocator(ours.pop("capacity"), **ours)
-        rest = {
-            name: options[name]
-            for name in options
-            if name not in DEVICE_OPTIONS and name != "timing_counter"
-        }
-        self.ours = bfc.BFCAllocator(self.device, strict=True, **rest)
-        self.theirs = TensorFlowBFC(**options)
-        if options.get("timing_counter"):
-            self.ours.set_timing_counter(bfc.SharedCounter())
-
-    def allocate(self, nbytes: int, freed_before: int = 0) -> int:
-        try:
-            address = self.ours.allocate_raw(nbytes, freed_before=freed_before)
-        except bfc.OutOfMemoryError:
-            address = 0
-        assert address == self.theirs.allocate_raw(nbytes, freed_before)
-        if address:
-            for question in ("requested_size", "allocated_size", "allocation_id"):
-                assert getattr(self.ours, question)(address) == getattr(self.theirs, question)(
-                    address
-                )
-        return address
-
-    def deallocate(self, address: int) -> None:
-        self.ours.deallocate_raw(address)
-        self.theirs.deallocate_raw(address)
-
-    def compare(self) -> None:
-        assert self.device.calls == self.theirs.calls
-        ours, theirs = self.ours.stats(), self.theirs.stats()
-        for field in theirs.keys() - OURS_ALONE:
-            assert getattr(ours, field) == theirs[field], field
-        assert [theirs[field] for field in OURS_ALONE] == [0, 0, 0]
-        chunks = [
-            (chunk.ptr, chunk.size, chunk.in_use, chunk.bin_num)
-            for chunk in self.ours.snapshot().chunks()
-        ]
-        assert chunks == [
-            (chunk["address"], chunk["size"], chunk["in_use"], chunk["bin"])
-            for chunk in self.theirs.memory_map()
-        ]
-
-    def compare_dumps(self) -> None:
-        """TensorFlow's own message reads our dump whole, and TensorFlow makes the same one."""
-        ours = self.ours.snapshot().to_tensorflow()
-        read, theirs = self.theirs.read_dump(ours), self.theirs.memory_dump()
-        exact = float(ours["stats"].pop("fragmentationMetric"))
-        for dump in (read, theirs):  # of single precision
-            found = float(dump["stats"].pop("fragmentationMetric"))
-            assert found == pytest.approx(exact, nan_ok=True)
-        assert read == ours
-        for dump in (ours, theirs):
-            del dump["allocatorName"]
-            for chunk in dump["chunk"]:
-                if not chunk["inUse"]:
-                    del chunk["requestedSize"]  # TensorFlow's is what was asked for last
-        assert ours == theirs
-
-    def close(self) -> None:
-        self.ours.close()
-        self.theirs.close()
-        assert self.device.calls == self.theirs.calls
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
@@ -119,92 +46,9 @@ def test_recorded_traces_are_placed_alike(path: Path, growth: bool, room: float)
     pair.close()
 
 
-def random_options(rng: random.Random) -> dict[str, Any]:
-    """Every option: growing and fixed, limits and devices that bite, gaps, adjoining regions,
-    collection, slack."""
-    limit = rng.choice(
-        [
-            rng.randrange(8 * KIB, 64 * KIB),
-            rng.randrange(64 * KIB, 16 * MIB),
-            rng.randrange(16 * MIB, GIB),
-        ]
-    )
-    capacity = rng.choice(
-        [1 << 50, limit, max(1, limit * rng.randrange(40, 100) // 100), 2 * limit]
-    )
-    joins = rng.random() < 0.4
-    return {
-        "memory_limit": limit,
-        "capacity": capacity,
-        "allow_growth": rng.random() < 0.7,
-        "garbage_collection": rng.random() < 0.6,
-        "fragmentation_fraction": rng.choice([0.0, 0.0, 0.01, 0.05, 0.3, 1.0]),
-        "alignment": rng.choice([256, 4 * KIB, 2 * MIB]),
-        "gap": 0 if joins else rng.choice([0, 256, 4 * KIB, 100]),
-        "supports_coalescing": joins,
-        "max_bytes": rng.choice([None, None, None, max(2 * MIB, limit // 3)]),
-        "timing_counter": rng.random() < 0.3,
-    }
-
-
-def is_a_hazard(options: dict[str, Any]) -> bool:
-    """Where upstream hangs or corrupts itself (TensorFlow's behaviour, CC-39 and 2.7): nothing
-    to compare."""
-    small_slack = 0 < options["fragmentation_fraction"] * options["memory_limit"] < 256
-    collects_stamped = options["timing_counter"] and options["garbage_collection"]
-    return small_slack or collects_stamped
-
-
-def random_size(rng: random.Random, limit: int) -> int:
-    """Never below 2305: there upstream may ask for the same size for ever (CC-40)."""
-    kind = rng.random()
-    if kind < 0.05:
-        return 0
-    if kind < 0.6:
-        return rng.randrange(2400, max(2401, limit // 20))
-    return (
-        rng.randrange(2400, max(2401, limit // 2))
-        if kind < 0.95
-        else limit + rng.randrange(-600, 600)
-    )
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories_are_placed_alike(seed: int) -> None:
-    rng = random.Random(seed)
-    options = random_options(rng)
-    while is_a_hazard(options):
-        options = random_options(rng)
-    print(f"repeat with BFC_SEED={seed}: {options}")
-    pair = Pair(**options)
-    live: list[int] = []
-    frees = frontier = 0
-    for step in range(rng.choice([60, 200, 600])):
-        action = rng.random()
-        if action < 0.03:
-            pair.device.fail_at(1)
-            pair.theirs.fail_at(1)
-        elif action < 0.06 and options["timing_counter"]:
-            frontier = rng.randrange(frontier, frees + 2)
-            pair.ours.set_safe_frontier(frontier)
-            pair.theirs.set_safe_frontier(frontier)
-        elif action < 0.45 and live:
-            pair.deallocate(live.pop(rng.randrange(len(live))))
-            frees += 1
-        else:
-            constrained = options["timing_counter"] and rng.random() < 0.3
-            address = pair.allocate(
-                max(0, random_size(rng, options["memory_limit"])),
-                rng.randrange(0, frees + 2) if constrained else 0,
-            )
-            if address:
-                live.append(address)
-        if step % 10 == 0:
-            pair.compare()
-    pair.compare()
-    pair.compare_dumps()
-    pair.ours.check()
-    pair.close()
+    play_on_both(seed, RELEASE)
 
 
 def test_owners_steps_and_counts_are_read_by_tensorflows_message() -> None:
