@@ -545,6 +545,8 @@ cdef class Pool:
 
     cdef ChunkHandle allocate_chunk(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                     uint64_t freed_before, cbool indexed) noexcept nogil
+    cdef ChunkHandle allocate_aligned(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                      uint64_t freed_before, uint64_t alignment, cbool indexed) noexcept nogil
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
     cdef ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,

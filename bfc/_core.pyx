@@ -437,6 +437,40 @@ cdef class Pool:
         wanted.bins.erase(found.size, found.order)
         return wanted
 
+    cdef ChunkHandle allocate_aligned(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
+                                      uint64_t freed_before, uint64_t alignment, cbool indexed) noexcept nogil:
+        """Like allocate_chunk under BFC's policy, at a multiple of `alignment`, a power of two: the best fit is the
+        smallest chunk that is large enough behind its first such address. What lies before that stays free. Cost: O(n)
+        in the free chunks that are large enough, but not behind that address."""
+        cdef BinSet* wanted = &self.bin_sets[bin_set]
+        cdef FreeChunk found
+        cdef ChunkHandle aligned
+        cdef uint64_t before = 0
+        if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
+            return NO_HOST_MEMORY
+        cdef cbool some = wanted.bins.lower_bound(rounded, 0, found)
+        while some:
+            before = round_up(self.chunks[found.handle].ptr, alignment) - self.chunks[found.handle].ptr
+            if found.size - rounded >= before and (
+                    freed_before == 0 or freed_before >= self.chunks[found.handle].freed_at_count):
+                break
+            some = wanted.bins.lower_bound(found.size, found.order + 1, found)
+        if not some:
+            return NO_CHUNK
+        wanted.bins.erase(found.size, found.order)
+        if before == 0:
+            return self.hand_out(&self.counters, wanted, found.handle, rounded, requested, stream, indexed,
+                                 self.features)
+        self.split_chunk(wanted.bins, found.handle, before, self.chunks[found.handle].freed_at_count, True)
+        aligned = self.chunks[found.handle].next
+        self.remove_free_chunk_from_bin(wanted.bins, aligned, True)
+        if not self.reserve(wanted.bins):       # room for what is split off behind it
+            self.join(found.handle, aligned)
+            self.insert_free_chunk_into_bin(wanted.bins, found.handle, True)
+            return NO_HOST_MEMORY
+        self.insert_free_chunk_into_bin(wanted.bins, found.handle, True)
+        return self.hand_out(&self.counters, wanted, aligned, rounded, requested, stream, indexed, self.features)
+
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
         """Like allocate_chunk, but from this free chunk, which is large enough."""

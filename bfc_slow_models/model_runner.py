@@ -74,6 +74,7 @@ class BesideTensorFlow:
             garbage_collection=allocator.garbage_collection,
             fragmentation_fraction=allocator.fragmentation_fraction,
             strict=allocator.strict,
+            tensorflow=allocator.tensorflow,
         )
 
     def set_timing_counter(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 import bfc
+from bfc.policies.tensorflow_rules import USUAL, rules_of
 
 GRANULE = 256
 FIRST_REGION = 2 << 20
@@ -25,9 +26,12 @@ def round_up(size: int, granule: int = GRANULE) -> int:
     return -(-size // granule) * granule
 
 
-def backpedal(size: int) -> int:
-    """0.9 of a size in single precision, rounded up to 256, and always smaller than the size."""
-    smaller = round_up(int(numpy.float32(size) * numpy.float32(0.9)))
+def backpedal(size: int, rounds_down: bool) -> int:
+    """0.9 of a size in single precision, as a multiple of 256, and always smaller than the size."""
+    smaller = int(numpy.float32(size) * numpy.float32(0.9))
+    if rounds_down:
+        return smaller // GRANULE * GRANULE
+    smaller = round_up(smaller)
     return smaller if smaller < size else size - GRANULE
 
 
@@ -74,8 +78,11 @@ class Model:
         garbage_collection: bool = True,
         fragmentation_fraction: float = 0.0,
         strict: bool = False,
+        tensorflow: str = USUAL,
     ) -> None:
         self.device = device
+        self.rules = rules_of(tensorflow)
+        self.ignores_alignment = strict and not self.rules.honours_alignment
         self.limit = memory_limit
         first_size = min(memory_limit, FIRST_REGION) if allow_growth else memory_limit
         self.first_size = round_up(first_size)
@@ -86,6 +93,7 @@ class Model:
             self.slack_cap = DEFAULT_SLACK_CAP
         self.strict = strict
         self.asked_last = 0
+        self.alignment = 1  # of the request that is being served
         self.regions: list[Region] = []
         self.spare: list[Chunk] = []  # deleted records: the last one is used first
         self.queue: list[Chunk] = []  # freed with a timestamp
@@ -96,11 +104,12 @@ class Model:
 
     # -- allocate and free ------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int, freed_before: int = 0) -> int | None:
+    def allocate(self, nbytes: int, freed_before: int = 0, alignment: int = 1) -> int | None:
         """The address; None where it is refused; 0 for 0 bytes."""
         if nbytes == 0:
             return 0
         rounded = round_up(nbytes)
+        self.alignment = 1 if self.ignores_alignment else alignment
         self.asked_last = 0
         if self.queue:
             self.merge_pass()
@@ -116,25 +125,36 @@ class Model:
         return None if found is None else self.hand_out(found, rounded, nbytes)
 
     def best_fit(self, rounded: int, freed_before: int) -> Chunk | None:
-        """The smallest that is large enough, the lowest address among equals."""
-        fitting = [chunk for chunk in self.chunks() if not chunk.in_use and chunk.size >= rounded]
+        """The smallest that is large enough behind its first aligned address, the lowest among
+        equals."""
+        free = [chunk for chunk in self.chunks() if not chunk.in_use]
+        fitting = [chunk for chunk in free if chunk.size >= rounded + self.padding(chunk)]
         if freed_before:
             fitting = [chunk for chunk in fitting if chunk.freed_at <= freed_before]
         return min(fitting, key=lambda chunk: (chunk.size, chunk.ptr), default=None)
 
+    def padding(self, chunk: Chunk) -> int:
+        return -chunk.ptr % self.alignment
+
     def hand_out(self, chunk: Chunk, rounded: int, nbytes: int) -> int:
-        left = chunk.size - rounded
-        if chunk.size >= 2 * rounded or left >= self.slack_cap:
-            region = self.region_of(chunk.ptr)
-            rest = self.new_chunk(chunk.ptr + rounded, left, chunk.freed_at)
-            region.insert(region.index(chunk) + 1, rest)
-            chunk.size = rounded
+        if self.padding(chunk):
+            chunk = self.cut(chunk, self.padding(chunk))
+        if chunk.size >= 2 * rounded or chunk.size - rounded >= self.slack_cap:
+            self.cut(chunk, rounded)
         chunk.requested = nbytes
         chunk.allocation_id = next(self.ids)
         self.num_allocs += 1
         self.peak_in_use = max(self.peak_in_use, self.bytes_in_use)
         self.largest_alloc = max(self.largest_alloc, chunk.size)
         return chunk.ptr
+
+    def cut(self, chunk: Chunk, size: int) -> Chunk:
+        """Leaves `size` bytes in a free chunk. Returns what lies behind them."""
+        region = self.region_of(chunk.ptr)
+        rest = self.new_chunk(chunk.ptr + size, chunk.size - size, chunk.freed_at)
+        region.insert(region.index(chunk) + 1, rest)
+        chunk.size = size
+        return rest
 
     def free(self, ptr: int) -> None:
         chunk = next(chunk for chunk in self.region_of(ptr) if chunk.ptr == ptr and chunk.in_use)
@@ -189,12 +209,12 @@ class Model:
             self.double()
         size = min(self.next_region_size, available)
         self.asked_last = size
-        block = self.device.alloc(GRANULE, size)
+        block = self.device.alloc(max(GRANULE, self.alignment), size)
         while block is None and size > rounded:
-            size = backpedal(size)
+            size = backpedal(size, self.rules.rounds_down)
             if size < rounded:
                 return False
-            block = self.device.alloc(GRANULE, size)
+            block = self.device.alloc(max(GRANULE, self.alignment), size)
             self.asked_last = size
         if block is None:
             return False
@@ -207,7 +227,7 @@ class Model:
         """Asks for what is needed and no more, unless that was asked for last."""
         if self.asked_last == rounded or rounded > self.limit - self.pool_bytes:
             return False
-        block = self.device.alloc(GRANULE, rounded)
+        block = self.device.alloc(max(GRANULE, self.alignment), rounded)
         if block is not None:
             self.add_region(*block)
         return block is not None

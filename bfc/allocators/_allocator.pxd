@@ -44,6 +44,7 @@ cdef struct Request:
     uint64_t captured[2]        # the pool of the graph that captures its stream; (0, 0): none
     cbool in_capture            # whether its stream captures, and the capture is marked
     uint32_t owner              # the number of its owner in the pool; 0: none
+    uint64_t alignment          # a power of two, if it must lie at multiples of more than all chunks do; else 0
 
 cdef enum:                      # how a request is asked, in bits
     CONTIGUOUS = 1              # it must be one physical allocation
@@ -126,7 +127,7 @@ cdef class Allocator(BufferOwner):
     cdef int pool_released(self, pool) except -1    # the last reference to one is gone
     cdef int was_refused(self, Request* request) except -1
     cdef bint plays_alone(self) except -1   # whether a replay needs no look at fences between its events
-    cdef int check_alignment(self, uint64_t alignment) except -1
+    cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF
     cdef int join_tag(self, Request* request, PoolId pool) except -1
     cdef int check_tag(self, Request* request) except -1    # refuses a request for a tag that cannot be had now
     cdef int set_freed_before(self, Request* request, object freed_before) except -1
@@ -146,7 +147,7 @@ cdef class Allocator(BufferOwner):
     cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
-                                Placement* placed) except -1
+                                uint64_t alignment, Placement* placed) except -1
     cdef int set_owner_of(self, Request* request) except -1
     cdef int check_contiguous(self, Request* request) except -1
     cdef int take_back(self, Placement* placed) except -1

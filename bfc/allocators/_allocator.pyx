@@ -412,8 +412,9 @@ cdef class Allocator(BufferOwner):
             stream that is not its own as if `record_stream` had been called for it.
         alignment : int, optional
             A power of two that the address must be a multiple of. Addresses are multiples of 256 (of
-            512 from a CachingAllocator) anyway; more cannot be had. A BFCAllocator with `strict`
-            ignores it, as TensorFlow 2.21 does.
+            512 from a CachingAllocator) anyway. Only a BFCAllocator without `virtual_memory` places
+            requests at multiples of more. With `strict` and the rules of TensorFlow 2.21, it ignores
+            the alignment, as TensorFlow does.
         freed_before : int or callable, optional
             Use only memory that was freed up to this count of the timing counter (see
             `SharedCounter`); a callable returns the count. Only for a BFCAllocator.
@@ -451,14 +452,13 @@ cdef class Allocator(BufferOwner):
         ('0x10000000000', '0x10000000400')
         """
         cdef Placement placed
-        cdef uint64_t size, on = 0
-        if alignment is not None:
-            self.check_alignment(alignment_from(alignment))
+        cdef uint64_t size, on = 0, more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
-        if (freed_before is not None or not small_int(nbytes, &size) or not (stream is None or small_int(stream, &on))
-                or not self.place_at_once(size, on, &placed)):
-            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, False, &placed)
+        if (freed_before is not None or more or not small_int(nbytes, &size)
+                or not (stream is None or small_int(stream, &on)) or not self.place_at_once(size, on, &placed)):
+            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, False, more,
+                                    &placed)
         cdef PyObject* address = self.addresses.get(placed.ptr)
         if address == NULL:
             self.take_back(&placed)
@@ -521,7 +521,7 @@ cdef class Allocator(BufferOwner):
         if alignment is not None or stream is not None or scopes_open or contiguous:
             on = self.place_as_asked(size, stream, alignment, contiguous, &placed)
         elif not self.place_at_once(size, on, &placed):
-            self.allocate_placement(size, on, None, None, False, &placed)
+            self.allocate_placement(size, on, None, None, False, 0, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
@@ -590,18 +590,18 @@ cdef class Allocator(BufferOwner):
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
         """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
         cdef uint64_t on = self.home_stream
-        if alignment is not None:
-            self.check_alignment(alignment_from(alignment))
+        cdef uint64_t more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
         if stream is None and scopes_open:
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
-        if how & CONTIGUOUS or not self.place_at_once(size, on, placed):
-            self.allocate_placement(size, on, stream, None, how, placed)
+        if how & CONTIGUOUS or more or not self.place_at_once(size, on, placed):
+            self.allocate_placement(size, on, stream, None, how, more, placed)
         return on
 
-    cdef int check_alignment(self, uint64_t alignment) except -1:
-        """Refuses an alignment that the policy's addresses do not have."""
+    cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
+        """What a request has to ask for, so that its address is a multiple of `alignment`: 0, where all addresses are
+        such multiples. Refuses what the policy cannot place."""
         if alignment > self.source.alignment:
             raise ValueError(f"addresses here are multiples of {self.source.alignment}, not of {alignment}: ask for "
                              f"{alignment - self.source.alignment} bytes more, and round the address up")
@@ -617,11 +617,12 @@ cdef class Allocator(BufferOwner):
         raise self.frees.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
 
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
-                                Placement* placed) except -1:
+                                uint64_t alignment, Placement* placed) except -1:
         cdef bint unordered = self.by_stream and size and self.is_unordered(on)
         cdef Request request
         self.set_request(&request, size, self.home_stream if unordered else on)
         request.shared = unordered
+        request.alignment = request.asking.alignment = alignment
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
         if owners_used:
@@ -1596,7 +1597,7 @@ cdef class Allocator(BufferOwner):
                 if self.hits_are_plain(on):
                     done = self.allocate_hits(wanted, addresses, done, on, owner)
                 if done < wanted.size():
-                    self.allocate_placement(wanted[done], on, stream, None, False, &placed)
+                    self.allocate_placement(wanted[done], on, stream, None, False, 0, &placed)
                     addresses[done] = placed.ptr
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
@@ -3001,7 +3002,7 @@ cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t 
     if count != 1 or names != NULL or scopes_open or not plain_int(given[0], &size):
         return allocate_raw_as_asked(self, given, count, names)
     if not hit_at_once(<Allocator>self, size, 0, &placed):
-        (<Allocator>self).allocate_placement(size, 0, None, None, False, &placed)
+        (<Allocator>self).allocate_placement(size, 0, None, None, False, 0, &placed)
     address = (<Allocator>self).addresses.get(placed.ptr)
     if address == NULL:
         (<Allocator>self).take_back(&placed)
@@ -3015,7 +3016,7 @@ cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t coun
         return allocate_as_asked(self, given, count, names)
     cdef Buffer buffer = Buffer.__new__(Buffer)     # first: nothing may fail once memory was taken
     if not hit_at_once(<Allocator>self, size, on, &placed):
-        (<Allocator>self).allocate_placement(size, on, None, None, False, &placed)
+        (<Allocator>self).allocate_placement(size, on, None, None, False, 0, &placed)
     become(buffer, <Allocator>self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
     (<Allocator>self).live_buffers += placed.allocation_id != 0
     Py_INCREF(buffer)

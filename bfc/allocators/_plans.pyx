@@ -448,7 +448,7 @@ cdef class Planned:
     cdef bint take_region(self, int which) except -1:
         """Asks for a region, if the limit lets it. Returns whether it is there."""
         cdef uint64_t nbytes = self.server.region_size(which)
-        cdef Asking asking = Asking(0, 0, False, False, 0)
+        cdef Asking asking = Asking(0, 0, False, False, 0, 0)
         cdef vector[Region] refused
         cdef Region block
         cdef Taken taken

@@ -26,6 +26,7 @@ cdef struct Asking:             # what a request asks of the sub-allocator
     cbool without_gil           # whether the sub-allocator must be called without the GIL
     cbool in_block              # whether the memory is to sleep: `blocks` is asked in place of the sub-allocator
     int fault                   # what the sub-allocator failed with, called without the GIL; 0: nothing
+    uint64_t alignment          # that the request asks for; the block is at least as aligned as all others
 
 cdef enum Taken:
     ADDED
@@ -89,6 +90,6 @@ cdef class Source:
     cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil
     cdef Call* newest_call(self) noexcept nogil
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil
-    cdef int ask_in_python(self, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil
+    cdef int ask_in_python(self, uint64_t alignment, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil
     cdef int give_back_in_python(self, vector[Region]& regions) except -1 with gil
     cdef void region_returned(self, Region region, cbool returned) noexcept nogil

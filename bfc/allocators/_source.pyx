@@ -107,7 +107,7 @@ cdef class Source:
         that was given stay set aside until `take_in` counts them.
         """
         cdef int got = 0
-        cdef uint64_t received
+        cdef uint64_t received, alignment = max(self.alignment, asking.alignment)
         cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
         try:
             if not self.keep_room():
@@ -116,14 +116,14 @@ cdef class Source:
                         raise out_of_host_memory()
             elif asking.without_gil:
                 add_up(&self.driver_calls, 1)
-                asking.fault = self.native.alloc(self.native.self, self.alignment, nbytes, &block.ptr, &received)
+                asking.fault = self.native.alloc(self.native.self, alignment, nbytes, &block.ptr, &received)
                 got = asking.fault == 0
                 if asking.fault == BFC_NO_ROOM:
                     asking.fault = 0
                 block.end = block.ptr + received if got else 0
             else:
                 add_up(&self.driver_calls, 1)
-                got = self.ask_in_python(nbytes, block, asking.in_block)
+                got = self.ask_in_python(alignment, nbytes, block, asking.in_block)
         finally:
             self.end_call(listed, 0 if got else nbytes)
         # Until `take_in` only the caller knows the block. Its bytes stay set aside, so the limit is not found free. No
@@ -131,10 +131,10 @@ cdef class Source:
         asking.asked = nbytes
         return got
 
-    cdef int ask_in_python(self, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil:
+    cdef int ask_in_python(self, uint64_t alignment, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil:
         cdef uint64_t received
         source = self.blocks if in_block else self.sub_allocator
-        cdef bint got = ask_for_block(source, source.alloc, self.alignment, nbytes, self.strict,
+        cdef bint got = ask_for_block(source, source.alloc, alignment, nbytes, self.strict,
                                       &block.ptr, &received, self.rejected)
         block.end = block.ptr + received if got else 0
         return got

@@ -1,5 +1,6 @@
 """The policies: where a request may look, and what is tried where nothing fits. In order:
 
+tensorflow_rules.py    what sets the versions of TensorFlow's BFC apart
 _releasing.pyx         which regions PyTorch's policy gives back, and in what order
 _paged.pyx             what both policies do where memory is mapped page by page
 _bfc.pyx               TensorFlow's best fit with coalescing

@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from bfc._core cimport ChunkHandle, Lane
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
-cdef uint64_t backpedal(uint64_t size) noexcept nogil
+cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil
 
 
 cdef class BFCAllocator(Allocator):
@@ -16,6 +16,9 @@ cdef class BFCAllocator(Allocator):
     cdef readonly bint allow_growth
     cdef readonly bint garbage_collection
     cdef readonly double fragmentation_fraction
+    cdef readonly str tensorflow        # the version whose rules it follows
+    cdef bint honours_alignment
+    cdef bint rounds_down
     cdef uint64_t available(self) noexcept nogil
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil

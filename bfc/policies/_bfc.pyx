@@ -25,6 +25,7 @@ from bfc.policies._paged cimport (
     place_in_pages, set_up_pages, trim_for,
 )
 
+from bfc.policies.tensorflow_rules import rules_of
 from bfc.units import format_bytes
 
 cdef extern from *:
@@ -39,9 +40,13 @@ cdef extern from *:
     uint64_t bfc_times_nine_tenths(uint64_t size) noexcept nogil
 
 
-cdef uint64_t backpedal(uint64_t size) noexcept nogil:
-    """The next smaller size to ask for after a refusal. It always gets smaller; upstream's loops for ever at 256·n."""
-    cdef uint64_t smaller = round_up(bfc_times_nine_tenths(size), MINIMUM_SIZE)
+cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil:
+    """The next smaller size to ask for after a refusal. It always gets smaller; TensorFlow 2.21's loops for ever at
+    256·n."""
+    cdef uint64_t smaller = bfc_times_nine_tenths(size)
+    if rounds_down:
+        return smaller & ~<uint64_t>(MINIMUM_SIZE - 1)
+    smaller = round_up(smaller, MINIMUM_SIZE)
     return smaller if smaller < size else size - MINIMUM_SIZE
 
 
@@ -131,6 +136,11 @@ cdef class BFCAllocator(Allocator):
         With `virtual_memory`, by how much the memory taken may exceed the most that was ever in
         use, as a fraction of that, where it saves stitching: 0.05 for a program whose sizes do not
         repeat.
+    tensorflow : str, optional
+        Whose rules to follow: "2.21", or "2.23", TensorFlow's main branch and the allocator of today's XLA
+        and JAX. With `strict`, "2.21" ignores a request's alignment, as TensorFlow 2.21 does, and "2.23"
+        places the request by it. After a refusal of the device, both ask for 0.9 times as much; "2.23"
+        rounds that down to a multiple of 256. Requests from two ends are not served.
     plan : Plan, optional
         A plan to serve: see `use_plan`. Beside a plan memory always grows, by what is needed. With
         `virtual_memory` the plan lies in pages, and lends those that it leaves idle.
@@ -144,6 +154,8 @@ cdef class BFCAllocator(Allocator):
     fragmentation_fraction : float
         As given.
     virtual_memory : bool
+        As given.
+    tensorflow : str
         As given.
 
     Raises
@@ -171,15 +183,19 @@ cdef class BFCAllocator(Allocator):
 
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
                  fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0, virtual_memory=False,
-                 page_size=None, headroom=0.0, plan=None):
+                 page_size=None, headroom=0.0, tensorflow="2.21", plan=None):
         if not 0 <= fragmentation_fraction <= 1:
             raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
+        rules = rules_of(tensorflow)
         check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict)
         self.set_up(sub_allocator, memory_limit, stream, strict)
         if virtual_memory:
             set_up_pages(self, page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
+        self.honours_alignment = rules.honours_alignment
+        self.rounds_down = rules.rounds_down
+        self.tensorflow = rules.version
         self.allow_growth = allow_growth
         self.garbage_collection = garbage_collection
         self.fragmentation_fraction = fragmentation_fraction
@@ -275,8 +291,15 @@ cdef class BFCAllocator(Allocator):
             self.frees.count.add(1)
         self.lock.release()
 
-    cdef int check_alignment(self, uint64_t alignment) except -1:
-        return 0 if self.strict else Allocator.check_alignment(self, alignment)
+    cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
+        if alignment <= self.source.alignment or (self.strict and not self.honours_alignment):
+            return 0
+        if self.stitches:
+            return Allocator.alignment_for(self, alignment)
+        if alignment > self.limit:
+            raise ValueError(f"no address can be asked for that is a multiple of {format_bytes(alignment)}: the memory "
+                             f"limit is {format_bytes(self.limit)}")
+        return alignment
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         request.freed_before = count_from(freed_before)
@@ -342,7 +365,8 @@ cdef class BFCAllocator(Allocator):
             return handle if handle != NO_CHUNK else place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
-        if request.freed_before == 0 and not is_private(&request.lane) and not self.is_in_capture(request):
+        if (request.freed_before == 0 and request.alignment == 0 and not is_private(&request.lane)
+                and not self.is_in_capture(request)):
             handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)
 
@@ -354,6 +378,9 @@ cdef class BFCAllocator(Allocator):
         cdef uint32_t bin_set = self.bin_set_of(request)
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
+        if request.alignment:
+            return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
+                                              request.freed_before, request.alignment, request.indexed)
         return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream,
                                         request.freed_before, request.indexed)
 
@@ -433,7 +460,7 @@ cdef class BFCAllocator(Allocator):
             return 0
         got = self.source.ask(&request.asking, size, &block, True)
         while not got and size > rounded and request.asking.fault == 0:
-            size = backpedal(size)
+            size = backpedal(size, self.rounds_down)
             if size < rounded:
                 return 0
             got = self.source.ask(&request.asking, size, &block, False)
