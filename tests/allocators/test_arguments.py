@@ -108,8 +108,12 @@ def test_more_alignment_than_there_is_is_an_error(make: type, strict: bool, alig
         allocator.allocate_raw(256)
         assert allocator.allocate_raw(4096, alignment=alignment) % 4096 == 256
         return
+    if make is bfc.BFCAllocator:  # it places the request; test_alignment.py has what it gives
+        alignment, text = 1 << 62, "no address can be asked for that is a multiple of"
+    else:
+        text = f"multiples of {given}, not of {alignment}"
     for allocate in (allocator.allocate, allocator.allocate_raw):
-        with pytest.raises(ValueError, match=f"multiples of {given}, not of {alignment}"):
+        with pytest.raises(ValueError, match=text):
             allocate(1000, alignment=alignment)
     assert allocator.stats().num_allocs == 0
 
@@ -118,7 +122,7 @@ def test_a_coarser_source_gives_more_alignment() -> None:
     class Coarse(bfc.SimulatedSubAllocator):
         granularity = 4096
 
-    allocator = bfc.BFCAllocator(Coarse("1 MiB"))
+    allocator = bfc.CachingAllocator(Coarse("8 MiB"))
     allocator.allocate_raw(1)
     assert allocator.allocate_raw(1, alignment=4096) % 4096 == 0
     with pytest.raises(ValueError, match="multiples of 4096"):

@@ -15,7 +15,7 @@ from tensorflow_pairs import DEVICE_OPTIONS, options_of, play
 import bfc
 from bench.peers.tensorflow import NIGHTLY, TensorFlowBFC
 
-FILE = Path(__file__).parents[1] / "recordings" / "tensorflow_nightly.npz"
+FILE = Path(__file__).parents[1] / "recordings" / "answers" / "tensorflow_nightly.npz"
 HISTORIES = 300
 ALIGNMENTS = (64, 64, 256, 512, 4096, 65536, 2 << 20)
 FIGURES = (

@@ -8,6 +8,7 @@ cdef class Blocks:
     cdef AddressRanges memory
     cdef dict by_address                # of MappedRun, each of one page
 
+    cdef object sub_allocator(self)
     cdef int list_for(self, TagTransition transition, bint mapped) except -1
     cdef uint64_t bytes_of(self, bint asleep, bint mapped) noexcept
 

@@ -29,11 +29,16 @@ cdef class Blocks:
         return len(self.by_address)
 
     def __repr__(self):
-        return repr(self.memory.source.sub_allocator)
+        return repr(self.sub_allocator())
+
+    cdef object sub_allocator(self):
+        if self.memory is None:
+            raise TypeError("these blocks belong to no allocator: an allocator makes its own")
+        return self.memory.source.sub_allocator
 
     def alloc(self, alignment, nbytes):
         """Like that of a sub-allocator."""
-        sub_allocator = self.memory.source.sub_allocator
+        sub_allocator = self.sub_allocator()
         cdef MappedRun run = MappedRun()
         cdef Page page = Page()
         run.is_block = True
@@ -56,7 +61,7 @@ cdef class Blocks:
 
     def free(self, address, nbytes):
         """Like that of a sub-allocator; also what sleeps. What has been done already is not done again."""
-        sub_allocator = self.memory.source.sub_allocator
+        sub_allocator = self.sub_allocator()
         cdef MappedRun run = self.by_address[address]
         cdef Page page = run.pages[0]
         if run.is_mapped or run.lost:

@@ -70,7 +70,7 @@ def lines_of(file: IO[bytes]) -> Iterator[Line]:
     pieces, so that memory is bounded whatever the file holds.
 
     >>> import io
-    >>> text = b"[rank3]: W1129 10:00:00.5 77 a.cc:5] Sum Total of in-use chunks: 5B\\nhello\\n"
+    >>> text = b"[rank3]: W1129 10:00:00.5 77 a.cc:5] Sum Total of in-use chunks: 5B\\n"
     >>> [(line.whose, line.thread, line.text[-2:]) for line in lines_of(io.BytesIO(text))]
     [('rank3', '77', '5B')]
     """
