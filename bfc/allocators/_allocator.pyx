@@ -2972,7 +2972,8 @@ cdef class Allocator(BufferOwner):
         """What the host keeps of these addresses, as a bytearray; None where nothing is kept."""
         cdef Tag tag
         for tag in list(self.tags.by_name.values()):
-            found = tag.kept.read(ptr, nbytes) if tag.kept is not None else None
+            kept = tag.kept         # another thread may wake the tag
+            found = kept.read(ptr, nbytes) if kept is not None else None
             if found is not None:
                 return found
         return None

@@ -107,9 +107,9 @@ cdef dict longest_of(plan, str kind):
     return {}
 
 
-cdef bint reaches(dict wanted, dict other) except -1:
-    """Whether lengths are as long as others, each of them."""
-    return all(wanted.get(number, 0) >= nbytes for number, nbytes in other.items())
+cdef bint are_shorter(dict wanted, dict other) except -1:
+    """Whether each of these lengths is shorter than another."""
+    return all(nbytes < other.get(number, 0) for number, nbytes in wanted.items())
 
 
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave its parts in place.
@@ -331,7 +331,7 @@ cdef class Planned:
         with self.changes():
             tried, again = self.refused.get(kind, (None, 0))
             if (self.is_stretching or self.fences.capture_is_marked() or not self.body_is_idle()
-                    or (tried is not None and self.steps < again and reaches(wanted, tried))):
+                    or (tried is not None and self.steps < again and not are_shorter(wanted, tried))):
                 return 0
             self.is_stretching = True
             try:

@@ -190,6 +190,14 @@ cdef class Tags:
                 return self.joined[i].tag
         return NO_TAG
 
+    cdef cbool pool_sleeps(self, const uint64_t* pool) noexcept nogil:
+        """Whether a private pool sleeps with its tag."""
+        acquire_lock(self.lock[0])
+        cdef uint64_t tag = self.tag_of(pool)
+        cdef cbool asleep = tag != NO_TAG and self.is_asleep(tag)
+        self.lock.release()
+        return asleep
+
     cdef int refuse_if_pool_sleeps(self, const uint64_t* pool) except -1 nogil:
         """Refuses a request for a private pool that sleeps."""
         acquire_lock(self.lock[0])

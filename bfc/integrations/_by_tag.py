@@ -11,15 +11,18 @@ from bfc.integrations._shared import client
 from bfc.policies._caching import CachingAllocator
 
 
-def serving_pool(needed_by: str) -> CachingAllocator:
-    """The pool of PyTorch's current device. Raises RuntimeError where none serves PyTorch."""
+def serving_pool(needed_by: str, device: int | None = None) -> CachingAllocator:
+    """The pool of one of PyTorch's devices: of the current one for None. Raises RuntimeError where
+    none serves PyTorch."""
     books = _torch_cuda.serving()
     if books is None:
         raise RuntimeError(
             f"{needed_by} needs a pool of bfc in PyTorch's place, and there is none: start the "
             "program with `bfc run`, or call bfc.integrations.torch.install() before CUDA is used"
         )
-    return books.open(client("torch", "torch").cuda.current_device())
+    if device is None:
+        device = client("torch", "torch").cuda.current_device()
+    return books.open(device)
 
 
 class ByTag:
@@ -33,9 +36,9 @@ class ByTag:
     def scope(self, tag: str | None) -> Iterator[None]:
         """What this thread allocates belongs to a tag, or to none."""
         pool = serving_pool(self._library)
-        if tag is not None:
-            self._used.setdefault(tag, set()).add(pool)
-        with pool.tag(tag):
+        with pool.tag(tag):  # which refuses other things than names
+            if tag is not None:
+                self._used.setdefault(tag, set()).add(pool)
             yield
 
     @property

@@ -178,7 +178,9 @@ class TorchMemorySaver:
         torch: Any = client("torch", "torch")
         if not x.is_cuda or not x.is_contiguous():
             raise ValueError("get_cpu_backup takes a contiguous tensor on a GPU")
-        held = serving_pool(_LIBRARY)._kept_contents(x.data_ptr(), x.nbytes)
+        if not x.nbytes:
+            return None
+        held = serving_pool(_LIBRARY, x.device.index)._kept_contents(x.data_ptr(), x.nbytes)
         if held is None:
             return None
         return torch.frombuffer(held, dtype=x.dtype).view(x.shape)

@@ -242,7 +242,7 @@ public:
         for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
             if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
         begun->told = 0;
-        begun->is_read = false;
+        begun->is_read = begun->has_told = false;
         active_[begun->stream] = begun;
     }
 
@@ -278,7 +278,7 @@ public:
     // The length that a request tells, or 0: it tells none, or that for which the sizes are already.
     uint64_t length_of(uint32_t stream, uint64_t requested) noexcept {
         Sequence* now = active_[stream];
-        if (!now) return 0;
+        if (!now || now->has_told) return 0;    // several ask for one request; its successor may tell another length
         while (now->asks() && now->matcher.is_past(now->key().request)) now->tell();
         if (!now->asks() || !now->matcher.comes_now(now->key().request)) return 0;
         now->is_read = true;
@@ -287,6 +287,7 @@ public:
         const uint64_t told = requested / known.unit;
         if (told != known.now) return told;
         now->tell();
+        now->has_told = true;
         return 0;
     }
     // Whether a request that tells the first length of the step is still to come: room is made at that one.
@@ -295,8 +296,10 @@ public:
             if (each && each->asks() && each->key().number == 0) return true;
         return false;
     }
-    // Whether the places of the step's kind are too small for a length that the next request tells.
-    bool is_too_long(uint32_t stream, uint64_t told) const noexcept { return told > length(*active_[stream]).longest; }
+    // Whether the places of the step's kind are too small for a length that the next request tells, if it is the first.
+    bool is_too_long(uint32_t stream, uint64_t told) const noexcept {
+        return active_[stream]->key().number == 0 && told > length(*active_[stream]).longest;
+    }
     // From now on the step's requests have the sizes of a length that the next request tells, rounded as PyTorch does, or
     // else (null) to a granularity.
     void set_length(uint32_t stream, uint64_t told, const TorchSizes* torch, uint64_t granularity) noexcept {
@@ -313,6 +316,7 @@ public:
             });
         }
         now.tell();
+        now.has_told = true;
     }
     // The bytes that a place is asked for at a length, before rounding. 0: it is not asked for at that length.
     uint64_t raw_size(size_t place, uint64_t told) const noexcept {
@@ -329,6 +333,7 @@ public:
             other.sequences_[i].matcher.go_on_as(sequences_[i].matcher);
             other.sequences_[i].told = sequences_[i].told;
             other.sequences_[i].is_read = sequences_[i].is_read;
+            other.sequences_[i].has_told = sequences_[i].has_told;
             other.sequences_[i].ended = sequences_[i].ended;
             other.sequences_[i].last_ended = sequences_[i].last_ended;
         }
@@ -369,6 +374,7 @@ public:
         const int64_t place = now->places[found];
         if (!occupy(place, size)) return kNone;
         now->matcher.take(found, size);
+        now->has_told = now->is_read = false;
         return place;
     }
 
@@ -386,6 +392,7 @@ public:
         const bool fits = expected >= 0 && size <= now->matcher.size_of(expected)
                           && (!has_pages() || now->matcher.size_of(expected) - size < page_size());
         const int64_t found = now->matcher.match(size, !asks && fits);
+        now->has_told = now->is_read = false;
         const int64_t asked = found >= 0 ? found : expected;
         if (found >= 0) {
             const int64_t place = now->places[found];
@@ -652,7 +659,8 @@ private:
         int64_t lengths = kNone;        // the first length of its kind, or kNone: its sizes are always the same
         std::vector<Key> keys;          // its requests that tell lengths, in their order
         size_t told = 0;                // how many of them have come, or were left out
-        bool is_read = false;           // whether it was looked for a length in what came in the next one's place
+        bool is_read = false;           // whether it was looked for a length in the request that is served now
+        bool has_told = false;          // whether that has told one
         bool has_once = false;          // whether some of its blocks outlive all iterations
         uint32_t ended = kNotEnded, last_ended = 0;     // the first and the last request whose block has been freed
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)

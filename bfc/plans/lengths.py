@@ -16,6 +16,8 @@ FORETOLD = 0.95
 MOST_SQUARED, MOST_BYTES = 1 << 20, 1 << 40
 #: The most lengths of an iteration, and how many requests there are at least for each of them.
 MOST_KEYS, SLOTS_OF_A_KEY = 256, 2
+#: After so many more keys it is given up if hardly anything follows from them.
+FEW = 16
 #: The unit of a bound: a length is at most so many times `above` + `slope` x.
 PARTS = 1024
 #: A length follows another in rough terms if they are as alike as that.
@@ -140,6 +142,8 @@ def _of_many(size: NDArray[np.int64], varies: NDArray[np.bool_], most_keys: int)
         found.append((request, unit, int(length.max())))
         rows.append(length)
         open_ = open_[~told]
+        if len(found) % FEW == 0 and SLOTS_OF_A_KEY * len(found) > varies.sum() - len(open_):
+            return None
     if SLOTS_OF_A_KEY * len(found) > varies.sum():
         return None
     keys, growth = _refined(found, growth, follows)

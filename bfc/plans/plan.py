@@ -806,6 +806,7 @@ def _lengths_of_part(part: dict[str, Any], growth: NDArray[Any], follows: NDArra
         most = max(key.recorded, key.longest)
         right = right and key.unit > 0 and key.longest > 0 and most < MOST_BYTES
         right = right and key.like <= number and int(follows[key.request]) == number
+        right = right and growth[key.request].tolist() == [0, key.unit, 0]
     if not right:
         raise PlanError("the lengths of a part have no requests that tell them")
     found = Lengths(keys, follows, growth)

@@ -622,7 +622,10 @@ cdef class CachingAllocator(Allocator):
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
-        else:
+        elif self.tags.pool_sleeps(request.lane.pool):
+            if request.asking.without_gil:      # it can raise nothing
+                request.refused = True
+                return 0
             self.tags.refuse_if_pool_sleeps(request.lane.pool)
         if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
@@ -688,7 +691,12 @@ cdef class CachingAllocator(Allocator):
         if self.rejects(request, size, taken):
             return 0
         if self.sleeps(request):
-            return 0 if request.asking.without_gil else self.grow_in_block(request, placed, size)
+            if not request.asking.without_gil:
+                return self.grow_in_block(request, placed, size)
+            self.acquire()
+            self.source.set_aside -= size
+            self.lock.release()
+            return 0
         if maps:
             return self.grow_in_ranges(request, placed, size)
         if self.source.ask(&request.asking, size, &block, True):
@@ -705,21 +713,23 @@ cdef class CachingAllocator(Allocator):
     cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil:
         """Adds a region that can sleep to a private pool; its bytes are set aside from the limit."""
         cdef Region block
-        cdef bint entered = self.mapped.enter(0)
-        if not entered:
-            request.blocked = True
-            self.acquire()
-            self.source.set_aside -= size
-            self.lock.release()
-            return 0
+        cdef bint entered = False, asked = False
         try:
-            self.tags.refuse_if_pool_sleeps(request.lane.pool)      # it cannot fall asleep from here on
-            request.asking.in_block = True
-            if self.source.ask(&request.asking, size, &block, True):
-                self.take_region(request, placed, &block)
+            entered = self.mapped.enter(0)
+            request.blocked = not entered
+            if entered:
+                self.tags.refuse_if_pool_sleeps(request.lane.pool)      # it cannot fall asleep from here on
+                asked = request.asking.in_block = True
+                if self.source.ask(&request.asking, size, &block, True):
+                    self.take_region(request, placed, &block)
         finally:
             request.asking.in_block = False
-            self.mapped.leave()
+            if not asked:       # who asks takes that off
+                self.acquire()
+                self.source.set_aside -= size
+                self.lock.release()
+            if entered:
+                self.mapped.leave()
         return 0
 
     cdef int join_tag(self, Request* request, PoolId pool) except -1:
@@ -836,7 +846,7 @@ cdef class CachingAllocator(Allocator):
                 put_in_pool(&lane, pool)
                 lane.thread &= ~IN_REGIONS      # a private pool has nothing else
                 found = self.pool.find_lane(&lane)
-                if found == NO_LANE or self.pool.bin_sets[found].asleep:
+                if found == NO_LANE or self.tags.tag_of(lane.pool) != 0:   # which sleeps, and the borrower would, too
                     continue
                 found += is_large(request.rounded)
                 self.answer(found, False)   # what lies in ranges is not lent

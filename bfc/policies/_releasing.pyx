@@ -58,6 +58,8 @@ cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& 
     if not list_sets(pool, id, kind, False, sets):
         return False
     for bin_set in sets:
+        if pool.bin_sets[bin_set].asleep:       # its bytes are not counted now, and whoever sleeps or wakes it has it
+            continue
         free.clear()
         if not pool.list_free(bin_set, free):
             return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 
 import pytest
@@ -9,20 +10,12 @@ from sleepers import KINDS, MIB, FailingHost
 
 import bfc
 
-
-def caching(source: bfc.SubAllocator) -> bfc.CachingAllocator:
-    return bfc.CachingAllocator(source)
-
-
-def expandable(source: bfc.SubAllocator) -> bfc.CachingAllocator:
-    return bfc.CachingAllocator(source, settings="expandable_segments:True")
-
-
-def stitched(source: bfc.SubAllocator) -> bfc.CachingAllocator:
-    return bfc.CachingAllocator(source, stitch=True)
-
-
-MAKERS = [caching, expandable, stitched]
+MAKERS = [
+    bfc.CachingAllocator,
+    functools.partial(bfc.CachingAllocator, settings="expandable_segments:True"),
+    functools.partial(bfc.CachingAllocator, stitch=True),
+]
+stitched = MAKERS[2]
 
 
 def filled(pool: bfc.CachingAllocator, nbytes: int, value: int) -> bfc.Buffer:
@@ -87,6 +80,43 @@ def test_what_is_freed_while_it_sleeps_goes_after_waking(make) -> None:
     assert pool.sub_allocator.live_bytes == 0 if hasattr(pool.sub_allocator, "live_bytes") else True
 
 
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_freed_while_it_sleeps_leaves_the_sums_right(make) -> None:
+    """Its bytes were once taken off twice, and no request fitted below the limit any more."""
+    pool = make(bfc.HostSubAllocator("1 GiB"), memory_limit=256 * MIB)
+    private, other = bfc.MemPool(pool), bfc.MemPool(pool)
+    with pool.tag("graph"), bfc.use_mem_pool(private):
+        buffer = filled(pool, 3 * MIB, 1)
+    with pool.tag("kv"), bfc.use_mem_pool(other):
+        cache = filled(pool, 40 * MIB, 2)
+    pool.sleep(keep={"kv": "host"})
+    buffer.free()
+    private.release()
+    pool.empty_cache()
+    assert pool.stats().bytes_reserved == 0
+    pool.allocate(100 * MIB).free()
+    pool.wake()
+    assert holds(cache, 2)
+    cache.free()
+    other.release()
+    pool.empty_cache()
+    assert pool.stats().bytes_reserved == 0
+    pool.check()
+    pool.close()
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_pool_that_sleeps_with_a_tag_lends_nothing(make) -> None:
+    """The borrower belongs to no tag, and its contents were dropped with the tag's."""
+    pool = make(bfc.HostSubAllocator("1 GiB"), memory_limit=48 * MIB)
+    private = bfc.MemPool(pool, use_on_oom=True)
+    with pool.tag("graph"), bfc.use_mem_pool(private):
+        filled(pool, 30 * MIB, 1).free()
+    with pytest.raises(bfc.OutOfMemoryError):
+        pool.allocate(30 * MIB)
+    pool.close()
+
+
 def test_a_pool_belongs_to_one_tag() -> None:
     pool = stitched(bfc.HostSubAllocator("1 GiB"))
     private = bfc.MemPool(pool)
@@ -133,7 +163,7 @@ def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> 
         if what < 0.4 and tag not in pool.asleep and len(live) < 12:
             nbytes, value = draw.choice([100, MIB, 3 * MIB]), draw.randrange(256)
             with pool.tag(tag):
-                if make is caching or draw.random() < 0.5:
+                if make is bfc.CachingAllocator or draw.random() < 0.5:
                     with bfc.use_mem_pool(privates[tag]):
                         live.append((filled(pool, nbytes, value), value, tag))
                 else:

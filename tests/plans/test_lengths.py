@@ -56,8 +56,9 @@ class Program:
         saved = []
         for _ in range(LAYERS):
             hidden, scores = self.block(16384 * n + 8192), self.block(64 * n * n)
-            yield from (hidden, scores, self.block(16384 * n))
-            yield 1, self.blocks - 1, 0
+            work = self.block(16384 * n)
+            yield from (hidden, scores, work)
+            yield 1, work[1], 0
             saved += [hidden[1], scores[1]]
         loss = self.block(4)
         yield loss
@@ -385,6 +386,7 @@ def test_sizes_beyond_64_bits_are_refused():
     [
         ([[10**6, 16, 2080, 2080, 0, 0, 0]], None, "no requests that tell them"),
         ([[0, 16, 2080, 2080, 1, 0, 0]], None, "no requests that tell them"),
+        ([[0, 32, 2080, 2080, 0, 0, 0]], None, "no requests that tell them"),
         ([[0, 16, 2080, 2080, 0, 0, 0]] * 2, None, "no requests that tell them"),
         ([[0, 16, 2080]], None, "not 7 numbers"),
         ([0, 16, 2080, 2080, 0, 0, 0], None, "not 7 numbers"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import mmap
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -116,6 +117,7 @@ class HostCopy:
         self.allocations = allocations
         self.nbytes = sum(allocation.nbytes for allocation in allocations)
         self._source = source
+        self._reading = threading.RLock()  # another thread may wake meanwhile what one reads
         self._pieces: list[Piece] = []
         try:
             for start in range(0, self.nbytes, PIECE):
@@ -153,19 +155,23 @@ class HostCopy:
         """A copy of what is kept of these addresses; None if they lie in no allocation."""
         out = bytearray(nbytes)
         done = 0
-        for allocation, address, start, length in self._spans(None):
-            first = max(ptr, allocation.ptr + start)
-            last = min(ptr + nbytes, allocation.ptr + start + length)
-            if first < last:
-                there = address + first - allocation.ptr - start
-                out[first - ptr : last - ptr] = ctypes.string_at(there, last - first)
-                done += last - first
+        with self._reading:
+            if not self._pieces:
+                return None
+            for allocation, address, start, length in self._spans(None):
+                first = max(ptr, allocation.ptr + start)
+                last = min(ptr + nbytes, allocation.ptr + start + length)
+                if first < last:
+                    there = address + first - allocation.ptr - start
+                    out[first - ptr : last - ptr] = ctypes.string_at(there, last - first)
+                    done += last - first
         return out if done == nbytes else None
 
     def close(self) -> None:
-        """Give the host's memory back."""
-        while self._pieces:
-            self._pieces.pop().close()
+        """Give the host's memory back, once nobody reads it."""
+        with self._reading:
+            while self._pieces:
+                self._pieces.pop().close()
 
 
 def fill_with(source: SubAllocator, allocations: Iterable[SavedAllocation], byte: int) -> None:
