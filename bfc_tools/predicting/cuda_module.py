@@ -464,6 +464,7 @@ class CudaModule:
         yield torch.cuda.nccl, "version", lambda: NCCL_VERSION
         # what torch._inductor and packages of kernels import; a build for CUDA would ask the driver
         yield torch._C, "_cuda_getCurrentRawStream", lambda device=0: self.guard.stream()
+        yield torch._C, "_cuda_clearCublasWorkspaces", self.memory.free_kept_by_blas
         attach = "_cuda_attach_out_of_memory_observer"
         yield torch._C, attach, self.memory.observers.append
         if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):

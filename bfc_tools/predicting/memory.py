@@ -188,6 +188,12 @@ class Memory:
         self.allocator.set_settings(text)
         self.settings, self.from_environment = text, False
 
+    def free_kept_by_blas(self) -> None:
+        """Frees the workspaces of cuBLAS and cuBLASLt: the next products make new ones."""
+        for key in list(self.kept):
+            if isinstance(key, tuple) and key[0] in ("cublas", "cublaslt"):
+                self.free(self.kept.pop(key))
+
     def free(self, made: Allocation) -> None:
         """Frees; does nothing if it was freed."""
         with self.lock:

@@ -315,6 +315,19 @@ def test_who_observes_is_told_before_memory_runs_out() -> None:
     del kept
 
 
+def test_workspaces_of_cublas_are_freed_where_a_program_asks_for_that() -> None:
+    """A build for CPUs has no such function; PyTorch 2.15 keeps none of its own accord."""
+    with bfc.predict("h100"):
+        matrix = torch.empty(512, 512, device="cuda")
+        before = torch.cuda.memory_allocated()
+        for _ in range(2):
+            matrix.mm(matrix)
+            are_kept = torch.cuda.memory_allocated() > before
+            assert are_kept == (torch.torch_version.TorchVersion(torch.__version__) < (2, 15))
+            torch._C._cuda_clearCublasWorkspaces()
+            assert torch.cuda.memory_allocated() == before
+
+
 def test_values_that_packages_read_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
     """Forty lines of trl's trainer stood between a reader and the one that mattered."""
     package = tmp_path / "site-packages" / "trainers"
