@@ -148,6 +148,7 @@ cdef class Allocator(BufferOwner):
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
                                 uint64_t alignment, Placement* placed) except -1
+    cdef int set_scopes_of(self, Request* request) except -1
     cdef int set_owner_of(self, Request* request) except -1
     cdef int check_contiguous(self, Request* request) except -1
     cdef int take_back(self, Placement* placed) except -1

@@ -625,13 +625,7 @@ cdef class Allocator(BufferOwner):
         request.alignment = request.asking.alignment = alignment
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
-        if owners_used:
-            self.set_owner_of(&request)
-        if self.tags.scopes_open:
-            request.tag = self.tags.here(self)
-            note_tag_here(<void*>self, request.tag, request.owner)
-            if request.tag:
-                self.check_tag(&request)
+        self.set_scopes_of(&request)
         if how & CONTIGUOUS:
             request.contiguous = True
             self.check_contiguous(&request)
@@ -648,6 +642,17 @@ cdef class Allocator(BufferOwner):
             self.leave_home(placed, on, stream)
         if self.reasons.has(IS_TOLD) and placed.allocation_id:
             self.announce(placed, changes)
+        return 0
+
+    cdef int set_scopes_of(self, Request* request) except -1:
+        """Notes whose request this is, and its tag: the scopes that this call is in."""
+        if owners_used:
+            self.set_owner_of(request)
+        if self.tags.scopes_open:
+            request.tag = self.tags.here(self)
+            note_tag_here(<void*>self, request.tag, request.owner)
+            if request.tag:
+                self.check_tag(request)
         return 0
 
     cdef int set_owner_of(self, Request* request) except -1:
@@ -2962,11 +2967,7 @@ cdef class Allocator(BufferOwner):
         """The name of the tag that a private pool sleeps with now; None: it has memory."""
         cdef PoolId id = id_of(pool)
         cdef uint64_t[2] numbers = [id.first, id.second]
-        self.acquire()
-        cdef uint64_t tag = self.tags.tag_of(numbers)
-        cdef cbool asleep = self.tags.is_asleep(tag)
-        self.lock.release()
-        return self.tags.name_of_pool(TAG_POOLS, tag) if asleep else None
+        return self.tags.name_of_pool(TAG_POOLS, self.tags.find_asleep_with(numbers))
 
     def _kept_contents(self, ptr, nbytes):
         """What the host keeps of these addresses, as a bytearray; None where nothing is kept."""

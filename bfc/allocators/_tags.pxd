@@ -56,7 +56,8 @@ cdef class Tags:
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil
     cdef cbool join(self, const JoinedPool* row) noexcept nogil
     cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil
-    cdef cbool pool_sleeps(self, const uint64_t* pool) noexcept nogil
+    cdef uint64_t asleep_with(self, const uint64_t* pool) noexcept nogil
+    cdef uint64_t find_asleep_with(self, const uint64_t* pool) noexcept nogil
     cdef int refuse_if_pool_sleeps(self, const uint64_t* pool) except -1 nogil
     cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil
     cdef object name_of_pool(self, uint64_t first, uint64_t second)

@@ -190,19 +190,23 @@ cdef class Tags:
                 return self.joined[i].tag
         return NO_TAG
 
-    cdef cbool pool_sleeps(self, const uint64_t* pool) noexcept nogil:
-        """Whether a private pool sleeps with its tag."""
-        acquire_lock(self.lock[0])
+    cdef uint64_t asleep_with(self, const uint64_t* pool) noexcept nogil:
+        """The tag that a private pool sleeps with now, or NO_TAG. Needs the lock."""
+        if self.joined.empty():
+            return NO_TAG
         cdef uint64_t tag = self.tag_of(pool)
-        cdef cbool asleep = tag != NO_TAG and self.is_asleep(tag)
+        return tag if self.is_asleep(tag) else <uint64_t>NO_TAG
+
+    cdef uint64_t find_asleep_with(self, const uint64_t* pool) noexcept nogil:
+        """The same. Takes the lock."""
+        acquire_lock(self.lock[0])
+        cdef uint64_t tag = self.asleep_with(pool)
         self.lock.release()
-        return asleep
+        return tag
 
     cdef int refuse_if_pool_sleeps(self, const uint64_t* pool) except -1 nogil:
         """Refuses a request for a private pool that sleeps."""
-        acquire_lock(self.lock[0])
-        cdef uint64_t tag = self.tag_of(pool)
-        self.lock.release()
+        cdef uint64_t tag = self.find_asleep_with(pool)
         if tag != NO_TAG:
             self.refuse_if_asleep(tag)
         return 0

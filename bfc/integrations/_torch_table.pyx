@@ -18,7 +18,7 @@ from libcpp.map cimport map as cmap
 
 from bfc.interpreter._process cimport call_in_child, exiting, has_entered, start_entering
 from bfc._core cimport FREE, NO_CHUNK, NO_HOST_MEMORY, ChunkHandle, Counters, Pool, Region
-from bfc.buffers._scopes cimport follow_scopes, note_tag_here, owners_used
+from bfc.buffers._scopes cimport follow_scopes
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport Shown
 from bfc.allocators._reasons cimport IS_TOLD
@@ -329,13 +329,7 @@ cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uin
     cdef Placement placed
     pool.set_request(&request, nbytes, stream)
     request.captured[0], request.captured[1] = first, second
-    if owners_used:
-        pool.set_owner_of(&request)
-    if pool.tags.scopes_open:
-        request.tag = pool.tags.here(pool)
-        note_tag_here(<void*>pool, request.tag, request.owner)
-        if request.tag:
-            pool.check_tag(&request)
+    pool.set_scopes_of(&request)
     cdef uint64_t seen = pool.frees.count.get(), changes = pool.source.changes.get()
     pool.attempt(&request, &placed)
     if placed.handle == NO_CHUNK and nbytes:

@@ -546,7 +546,7 @@ cdef class CachingAllocator(Allocator):
             self.set_lane(&lane, stream)
             if self.private_pools.may_have_joined(stream):
                 return False    # `look_at_captures` asks
-            if self.tags.joined.size() and self.tags.is_asleep(self.tags.tag_of(lane.pool)):
+            if self.tags.asleep_with(lane.pool) != 0:
                 return False
         return note_hit(self.pool, self.pool.allocate_in_lane(&lane, nbytes), placed)
 
@@ -584,7 +584,7 @@ cdef class CachingAllocator(Allocator):
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
-        elif self.tags.joined.size() and self.tags.is_asleep(self.tags.tag_of(request.lane.pool)):
+        elif self.tags.asleep_with(request.lane.pool) != 0:
             return NO_CHUNK
         cdef ChunkHandle handle = NO_CHUNK
         if self.stitches and may_be_mapped(&request.lane):
@@ -622,11 +622,12 @@ cdef class CachingAllocator(Allocator):
         """The order of attempts is upstream's (PyTorch's behaviour, 2.5)."""
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
-        elif self.tags.pool_sleeps(request.lane.pool):
-            if request.asking.without_gil:      # it can raise nothing
-                request.refused = True
-                return 0
+        elif self.source.has_blocks and request.asking.without_gil:     # it can raise nothing
+            request.refused = request.refused or self.tags.find_asleep_with(request.lane.pool) != 0
+        elif self.source.has_blocks:
             self.tags.refuse_if_pool_sleeps(request.lane.pool)
+        if request.refused:
+            return 0
         if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
             self.search(request, placed)
         if placed.handle == NO_CHUNK:
@@ -690,7 +691,7 @@ cdef class CachingAllocator(Allocator):
             return 0
         if self.rejects(request, size, taken):
             return 0
-        if self.sleeps(request):
+        if self.source.has_blocks and self.sleeps(request):
             if not request.asking.without_gil:
                 return self.grow_in_block(request, placed, size)
             self.acquire()
