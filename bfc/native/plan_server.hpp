@@ -364,7 +364,7 @@ public:
     int64_t take(uint32_t stream, uint64_t size) noexcept {
         Sequence* now = active_[stream];
         if (!now) return kNone;
-        if (now->asks() && __builtin_expect(now->matcher.comes_now(now->key().request), 0)) {
+        if (now->asks() && __builtin_expect(!now->has_told && now->matcher.comes_now(now->key().request), 0)) {
             // the slow path reads the length that it tells: several may have one size when that is rounded
             if (!now->is_read || !length(*now).now || now->matcher.size_of(now->key().request) != size) return kNone;
             now->tell();

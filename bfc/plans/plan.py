@@ -234,7 +234,7 @@ class Plan:
             plan = made(_parts(requests, found, most_keys))
             if _comes_again(found):
                 plans = [plan]
-                if not _are_alike(requests, found, most_keys):
+                if not _are_alike(requests, found, plan):
                     plans += [
                         made(_parts(requests, found, most_keys, i)) for i in range(ITERATIONS)
                     ]
@@ -257,7 +257,7 @@ class Plan:
         return tuple(part.kind for part in self.parts if part.role == BODY)
 
     @property
-    def varies(self) -> bool:
+    def _varies(self) -> bool:
         """Whether some of its iterations ask for more than others do, of the same kind."""
         bodies = [part for part in self.parts if part.role == BODY]
         return any(part.lengths is not None or part.agreement < AGREES for part in bodies)
@@ -604,15 +604,16 @@ def _ended(requests: Requests, its: list[Stretch]) -> list[Stretch]:
     return [stretch for stretch in its if stretch.end < len(requests.size)] or its
 
 
-def _are_alike(requests: Requests, found: list[Stretch], most_keys: int) -> bool:
+def _are_alike(requests: Requests, found: list[Stretch], plan: Plan) -> bool:
     """Whether the iterations that bodies are made of differ in nothing but one length, so that a
     plan without one of them would be the same."""
-    for its in _by_kind(found).values():
-        varying = _with_lengths(requests, its, most_keys)
-        if varying is not None and varying.lengths is not None:
-            if len(varying.lengths.keys) > 1:
-                return False
+    lengths = {part.kind: part.lengths for part in plan.parts if part.role == BODY}
+    for kind, its in _by_kind(found).items():
+        told = lengths[kind]
+        if told is not None and len(told.keys) == 1:
             continue
+        if told is not None:
+            return False
         made = [_body_part(requests, stretch) for stretch in _known(requests, its)]
         if not all(made[0].is_like(part) for part in made[1:]):
             return False

@@ -206,7 +206,7 @@ def what_follows(trace: Trace, policy: Fallback, plan: Plan, gate: float) -> Ans
     if new._declined(gate) is None and new.planned < GATE * now:
         return Answer(new, new.planned + plan.body < GATE * now)
     alone = new.online
-    if plan.varies:  # these steps may be short ones: the plan has room for the longest
+    if plan._varies:  # these steps may be short ones: the plan has room for the longest
         alone = max(alone, plan.online - plan.base)
     if now <= alone:
         return Answer()

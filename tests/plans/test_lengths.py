@@ -147,6 +147,26 @@ class Played:
             self.free(block)
 
 
+def play_disturbed(run: Played, dice: random.Random, wrong: float) -> None:
+    """Eight steps, in which this part of the sizes is another, and as many requests are put in."""
+    for number in range(8):
+        events = []
+        for op, block, size in run.program.iteration(dice.randrange(20, 520), number == 0):
+            halved = dice.random() < wrong and not op
+            events.append((op, block, max(1, size // 2) if halved else size))
+            if dice.random() < wrong:
+                events.append(run.program.block(dice.choice((128 * 300, 512, 3 * MIB))))
+        with run.pool.step("train"):
+            for event in events:
+                run.play(iter([event]))
+                assert run.pool.check() is None
+        for block in list(run.live):
+            if dice.random() < 0.2 and block not in run.program.kept:
+                run.free(block)
+    run.end()
+    assert run.pool.stats().bytes_in_use == 0
+
+
 def test_sizes_follow_from_three_lengths():
     def sizes(n: int) -> list[int]:
         return [512, 8 * n, 4096 * n + 8192, 12 * n * n, 7]
@@ -238,22 +258,7 @@ def test_disturbed_runs_of_several_lengths_keep_their_contents(policy: str, seed
     with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
         pool.use_plan(plan)
         run = Played(pool, writes=True, program=TwoBatches(keeps=False))
-        for number in range(8):
-            events = []
-            for op, block, size in run.program.iteration(dice.randrange(20, 520), number == 0):
-                wrong = seed % 2 and dice.random() < 0.05
-                events.append((op, block, max(1, size // 2) if wrong and not op else size))
-                if seed % 2 and dice.random() < 0.05:
-                    events.append(run.program.block(dice.choice((128 * 300, 512, 3 * MIB))))
-            with pool.step("train"):
-                for event in events:
-                    run.play(iter([event]))
-                    assert pool.check() is None
-            for block in list(run.live):
-                if dice.random() < 0.2 and block not in run.program.kept:
-                    run.free(block)
-        run.end()
-        assert pool.stats().bytes_in_use == 0
+        play_disturbed(run, dice, wrong=0.05 * (seed % 2))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -263,13 +268,7 @@ def test_a_later_length_has_room_from_the_next_step_on(policy: str):
     def requests(n: int, m: int) -> list[int]:
         return [n << 16, 3 * n << 16, m << 16, 5 * m << 16]
 
-    pairs = [(30, 40), (50, 20), (10, 30), (20, 10), (40, 50)]
-    trace = bfc.Trace(
-        ([0] * 4 + [1] * 4) * 5,
-        [0, 1, 2, 3] * 10,
-        [size for pair in pairs for size in (*requests(*pair), 0, 0, 0, 0)],
-    )
-    plan = bfc.Plan.from_trace(trace, marks=range(0, 40, 8), fallback=policy)
+    plan = plan_of_pairs(requests, [0] * 4, policy)
     with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
         pool.use_plan(plan, gate=None)
         for pair, departed in [((20, 30), 0), ((20, 90), 1), ((30, 90), 1), ((45, 80), 1)]:
@@ -278,6 +277,75 @@ def test_a_later_length_has_room_from_the_next_step_on(policy: str):
                 del blocks
             assert pool.check() is None
             assert pool.plan_stats()["departed_steps"] == departed
+
+
+PAIRS = [(30, 40), (50, 20), (10, 30), (20, 10), (40, 50)]
+
+
+def plan_of_pairs(
+    requests: Callable[[int, int], list[int]], streams: list[int], policy: str = "caching"
+) -> bfc.Plan:
+    """Of iterations that ask for four blocks, which two numbers tell, and free them."""
+    trace = bfc.Trace(
+        ([0] * 4 + [1] * 4) * len(PAIRS),
+        [0, 1, 2, 3] * 2 * len(PAIRS),
+        [size for pair in PAIRS for size in (*requests(*pair), 0, 0, 0, 0)],
+        streams * 2 * len(PAIRS),
+    )
+    return bfc.Plan.from_trace(trace, marks=range(0, 8 * len(PAIRS), 8), fallback=policy)
+
+
+def test_another_streams_length_is_not_taken_for_the_first() -> None:
+    """It was, where that stream asked before the one whose request tells the first length."""
+
+    def requests(n: int, m: int) -> list[int]:
+        return [n << 16, 3 * n << 16, m << 16, 5 * m << 16]
+
+    plan = plan_of_pairs(requests, [0, 0, 1, 1])
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan, gate=None)
+        for n, m in ((20, 90), (20, 30)):
+            with pool.step("train"):
+                other = [pool.allocate(size, stream=7) for size in requests(n, m)[2:]]
+                own = [pool.allocate(size) for size in requests(n, m)[:2]]
+                spans = pool.plan_stats()["span"]
+                del other, own
+        assert spans == plan._stretched("train", {1: 90 << 16}).span
+        assert pool.check() is None
+
+
+@pytest.mark.parametrize("stitch", [False, True])
+def test_one_request_tells_one_length(stitch: bool):
+    """Two that tell one follow each other, and a request was put in before the first."""
+    plan = plan_of_pairs(lambda n, m: [n << 16, m << 16, 3 * n << 16, 5 * m << 16], [0] * 4)
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), stitch=stitch) as pool:
+        pool.use_plan(plan, gate=None)
+        for step, (n, m) in enumerate(((20, 30), (35, 45)), 1):
+            with pool.step("train"):
+                sizes = [1_000_001, n << 16, m << 16, 3 * n << 16, 5 * m << 16]
+                blocks = [pool.allocate(size) for size in sizes]
+                del blocks
+            stats = pool.plan_stats()
+            assert stats["hits"] + stats["moved"] == 4 * step  # what pages lay elsewhere has moved
+            assert pool.check() is None
+
+
+def test_a_length_is_read_from_its_own_request():
+    """What was put in before it had been looked at, and it is rounded as that of the last step."""
+
+    def requests(n: int) -> list[int]:
+        return [16 * n, 32768 * n, 128 * n * n, 32768 * n]
+
+    sizes = [size for n in RECORDED for size in (*requests(n), 0, 0, 0, 0)]
+    trace = bfc.Trace(([0] * 4 + [1] * 4) * 4, [0, 1, 2, 3] * 8, sizes)
+    plan = bfc.Plan.from_trace(trace, marks=range(0, 32, 8))
+    with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        for n, others in ((200, []), (200, []), (222, [MIB // 2])):  # all ask for 3584 bytes
+            hits = pool.plan_stats()["hits"]
+            with pool.step("train"):
+                blocks = [pool.allocate(size) for size in (*others, *requests(n))]
+                del blocks
+            assert pool.plan_stats()["hits"] - hits == 4
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -592,22 +660,7 @@ def test_disturbed_runs_keep_their_contents(policy: str, seed: int):
     with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
         pool.use_plan(plan_of(policy))
         run = Played(pool, writes=True)
-        for number in range(8):
-            events = []
-            for op, block, size in run.program.iteration(dice.randrange(20, 520), number == 0):
-                wrong = dice.random() < 0.05
-                events.append((op, block, max(1, size // 2) if wrong and not op else size))
-                if dice.random() < 0.05:
-                    events.append(run.program.block(dice.choice((128 * 300, 512, 3 * MIB))))
-            with pool.step("train"):
-                for event in events:
-                    run.play(iter([event]))
-                    assert pool.check() is None
-            for block in list(run.live):
-                if dice.random() < 0.2 and block not in run.program.kept:
-                    run.free(block)
-        run.end()
-        assert pool.stats().bytes_in_use == 0
+        play_disturbed(run, dice, wrong=0.05)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
