@@ -167,6 +167,16 @@ def reserved(trace: bfc.Trace, make: Maker) -> int:
         return trace.replay(allocator).peak_bytes_reserved
 
 
+def reserved_with(plan: bfc.Plan, trace: bfc.Trace, make: Maker) -> tuple[int, float]:
+    """The same with a plan, and which part of the requests it had places for: NaN if declined."""
+    with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined
+            allocator.use_plan(plan)
+        taken = trace.replay(allocator).peak_bytes_reserved
+        return taken, allocator.plan_stats().get("agreement", math.nan)
+
+
 def timed(call: Callable[[], Layout]) -> tuple[Layout, list[float]]:
     seconds = []
     for _ in range(TURNS):
@@ -335,14 +345,10 @@ def served(run: Repeated, label: str) -> Served:
     most, row, declined = most_live(trace), [], []
     for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
         plan = bfc.Plan.from_trace(recording, fallback=fallback)
-        row.append(reserved(trace, make) / most)
-        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined
-                allocator.use_plan(plan)
-            row.append(trace.replay(allocator).peak_bytes_reserved / most)
-            if fallback == "caching":
-                row.append(100 * allocator.plan_stats().get("agreement", math.nan))
+        taken, agreement = reserved_with(plan, trace, make)
+        row += [reserved(trace, make) / most, taken / most]
+        if fallback == "caching":
+            row.append(100 * agreement)
         if plan.declined is not None:
             declined.append(fallback)
     return Served(row, declined)
@@ -411,12 +417,7 @@ def made_up(name: str, seed: int) -> list[float]:
     most, row = most_live(trace), []
     for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
         plan = bfc.Plan.from_trace(first_iterations(trace, 10), fallback=fallback)
-        row.append(reserved(trace, make) / most)
-        with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined
-                allocator.use_plan(plan)
-            row.append(trace.replay(allocator).peak_bytes_reserved / most)
+        row += [reserved(trace, make) / most, reserved_with(plan, trace, make)[0] / most]
     return row
 
 
