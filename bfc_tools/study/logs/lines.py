@@ -190,3 +190,10 @@ def bare(text: str) -> str:
     for found in _BEFORE.finditer(text[:400]):  # noqa: B007
         pass
     return text if found is None else text[found.end() :]
+
+
+def owned(line: Line, before: Line | None) -> Line:
+    """A line that names nobody goes on from the line before it, if no logger began it."""
+    if line.whose or line.thread or before is None or not before.whose:
+        return line
+    return line if bare(line.text) != line.text else line._replace(whose=before.whose)

@@ -7,14 +7,17 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bfc.errors import TraceError
 from bfc.files import open_regular
 from bfc.snapshots.snapshot import Snapshot
 from bfc_tools.study.logs.dump import Dump
-from bfc_tools.study.logs.lines import Line, bare, lines_of
 from bfc_tools.study.logs.refusal import LoggedRanOut
-from bfc_tools.study.logs.source import Source
+
+if TYPE_CHECKING:
+    from bfc_tools.study.logs.lines import Line
+    from bfc_tools.study.logs.source import Source
 
 #: The most processes of one log that are told apart.
 MOST_SOURCES = 1024
@@ -124,6 +127,10 @@ def read_log(path: str | os.PathLike[str], name: str | None = None) -> Log:
     >>> log.refusals[0].cause, log.refusals[0].missing >> 20
     ('capacity', 1966)
     """
+    # every command imports this module, and only logs need the patterns of these two
+    from bfc_tools.study.logs.lines import lines_of, owned
+    from bfc_tools.study.logs.source import Source
+
     shown = os.path.basename(path) if name is None else name
     sources: dict[str, Source] = {}
     hints: Counter[int] = Counter()
@@ -136,7 +143,7 @@ def read_log(path: str | os.PathLike[str], name: str | None = None) -> Log:
             if " of size" not in line.text:
                 for number, (sign, _) in enumerate(_OTHER_WORDS):
                     hints[number] += sign.search(line.text) is not None
-            line = _owned(line, before)
+            line = owned(line, before)
             before = line
             who = line.whose if line.whose in sources or len(sources) < MOST_SOURCES else ""
             sources.setdefault(who, Source(who)).take(line)
@@ -144,13 +151,6 @@ def read_log(path: str | os.PathLike[str], name: str | None = None) -> Log:
         source.finish()
     hint = next((_OTHER_WORDS[number][1] for number in sorted(hints) if hints[number]), "")
     return _log_of(shown, list(sources.values()), hint)
-
-
-def _owned(line: Line, before: Line | None) -> Line:
-    """A line that names nobody goes on from the line before it, if no logger began it."""
-    if line.whose or line.thread or before is None or not before.whose:
-        return line
-    return line if bare(line.text) != line.text else line._replace(whose=before.whose)
 
 
 def _log_of(name: str, sources: Sequence[Source], hint: str) -> Log:
