@@ -22,7 +22,7 @@ from bfc_tools.museum.pictures import map_of
 CASES = all_cases()
 MOST_LINES, MOST_OF_A_THREAD = 20, 3
 SOURCE = re.compile(r"[\w.-]+/[\w.-]+#\d+")
-# Predictions have an environment of their own (`make test-predict`): elsewhere their figures are left out, not skipped.
+# Predictions have an environment of their own: elsewhere their figures are left out, not skipped.
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 RUNNABLE = [name for name, case in CASES.items() if HAS_TORCH or not case.needs_torch]
 

@@ -15,10 +15,7 @@ from tensorflow_pairs import play_on_both
 
 from bench.peers.tensorflow import NIGHTLY, build
 
-pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.skipif("BFC_TEST_NIGHTLY" not in os.environ, reason="BFC_TEST_NIGHTLY is not set"),
-]
+pytestmark = pytest.mark.peers
 SEEDS = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else range(600)
 
 
