@@ -5,6 +5,9 @@ when a test first asks for a fixture.
 
 bfc_leak_check
     `bfc_leak_check(allocator)`: what is allocated from then on must be freed when the test ends.
+bfc_memory_budget
+    `bfc_memory_budget(run, "22 GiB")`: a prediction, a trace or a block that needs more fails the
+    test. Without a number, what `--bfc-write-budgets` has stored beside the test counts.
 bfc_cuda_emulator
     The emulated CUDA driver, a new machine for each test. No complaint may be left at its end.
 """
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     import bfc
     from bfc.testing.cuda_emulator import Driver
     from bfc.testing.leaks import leak_check
+    from bfc_tools.study.budgets import Budget
 
 pytest.register_assert_rewrite("bfc.testing.contract")  # its asserts say what was compared
 
@@ -33,6 +37,36 @@ def bfc_leak_check() -> Iterator[Callable[[bfc.Allocator], leak_check]]:
 
     with ExitStack() as checks:
         yield lambda allocator: checks.enter_context(leak_check(allocator))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("bfc").addoption(
+        "--bfc-write-budgets",
+        action="store_true",
+        help="store the peaks that tests with bfc_memory_budget measure, beside the tests",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "bfc_memory_budget(limit, allow): what the fixture's calls take if they say nothing else",
+    )
+
+
+@pytest.fixture
+def bfc_memory_budget(request: pytest.FixtureRequest) -> Budget:
+    """Fails a test that needs too much memory: `bfc_memory_budget(run, "22 GiB")`. `run` is a
+    prediction, a trace, or an allocator, whose `with` block is measured."""
+    from bfc_tools.study.budgets import Budget
+
+    marker = request.node.get_closest_marker("bfc_memory_budget")
+    given = marker.args if marker else ()
+    options = marker.kwargs if marker else {}
+    write = request.config.getoption("--bfc-write-budgets")
+    path, config = request.node.path, request.config
+    test = f"{path.name}::{request.node.nodeid.partition('::')[2]}"
+    return Budget(test, path.parent, config.rootpath, *given, **options, write=write)
 
 
 @pytest.fixture

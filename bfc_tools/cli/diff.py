@@ -40,6 +40,8 @@ allocations are live.
   "reserved_a", "reserved_b"   the most bytes in segments that a recording tells of, or null
   "remarks"       what cannot be compared, and why
 
+--markdown prints the peaks, and what changed at them, as a comment on a pull request shows it.
+
 --csv prints a line for each of these rows, with the columns at (peak or end), by (total, owner,
 line or size), name, a, b, growth, count_a and count_b.
 
@@ -57,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("first", metavar="A", type=Path, help=f"the first run: {FILE}")
     add("second", metavar="B", type=Path, help="the second run")
     add_torch(add)
-    add_formats(parser)
+    add_formats(parser, markdown=True)
     add(
         "--rows",
         type=positive,
@@ -94,11 +96,17 @@ def run(arguments: argparse.Namespace) -> bool:
         write(data_of_diff(found, first, second), arguments.output)
     show(
         arguments,
-        text=lambda: "\n".join([*_versions(first, second), found.text(arguments.rows)]),
+        text=lambda: _text(found, arguments, [*_versions(first, second)]),
         as_json=found.to_json,
         rows=lambda: _rows(found),
     )
     return found.peak.total.bytes <= allowed
+
+
+def _text(found: Diff, arguments: argparse.Namespace, versions: list[str]) -> str:
+    if arguments.markdown:
+        return found.to_markdown(arguments.rows)
+    return "\n".join([*versions, found.text(arguments.rows)])
 
 
 def _rows(found: Diff) -> Iterator[Cells]:

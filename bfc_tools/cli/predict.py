@@ -22,6 +22,7 @@ from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
 from bfc_tools.predicting.script import Ran, causes
 from bfc_tools.predicting.stopping import STEPS, Limits, text_of_program
+from bfc_tools.predicting.summary import markdown
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
@@ -60,6 +61,10 @@ With --oom the program gets torch.OutOfMemoryError where it runs out of memory. 
 the first line says what was refused all the same. A program that finds its batch size by running
 out of memory needs --oom to find it.
 
+--budget is the most that PyTorch may take, where that is less than the GPU leaves to it: the answer
+and the exit code are for that then. The operators are those of the GPU. --markdown prints what a
+comment on a pull request has room for.
+
 exit code: 0 it fits; 1 it does not, or a request was refused; 2 a wrong call, or the script failed
 or left no answer; 130 interrupted; 128 and a signal's number if that ended it.
 """
@@ -97,6 +102,7 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
     """The options that may stand among the script's arguments, too."""
     add = parser.add_argument
     add("--device", metavar="GPU", default=default, help="a GPU, or a size (default: h100)")
+    add("--budget", metavar="SIZE", default=default, help="the most that it may take, as 22GiB")
     add("--cc", metavar="X.Y", default=default, help="its compute capability, such as 8.9")
     add("--sms", type=int, metavar="N", default=default, help="its number of multiprocessors")
     add("--steps", type=int, metavar="N", default=default, help="stop after N optimizer steps")
@@ -134,7 +140,11 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
         help="whose memory it is at the peak: by module (default), operator or line",
     )
     add("--no-advice", action="store_true", default=default or False, help="search no settings")
-    add("--json", action="store_true", default=default or False, help="print JSON, not text")
+    forms = parser.add_mutually_exclusive_group()
+    for name, what in (("--json", "JSON"), ("--markdown", "a summary in Markdown")):
+        forms.add_argument(
+            name, action="store_true", default=default or False, help=f"print {what}, not text"
+        )
 
 
 def run(arguments: argparse.Namespace) -> bool:
@@ -161,6 +171,7 @@ def _run(arguments: argparse.Namespace) -> bool:
         )
     if devices.find(device).usable == devices.find(device).memory:  # a size
         device_bytes(device, "--device")
+    budget = None if arguments.budget is None else device_bytes(arguments.budget, "--budget")
     ran = scripts.run(
         script,
         rest,
@@ -180,18 +191,20 @@ def _run(arguments: argparse.Namespace) -> bool:
             f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "
             'device "cuda". Does it ask for another device?'
         )
-    verdict = found.verdict(until=_how_it_ended(ran))
+    verdict = found.verdict(budget=budget, until=_how_it_ended(ran))
     file = Path(script) if arguments.module is None else _file_of(script)
     hint = _hint_to_oom(ran, verdict, file)
     advice = None
     adapted = found.went_on or (found.ran_out and not found.refusals)
     if verdict.fits is False and not (arguments.no_advice or adapted or ran.signal):
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
-        advice = found.advise()
+        advice = found.advise(budget and verdict.limit)
     if arguments.save is not None:
         _save(found, arguments.save)
     if arguments.json:
         print(_json(ran, verdict, hint, advice))
+    elif arguments.markdown:
+        print("\n".join(markdown(found, verdict, advice)))
     else:
         print(_text(ran, verdict, hint, advice, TABLES[arguments.by or "module"]))
     failed = _failed(script, ran)
@@ -271,7 +284,8 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
 HIDDEN = "\0"
 #: Our options that may stand behind the script.
 OPTIONS = re.compile(
-    r"--(device|cc|sms|steps|forwards|seconds|settings|oom|real-files|save|by|no-advice|json)(=.*)?",
+    r"--(device|budget|cc|sms|steps|forwards|seconds|settings|oom|real-files|save|by|no-advice|json|"
+    r"markdown)(=.*)?",
     re.DOTALL,
 )
 
@@ -451,6 +465,8 @@ def _json(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None) -> str:
     figures |= {
         "fits": verdict.fits,
         "answer": verdict.answer,
+        "reason": verdict.reason,
+        "limit": verdict.limit,
         "hint": hint,
         "steps": ran.steps,
         "forwards": ran.stopping.forwards,

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 Cells = Mapping[str, object]
 
 
-def add_formats(parser: argparse.ArgumentParser) -> None:
-    """Adds `--json` and `--csv`. `show` prints what they ask for."""
+def add_formats(parser: argparse.ArgumentParser, *, markdown: bool = False) -> None:
+    """Adds `--json` and `--csv`, and `--markdown`. `show` prints what the first two ask for."""
     formats = parser.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="print JSON instead of text")
     formats.add_argument(
@@ -27,6 +27,8 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the table as CSV: a line for each row, sizes in bytes",
     )
+    if markdown:
+        formats.add_argument("--markdown", action="store_true", help="print Markdown")
 
 
 def show(

@@ -27,6 +27,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     repeats.py            a step that is made again and again
     verdict.py            whether it fits
     text.py               what is said of it
+    summary.py            the same as a comment on a pull request
     prediction.py         what was found
     session.py            `bfc.predict`
     stopping.py           when a program has run long enough

@@ -389,13 +389,21 @@ class Prediction:
             return parse_bytes(device)
         return self._memory.limit_of(self.gpu.usable, self.gpu.memory)
 
-    def verdict(self, device: SupportsIndex | str | None = None, *, until: str = "") -> Verdict:
+    def verdict(
+        self,
+        device: SupportsIndex | str | None = None,
+        *,
+        budget: SupportsIndex | str | None = None,
+        until: str = "",
+    ) -> Verdict:
         """Whether it fits, under the settings in force, as a sentence, too.
 
         Parameters
         ----------
         device : int or str, optional
             As in `fits`.
+        budget : int or str, optional
+            The most that PyTorch may take there, in bytes or as a text, if not all of it.
         until : str, optional
             How the program ended too early, if not by an error about memory, as "failed": that it
             fits is not known then.
@@ -408,7 +416,10 @@ class Prediction:
         gpu, limit = self.gpu, self.limit(device)
         usable = gpu.usable if device is None else limit
         on = gpu.name if device is None else f"a GPU of {format_bytes(usable)}"
-        if limit < usable:
+        if budget is not None and parse_bytes(budget) < limit:
+            limit = parse_bytes(budget)
+            on += f" with a budget of {format_bytes(limit)}"
+        elif limit < usable:
             on += f", of which the program allows PyTorch {format_bytes(limit)}"
         elif device is None and gpu.memory != usable:
             on += f", of which PyTorch can take {format_bytes(usable)}"

@@ -54,7 +54,7 @@ def lines(
     yield ""
     title = {"by_module": "by module", "by_operator": "by operator", "by_line": "by line"}[table]
     rows: Mapping[str, int] = getattr(found.peak, table)
-    yield from _rows(title, _joined(rows) if table == "by_module" else rows)
+    yield from _rows(title, joined(rows) if table == "by_module" else rows)
     if not stopped and verdict.fits is not None:  # it has had its chance to make one
         yield from _graphs(found)
     if advice is not None:
@@ -150,7 +150,7 @@ def _graphs(found: Prediction) -> Iterator[str]:
         )
 
 
-def _joined(rows: Mapping[str, int]) -> dict[str, int]:
+def joined(rows: Mapping[str, int]) -> dict[str, int]:
     """Modules whose names differ only in numbers, as one."""
     totals: dict[str, int] = {}
     for name, nbytes in rows.items():

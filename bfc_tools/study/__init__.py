@@ -20,6 +20,8 @@ two. `bfc.study` passes on what compares policies. In order:
     advice.py             rows, and how they are written
     planned.py            the row of a plan
     advise.py             `bfc.advise`
+    markdown.py           what a comment on a pull request can show
     growth.py             what grew, and how it is written
     diff.py               `bfc.diff`
+    budgets.py            budgets of memory in tests
 """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.libraries import frame_of_rows
 from bfc.snapshots.figures import NOBODY
 from bfc.units import format_bytes, in_columns, parse_bytes
+from bfc_tools.study.markdown import code, table
 from bfc_tools.study.recorded_settings import shown
 
 if TYPE_CHECKING:
@@ -264,18 +265,44 @@ class Diff:
         """
         return json.dumps(self.as_dict(), indent=2)
 
+    def to_markdown(self, most: int = SHOWN) -> str:
+        """The diff as a comment on a pull request.
+
+        Parameters
+        ----------
+        most : int, optional
+            The rows of each table at most, those that changed most.
+
+        Returns
+        -------
+        str
+            The peaks, and tables of what changed at them.
+        """
+        lines = [f"**Peak of live bytes: {change(self.peak.total)}**"]
+        for heading, rows in self._changed_at_the_peak(most, ("owner", "line")):
+            named = [(code(label), *figures) for label, *figures in rows]
+            lines += ["", *table((heading, *HEADINGS), named)]
+        return "\n".join(lines)
+
+    def _changed_at_the_peak(
+        self, most: int, kinds: Sequence[str] = KINDS
+    ) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        """What changed most at the peaks: for each kind a heading, and the rows of a table."""
+        for kind in kinds:
+            parts = self.peak.parts(kind)
+            if not _says_nothing(kind, parts):
+                changed = [part for part in most_changed(parts) if part.bytes or part.count]
+                rows = [_cells(kind, part) for part in ordered(changed[:most])]
+                yield f"at the peak, by {kind}", rows
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the peaks, and what changed most at them."""
         from bfc.snapshots import inline
 
-        tables = []
-        for kind in KINDS:
-            parts = self.peak.parts(kind)
-            if _says_nothing(kind, parts):
-                continue
-            changed = [part for part in most_changed(parts) if part.bytes or part.count]
-            rows = [_cells(kind, part) for part in ordered(changed[:SHOWN])]
-            tables.append(inline.table((f"at the peak, by {kind}", *HEADINGS), rows))
+        tables = [
+            inline.table((heading, *HEADINGS), rows)
+            for heading, rows in self._changed_at_the_peak(SHOWN)
+        ]
         caption = f"{self.name_a} -> {self.name_b}, peak of live bytes: {change(self.peak.total)}"
         return inline.framed(caption, *tables)
 

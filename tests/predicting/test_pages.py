@@ -55,18 +55,28 @@ def run_sh(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-MARGIN, GROWTH = (code for kind, code in BLOCK.findall(IN_CI) if kind == "sh")
+BUDGET, GROWTH = (code for kind, code in BLOCK.findall(IN_CI) if kind == "sh")
+(TESTS,) = (code for kind, code in BLOCK.findall(IN_CI) if kind == "py")
+(GROWN,) = (code for kind, code in BLOCK.findall(IN_CI) if kind == "text")
 
 
-def test_the_gate_with_a_margin(repository: Path) -> None:
-    ran = run_sh(MARGIN)
-    assert (ran.returncode, ran.stdout) == (0, "0.1% of the GPU\n"), ran.stderr
-    _, _, read = MARGIN.partition("memory.json\n")
-    figures = json.loads(Path("memory.json").read_text())
-    figures["device"]["usable"] = figures["peak_reserved"] * 10 // 9 - 1
-    Path("memory.json").write_text(json.dumps(figures))
-    ran = run_sh(read)
-    assert (ran.returncode, ran.stdout) == (1, "90.0% of the GPU\n")
+def test_the_gate_with_a_budget(repository: Path) -> None:
+    ran = run_sh(BUDGET)
+    assert ran.returncode == 0, ran.stderr
+    assert "with a budget of 60.00 GiB" in ran.stdout.splitlines()[0]
+    assert run_sh(BUDGET.replace("60GiB", "60MiB")).returncode == 1
+
+
+def test_the_tests_with_budgets(tmp_path: Path) -> None:
+    file = tmp_path / "test_theirs.py"
+    pytest_here = f"python -m pytest -q -p no:cacheprovider {file}"
+    file.write_text(TESTS)
+    assert "3 passed" in run_sh(f"{pytest_here} --bfc-write-budgets").stdout
+    assert "3 passed" in run_sh(pytest_here).stdout
+    file.write_text(TESTS.replace("Linear(1024, 1024)", "Linear(1024, 8192)"))
+    printed = run_sh(pytest_here).stdout
+    shown = [f"E   {line}" for line in GROWN.splitlines()[:1] + GROWN.splitlines()[-1:]]
+    assert [line for line in shown if line not in printed] == []
 
 
 def test_the_gate_on_growth(repository: Path) -> None:

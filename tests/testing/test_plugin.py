@@ -41,6 +41,28 @@ def test_second(bfc_cuda_emulator):
     assert bfc_cuda_emulator.calls == []
 """
 
+BUDGETS = """
+import bfc, pytest
+
+@pytest.fixture
+def pool():
+    return bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+
+def cache(pool, nbytes):
+    return pool.allocate(nbytes)
+
+@pytest.mark.bfc_memory_budget("1 KiB")
+@pytest.mark.parametrize("nbytes", [1024, 1025])
+def test_limit(pool, nbytes, bfc_memory_budget):
+    with bfc_memory_budget(pool):
+        cache(pool, nbytes)
+
+class TestStored:
+    def test_it(self, pool, bfc_memory_budget):
+        with bfc_memory_budget(pool):
+            cache(pool, 2048)
+"""
+
 PLAIN = """
 import sys
 
@@ -49,9 +71,9 @@ def test_nothing_is_loaded():
 """
 
 
-def run_pytest(folder: Path, text: str) -> str:
+def run_pytest(folder: Path, text: str, *options: str) -> str:
     (folder / "test_theirs.py").write_text(text)
-    plugins = [] if is_installed() else ["-p", "bfc_pytest"]
+    plugins = [*options] if is_installed() else ["-p", "bfc_pytest", *options]
     command = [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", *plugins, str(folder)]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=120
@@ -80,6 +102,16 @@ def test_a_leak_fails_the_test_and_names_the_line(tmp_path: Path) -> None:
     assert "2 passed, 1 error" in said
     assert "1 allocation, 1000 B, still live in" in said or "still live in" in said
     assert "return allocator.allocate_raw(1000)" in said
+
+
+def test_a_budget_is_the_markers_or_the_stored_one(tmp_path: Path) -> None:
+    said = run_pytest(tmp_path, BUDGETS)
+    assert "2 failed, 1 passed" in said
+    assert "1.0 KiB live at most, 1 B over the budget of 1.0 KiB" in said
+    assert "test_theirs.py::TestStored::test_it: pytest --bfc-write-budgets" in said
+    assert "study/budgets.py" not in said, "the traceback ends in the test"
+    assert "1 failed, 2 passed" in run_pytest(tmp_path, BUDGETS, "--bfc-write-budgets")
+    assert "1 failed, 2 passed" in run_pytest(tmp_path, BUDGETS)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a libcuda.so.1")
