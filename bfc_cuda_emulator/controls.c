@@ -356,8 +356,8 @@ EXPORT int emu_device_of(uint64_t address)
 void report_leaks(int status, void *unused)
 {
     enum { LEAKED = 99 };
-    static const char *const kinds[] = {"device",     "managed", "host",
-                                        "registered", "pooled",  "mapped"};
+    static const char *const kinds[] = {"device", "managed", "host",    "registered",
+                                        "pooled", "mapped",  "imported"};
     size_t leaks = 0;
     (void)unused;
     if (machine.forked)

@@ -24,7 +24,7 @@ from bfc_cuda_emulator.library import (
 
 HERE = Path(__file__).resolve().parent
 NOTHING = 2**64 - 1
-KINDS = ("device", "managed", "host", "registered", "pooled", "mapped")
+KINDS = ("device", "managed", "host", "registered", "pooled", "mapped", "imported")
 LEGACY_STREAM = 1
 PER_THREAD_STREAM = 2
 

@@ -52,6 +52,7 @@ enum {
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
     CUDA_ERROR_PEER_ACCESS_UNSUPPORTED = 217,
+    CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_ILLEGAL_STATE = 401,
     CUDA_ERROR_NOT_FOUND = 500,
@@ -98,7 +99,7 @@ enum { AT_DEVICE = 1, AT_HOST = 2, AT_HOST_NODE = 3 };
  * freeing such a thing later is no mistake. */
 enum state { UNUSED = 0, ALIVE, CLOSED, DEAD, STALE };
 
-enum kind { DEVICE, MANAGED, HOST, REGISTERED, POOLED, MAPPED };
+enum kind { DEVICE, MANAGED, HOST, REGISTERED, POOLED, MAPPED, IMPORTED };
 
 /* Addresses of one kind of memory, given out upwards: a freed one is not seen again soon. */
 /* Addresses. A search for free ones begins at `next`; `top` is behind the highest that were used. */
@@ -124,6 +125,9 @@ struct region {
     bool of_graph; /* allocated by a node of a graph; ready between that node and its free */
     bool left;     /* of a graph: a launch has allocated it, and does not free it */
     bool synchronous, read_mostly;
+    bool shared; /* its pages are in the device's file */
+    int owner, opened;         /* IMPORTED: the process that it is of, and how often it is open */
+    uint64_t id_there, skipped; /* IMPORTED: of the allocation there; where that begins */
     struct location preferred, prefetched; /* managed; type 0: nowhere */
 };
 
@@ -137,6 +141,7 @@ struct device {
     size_t total, others, used;
     int attributes[MAX_ATTRIBUTE];
     struct range range;
+    int file; /* of what other processes may open, or 0 */
     struct pool *pool; /* the one that cuMemAllocAsync takes */
 };
 
@@ -159,6 +164,8 @@ struct record {
     int users;
     bool done;
     double time;
+    struct mark *mark; /* of an event that other processes see; this is its record `number` */
+    uint32_t number;
 };
 
 enum action { COPY, FILL, RECORD, WAIT, CALL_HOST, ALLOC, FREE, LAUNCH };
@@ -219,6 +226,8 @@ struct event {
     struct record *record;
     uint64_t captured; /* the number of the capture that it was last recorded in, or 0 */
     struct nodes nodes; /* the terminals of the stream at that moment */
+    struct mark *mark;  /* that other processes see, too */
+    bool is_foreign;    /* it was opened by its handle */
 };
 
 struct capture {
@@ -298,6 +307,8 @@ struct physical {
     enum state state;
     int device;
     size_t bytes, offset;
+    int file; /* that it lies in: this process's, or that of another one */
+    bool is_foreign;
     int handles, mappings;
     unsigned char properties[64];
 };
@@ -447,6 +458,15 @@ size_t pools_give_back(int device, size_t wanted);
 
 /* virtual.c */
 void virtual_reset(void);
+CUresult physical_find(struct call *call, uint64_t handle, struct physical **out);
+int physical_export(const struct physical *physical);
+struct physical *physical_import(int descriptor, int from);
+
+/* sharing.c */
+void mark_record(struct event *event, struct record *record);
+void mark_reach(const struct record *record);
+bool mark_is_awaited(const struct event *event);
+CUresult mark_wait(struct call *call, const struct event *event);
 
 /* work.c */
 struct work *work_new(struct call *call, enum action action);

@@ -101,6 +101,7 @@ static CUresult record(struct call *call, struct event *event, struct stream *st
     }
     mark->users = 2;
     event->record = work->record = mark;
+    mark_record(event, mark);
     return work_queue(work, stream);
 }
 
@@ -138,7 +139,7 @@ API cuEventQuery(CUevent handle)
         result = capture_forbids_asking(event);
     if (!result)
         result = capture_forbids(thread_now());
-    if (!result && event->record && !event->record->done)
+    if (!result && ((event->record && !event->record->done) || mark_is_awaited(event)))
         result = CUDA_ERROR_NOT_READY;
     return emulator_end(&call, result);
 }
@@ -155,6 +156,8 @@ API cuEventSynchronize(CUevent handle)
         result = capture_forbids(thread_now());
     if (!result && event->record)
         result = wait_record(&call, event->record);
+    if (!result)
+        result = mark_wait(&call, event);
     if (!result)
         pools_trim_idle(event->context->device);
     return emulator_end(&call, result);

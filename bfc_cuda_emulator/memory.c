@@ -240,6 +240,14 @@ static size_t *account(const struct region *region)
     }
 }
 
+static void drop_pages(const struct region *region, uint64_t first, size_t bytes)
+{
+    madvise(memory_at(first), bytes, region->shared ? MADV_REMOVE : MADV_DONTNEED);
+    if (region->shared || region->kind == IMPORTED)
+        mmap(memory_at(first), bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
 /* Takes a region away. The pages go back to the system, so what is read there later is zero. */
 void region_free(struct region *region, enum state state)
 {
@@ -254,7 +262,7 @@ void region_free(struct region *region, enum state state)
         uint64_t first = align_up(region->address, PAGE);
         uint64_t end = (region->address + region->bytes) / PAGE * PAGE;
         if (end > first)
-            madvise(memory_at(first), end - first, MADV_DONTNEED);
+            drop_pages(region, first, end - first);
     }
     remember_freed(&machine.freed, region, state);
 }

@@ -288,17 +288,3 @@ API cuStreamAttachMemAsync(CUstream handle, CUdeviceptr address, size_t bytes, u
         result = CUDA_ERROR_INVALID_VALUE;
     return emulator_end(&call, result);
 }
-
-/* Only plain memory can be shared the old way. Nobody else could open it, so that is refused. */
-API cuIpcGetMemHandle(unsigned char *out, CUdeviceptr address)
-{
-    struct call call = CALL("cuIpcGetMemHandle", .address = address);
-    BEGIN(call, CONTEXT);
-    const struct region *region = regions_find(&machine.regions, address);
-    if (!out || !region || region->kind != DEVICE)
-        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
-    memset(out, 0, 64);
-    memcpy(out, &region->address, sizeof region->address);
-    memcpy(out + 8, &region->bytes, sizeof region->bytes);
-    return emulator_end(&call, CUDA_SUCCESS);
-}

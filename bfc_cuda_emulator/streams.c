@@ -177,6 +177,8 @@ API cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags)
     if (result || joined)
         return emulator_end(&call, result);
     result = capture_enter(stream, &taken);
+    if (!result && !taken)
+        result = mark_wait(&call, event);
     if (result || !(event->record || taken))
         return emulator_end(&call, result);
     struct work *work = work_new(&call, WAIT);

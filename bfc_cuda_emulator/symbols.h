@@ -80,7 +80,12 @@
     E(cuGraphRetainUserObject, 11030, cuGraphRetainUserObject) \
     P(cuGraphUpload, 11010, cuGraphUpload, cuGraphUpload_ptsz) \
     E(cuInit, 2000, cuInit) \
+    E(cuIpcCloseMemHandle, 4010, cuIpcCloseMemHandle) \
+    E(cuIpcGetEventHandle, 4010, cuIpcGetEventHandle) \
     E(cuIpcGetMemHandle, 4010, cuIpcGetMemHandle) \
+    E(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle) \
+    E(cuIpcOpenMemHandle, 4010, cuIpcOpenMemHandle) \
+    E(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2) \
     E(cuKernelGetFunction, 12000, cuKernelGetFunction) \
     P(cuLaunchHostFunc, 10000, cuLaunchHostFunc, cuLaunchHostFunc_ptsz) \
     P(cuLaunchKernel, 4000, cuLaunchKernel, cuLaunchKernel_ptsz) \
@@ -98,6 +103,7 @@
     E(cuMemAllocManaged, 6000, cuMemAllocManaged) \
     E(cuMemAllocPitch, 3020, cuMemAllocPitch_v2) \
     E(cuMemCreate, 10020, cuMemCreate) \
+    E(cuMemExportToShareableHandle, 10020, cuMemExportToShareableHandle) \
     E(cuMemFree, 3020, cuMemFree_v2) \
     P(cuMemFreeAsync, 11020, cuMemFreeAsync, cuMemFreeAsync_ptsz) \
     E(cuMemFreeHost, 2000, cuMemFreeHost) \
@@ -113,6 +119,7 @@
     E(cuMemHostGetFlags, 2030, cuMemHostGetFlags) \
     E(cuMemHostRegister, 6050, cuMemHostRegister_v2) \
     E(cuMemHostUnregister, 4000, cuMemHostUnregister) \
+    E(cuMemImportFromShareableHandle, 10020, cuMemImportFromShareableHandle) \
     E(cuMemMap, 10020, cuMemMap) \
     E(cuMemPoolCreate, 11020, cuMemPoolCreate) \
     E(cuMemPoolDestroy, 11020, cuMemPoolDestroy) \
@@ -251,8 +258,7 @@
     S(cuGreenCtxDestroy, 12040) S(cuGreenCtxGetDevResource, 12040) S(cuGreenCtxGetId, 12090) \
     S(cuGreenCtxRecordEvent, 12040) S(cuGreenCtxStreamCreate, 12050) \
     S(cuGreenCtxWaitEvent, 12040) S(cuImportExternalMemory, 10000) \
-    S(cuImportExternalSemaphore, 10000) S(cuIpcCloseMemHandle, 4010) \
-    S(cuIpcGetEventHandle, 4010) S(cuIpcOpenEventHandle, 4010) S(cuIpcOpenMemHandle, 4010) \
+    S(cuImportExternalSemaphore, 10000) \
     S(cuKernelGetAttribute, 12000) S(cuKernelGetLibrary, 12050) \
     S(cuKernelGetName, 12030) S(cuKernelGetParamInfo, 12040) S(cuKernelSetAttribute, 12000) \
     S(cuKernelSetCacheConfig, 12000) S(cuLaunch, 2000) S(cuLaunchCooperativeKernel, 9000) \
@@ -267,8 +273,8 @@
     S(cuLogsCurrent, 12090) S(cuLogsDumpToFile, 12090) S(cuLogsDumpToMemory, 12090) \
     S(cuLogsRegisterCallback, 12090) S(cuLogsUnregisterCallback, 12090) \
     S(cuMemBatchDecompressAsync, 12060) S(cuMemDiscardAndPrefetchBatchAsync, 13000) \
-    S(cuMemDiscardBatchAsync, 13000) S(cuMemExportToShareableHandle, 10020) \
-    S(cuMemGetHandleForAddressRange, 11070) S(cuMemImportFromShareableHandle, 10020) \
+    S(cuMemDiscardBatchAsync, 13000) \
+    S(cuMemGetHandleForAddressRange, 11070) \
     S(cuMemMapArrayAsync, 11010) S(cuMemPoolExportPointer, 11020) \
     S(cuMemPoolExportToShareableHandle, 11020) S(cuMemPoolImportFromShareableHandle, 11020) \
     S(cuMemPoolImportPointer, 11020) S(cuMemPrefetchBatchAsync, 13000) \

@@ -4,6 +4,7 @@
  * through another where the same piece is mapped. */
 #include "emulator.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +12,7 @@
 
 #include <fcntl.h>
 
-enum { GRANULARITY = 2 << 20, HOST_BIT = 63, READ = 1, READ_WRITE = 3 };
+enum { PAGE_OF_PROPERTIES = 128, GRANULARITY = 2 << 20, HOST_BIT = 63, READ = 1, READ_WRITE = 3 };
 enum { DESCRIPTOR = 1, FABRIC = 8 }; /* types of handles that other processes may be given */
 enum { VIRTUAL_MEMORY = 102, DESCRIPTORS = 103, RDMA = 110, FABRICS = 128 }; /* attributes */
 
@@ -21,6 +22,14 @@ struct wanted {
     void *metadata;
     unsigned char compressed, rdma;
     unsigned char flags[6];
+};
+
+/* Of what other processes may be given, the properties lie behind all memory, in the same order. */
+static const size_t PROPERTIES = (size_t)1 << 46;
+struct noted {
+    size_t bytes;
+    int device;
+    unsigned char properties[64];
 };
 
 static int file = -1;
@@ -64,10 +73,12 @@ static void physical_let_go(struct physical *physical)
 {
     if (physical->handles || physical->mappings)
         return;
+    physical->state = DEAD;
+    if (physical->is_foreign)
+        return;
     *account(physical) -= physical->bytes;
     fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)physical->offset,
               (off_t)physical->bytes);
-    physical->state = DEAD;
 }
 
 static void unmap(struct region *region, enum state state)
@@ -175,6 +186,19 @@ static bool lacks(int device, const struct wanted *wanted)
            (wanted->handle_types & FABRIC && !has(device, FABRICS));
 }
 
+static bool open_file(void)
+{
+    if (file >= 0)
+        return true;
+    int made = memfd_create("emulated device memory", MFD_CLOEXEC);
+    if (made < 0 || ftruncate(made, (off_t)(2 * PROPERTIES))) {
+        close(made);
+        return false;
+    }
+    file = made;
+    return true;
+}
+
 API cuMemCreate(uint64_t *out, size_t bytes, const struct wanted *wanted, unsigned long long flags)
 {
     struct call call = CALL("cuMemCreate", .bytes = bytes);
@@ -194,11 +218,10 @@ API cuMemCreate(uint64_t *out, size_t bytes, const struct wanted *wanted, unsign
         left += pools_give_back(device, bytes - left);
     if (bytes > left)
         return emulator_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
-    if (file < 0)
-        file = memfd_create("emulated device memory", MFD_CLOEXEC);
-    struct physical *physical = slab_take(&machine.physicals);
-    if (!physical || file < 0 || ftruncate(file, (off_t)(file_end + bytes)))
+    struct physical *physical = open_file() ? slab_take(&machine.physicals) : NULL;
+    if (!physical)
         return emulator_end(&call, CUDA_ERROR_OUT_OF_MEMORY);
+    physical->file = file;
     physical->device = device;
     physical->bytes = bytes;
     physical->offset = file_end;
@@ -211,7 +234,7 @@ API cuMemCreate(uint64_t *out, size_t bytes, const struct wanted *wanted, unsign
 }
 
 /* For a STALE handle it succeeds with NULL: there is nothing to do. */
-static CUresult physical_find(struct call *call, uint64_t handle, struct physical **out)
+CUresult physical_find(struct call *call, uint64_t handle, struct physical **out)
 {
     struct physical *physical = slab_find(&machine.physicals, memory_at(handle));
     *out = physical && physical->state == ALIVE && physical->handles ? physical : NULL;
@@ -245,7 +268,7 @@ static CUresult map(struct call *call, struct physical *physical)
                               .kind = MAPPED, .physical = physical, .ready = true,
                               .device = physical->device, .id = ++machine.next_id};
     void *place = mmap(memory_at(call->address), call->bytes, PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file, (off_t)physical->offset);
+                       MAP_SHARED | MAP_FIXED | MAP_NORESERVE, physical->file, (off_t)physical->offset);
     if (place == MAP_FAILED || !regions_insert(&machine.regions, region)) {
         free(region);
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -405,4 +428,52 @@ API cuMemGetAllocationPropertiesFromHandle(struct wanted *out, uint64_t handle)
         return emulator_end(&call, result ? result : CUDA_ERROR_INVALID_VALUE);
     memcpy(out, physical->properties, sizeof *out);
     return emulator_end(&call, CUDA_SUCCESS);
+}
+
+static off_t place_of_properties(size_t offset)
+{
+    return (off_t)(PROPERTIES + offset / GRANULARITY * PAGE_OF_PROPERTIES);
+}
+
+/* A descriptor whose position says where in the file the memory is; -1: it was not made for that. */
+int physical_export(const struct physical *physical)
+{
+    struct noted noted = {.bytes = physical->bytes, .device = physical->device};
+    struct wanted wanted;
+    char path[32];
+    memcpy(&wanted, physical->properties, sizeof wanted);
+    memcpy(noted.properties, physical->properties, sizeof noted.properties);
+    if (!(wanted.handle_types & DESCRIPTOR))
+        return -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", physical->file);
+    int descriptor = open(path, O_RDWR | O_CLOEXEC);
+    if (descriptor < 0)
+        return -2; /* too many are open */
+    lseek(descriptor, (off_t)physical->offset, SEEK_SET);
+    if (pwrite(descriptor, &noted, sizeof noted, place_of_properties(physical->offset)) ==
+        (ssize_t)sizeof noted)
+        return descriptor;
+    close(descriptor);
+    return -2;
+}
+
+struct physical *physical_import(int descriptor, int from)
+{
+    struct noted noted;
+    off_t offset = lseek(descriptor, 0, SEEK_CUR);
+    if (offset < 0 || from < 0 ||
+        pread(from, &noted, sizeof noted, place_of_properties((size_t)offset)) !=
+            (ssize_t)sizeof noted || !aligned(noted.bytes))
+        return NULL;
+    struct physical *physical = slab_take(&machine.physicals);
+    if (!physical)
+        return NULL;
+    physical->device = noted.device;
+    physical->bytes = noted.bytes;
+    physical->offset = (size_t)offset;
+    physical->file = from;
+    physical->is_foreign = true;
+    physical->handles = 1;
+    memcpy(physical->properties, noted.properties, sizeof physical->properties);
+    return physical;
 }

@@ -163,6 +163,7 @@ static void run(struct work *work)
     case RECORD:
         work->record->done = true;
         work->record->time = now();
+        mark_reach(work->record);
         break;
     case ALLOC:
         pool_commit(work);
@@ -220,8 +221,10 @@ void work_drop(struct stream *stream)
 {
     while (stream->head) {
         struct work *work = work_pop(stream);
-        if (work->record && work->action == RECORD)
+        if (work->record && work->action == RECORD) {
             work->record->done = true;
+            mark_reach(work->record);
+        }
         if (work->running)
             work->cancelled = true; /* the thread that runs it frees it */
         else

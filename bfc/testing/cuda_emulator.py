@@ -27,11 +27,13 @@ three dimensions work.
 in its stream's queue and then does nothing, so that nothing is there that its kernel would write.
 A graph comes of a capture: none is put together node by node, or launched into another capture, and
 none has conditional nodes. The nodes of a launch run one after the other, in the order of capture.
-There are no arrays and copies of them, no sharing with other processes; those calls give
-CUDA_ERROR_NOT_SUPPORTED. The CUDA runtime (cudart) checks whose driver it runs on and refuses this
-one, and so do CuPy and PyTorch; cuda-python, cuda.core and Numba's driver calls run. Its calls take
-almost no time, so do not measure time on it. It runs on Linux only, and refuses a process that has
-loaded another libcuda.
+There are no arrays and copies of them; those calls give CUDA_ERROR_NOT_SUPPORTED. Memory, pages and
+events can be shared with other processes on emulated drivers: what its process frees, others read
+as zero, and a wait for another process's event keeps the caller until that event was recorded. The
+CUDA runtime (cudart) checks whose driver it runs on and refuses this one, and so do CuPy and
+PyTorch; cuda-python, cuda.core and Numba's driver calls run. Its calls take almost no time, so do
+not measure time on it. It runs on Linux only, and refuses a process that has loaded another
+libcuda.
 
 Handles of primary contexts and default pools outlive a reset, since libraries keep them. If such a
 library uses a context again, it is alive, though nobody has retained it; freeing what is left from
