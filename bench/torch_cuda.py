@@ -18,7 +18,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -143,18 +142,17 @@ def compare(workers: dict[str, Worker], rounds: int) -> None:
 
 def run(rounds: int, emulated: bool) -> None:
     say(machine())
-    with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
-        if emulated:
-            sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-            runtime = importlib.import_module("torch_runtime")
-            environment = runtime.environment(runtime.build(Path(folder)))
-        workers = {kind: Worker(kind, environment, emulated) for kind in ("own", *OURS)}
-        try:
-            compare(workers, rounds)
-        finally:
-            for worker in workers.values():
-                worker.close()
+    environment = dict(os.environ)
+    if emulated:
+        sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+        runtime = importlib.import_module("torch_runtime")
+        environment = runtime.environment(runtime.build())
+    workers = {kind: Worker(kind, environment, emulated) for kind in ("own", *OURS)}
+    try:
+        compare(workers, rounds)
+    finally:
+        for worker in workers.values():
+            worker.close()
 
 
 def main(arguments: list[str] | None = None) -> None:

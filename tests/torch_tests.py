@@ -157,8 +157,7 @@ class Runner:
         self.folder, self.seconds, self.scratch = folder, seconds, scratch
         (scratch / "site").mkdir()
         (scratch / "site/sitecustomize.py").write_text(SITE)
-        (scratch / "libraries").mkdir()
-        self.libraries = torch_runtime.build(scratch / "libraries")
+        self.libraries = torch_runtime.build()
 
     def begin(self, suite: Suite, kind: str, names: Sequence[str]) -> tuple[Any, int]:
         """A process that runs tests, and the end of the pipe that it reports to."""

@@ -99,9 +99,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+def runtime() -> Path | None:
     """The folder of the libraries that are to be loaded first; None on a GPU."""
-    return None if ON_GPU else torch_runtime.build(tmp_path_factory.mktemp("runtime"))
+    return None if ON_GPU else torch_runtime.build()
 
 
 @pytest.fixture(scope="session")

@@ -236,7 +236,6 @@ API cudaError_t cudaEventQuery(cudaEvent_t event) { return act("cuEventQuery", e
 API cudaError_t cudaEventSynchronize(cudaEvent_t event) { return act("cuEventSynchronize", event); }
 
 // -- other processes, and the driver itself -------------------------------------------------------
-// The emulated driver gives handles, and opens none: what it lacks is an error that names the call.
 
 API cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* out, void* pointer) {
     return act("cuIpcGetMemHandle", out, at(pointer));

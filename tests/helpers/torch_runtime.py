@@ -6,6 +6,7 @@ It needs the wheels that such a PyTorch brings along, for the headers and the li
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -19,6 +20,8 @@ from typing import NamedTuple
 import pytest
 from cuda_machine import ON_GPU
 from documents import ROOT
+
+from bfc.compiling import cache, kept_in
 
 HERE = Path(__file__).parent
 #: What NVIDIA's compiler defines, in the place of a header that another wheel has.
@@ -109,39 +112,61 @@ def packages() -> Path:
     return Path(spec.origin).parents[1]
 
 
-def build(folder: Path) -> Path:
-    """Compiles the libraries into a folder: all of them are to be loaded first."""
+def build() -> Path:
+    """The folder of the libraries, all of which are to be loaded first. They are compiled once for
+    a version of PyTorch, and kept in the user's cache."""
+    folder = cache() / "torch_runtime" / key()
+    if not folder.exists():
+        with kept_in(folder.parent, "what PyTorch runs on") as scratch:
+            made = scratch / "made"
+            made.mkdir()
+            compile_all(made)
+            try:
+                made.replace(folder)
+            except OSError:  # another process was faster
+                assert folder.exists()
+    return folder
+
+
+def key() -> str:
+    """Of what is compiled, and for what."""
+    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    for source in sorted({Path(__file__), *(HERE / library.source for library in LIBRARIES)}):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compile_all(folder: Path) -> None:
     (folder / "crt").mkdir()
     lines = [f"#define {name}" for name in NOTHING.split()]
     lines += [f"#define {name}(n) __attribute__((aligned(n)))" for name in ALIGNED.split()]
     lines += ["#define __forceinline__ inline"]
     (folder / "crt" / "host_defines.h").write_text("\n".join([*lines, ""]))
+    calls = wanted()
     for library in LIBRARIES:
-        build_one(library, folder)
-    return folder
+        compile_one(library, folder, calls.get(library.name, set()))
 
 
-def build_one(library: Library, folder: Path) -> None:
+def compile_one(library: Library, folder: Path, calls: set[str]) -> None:
     made = folder / library.name
     ours, rest = made.with_suffix(".o"), made.with_suffix(".cpp")
     headers = packages() / "nvidia" / "cu13" / "include"
     compiler = ["g++", "-std=c++17", "-fPIC", f"-I{folder}", f"-I{headers}", *library.defines]
     subprocess.run([*compiler, "-c", HERE / library.source, "-o", ours], check=True)
-    missing = sorted(wanted(library.name) - names(ours, "T"))
+    missing = sorted(calls - names(ours, "T"))
     rest.write_text("\n".join([library.declares, *map(library.rest.format, missing)]))
     flags = ["-shared", f"-Wl,-soname,{library.name}", "-Wl,--default-symver"]
     subprocess.run([*compiler, *flags, rest, ours, "-o", made], check=True)
 
 
-def wanted(library: str) -> set[str]:
-    """The calls of a library that PyTorch's libraries name. Some of them want all to be there."""
-    found = sorted((packages() / "torch" / "lib").glob("*.so"))
-    return {
-        name.partition("@")[0]
-        for it in found
-        for name in names(it, "U")
-        if name.endswith(f"@{library}")
-    }
+def wanted() -> dict[str, set[str]]:
+    """The calls of each library that PyTorch's libraries name. Some want all to be there."""
+    found: dict[str, set[str]] = {}
+    for it in sorted((packages() / "torch" / "lib").glob("*.so")):
+        for symbol in names(it, "U"):
+            name, _, library = symbol.partition("@")
+            found.setdefault(library.lstrip("@"), set()).add(name)
+    return found
 
 
 def names(library: Path, kind: str) -> set[str]:
