@@ -8,6 +8,7 @@ order:
     _torch.pyx            calls from PyTorch that must not take the GIL
     _torch_stats.py       PyTorch's statistics of either policy
     _torch_table.pyx      the table of C functions that back ends of PyTorch compile against
+    torch_shared.hpp      mapped memory for other processes
     torch_cuda.cpp        PyTorch's allocator of CUDA memory over that table
     _torch_cuda.py        compiles it, and answers what it asks
     _by_tag.py            tags of the pools that serve PyTorch, for the calls of other libraries

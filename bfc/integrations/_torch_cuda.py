@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -339,15 +340,22 @@ def checked_settings(text: str, version: str, *, stitch: bool) -> CachingSetting
     return checked
 
 
+def device_memory(device: int, kind: type[CUDASubAllocator] = CUDASubAllocator) -> CUDASubAllocator:
+    """Memory of a device. Pages of it can be given to other processes where the driver can."""
+    source = kind(device)
+    if source.supports_virtual_memory:
+        with contextlib.suppress(ValueError):  # the device has no such handles
+            return kind(device, handle_type="posix")
+    return source
+
+
 def stitching(torch: Any, settings: str) -> PoolMaker:
     """A function that makes pools that stitch. Raises SettingsError at once."""
     version = rules_for(torch)
     checked = checked_settings(settings, version, stitch=True)
 
     def make(device: int) -> CachingAllocator:
-        return CachingAllocator(
-            CUDASubAllocator(device), settings=checked, stitch=True, torch=version
-        )
+        return CachingAllocator(device_memory(device), settings=checked, stitch=True, torch=version)
 
     return make
 

@@ -197,10 +197,10 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     -----
     `torch.cuda.memory_stats()`, snapshots and histories, out-of-memory errors and observers,
     private pools, `torch.cuda.graph` and the graphs of `torch.compile` work as with PyTorch's own.
-    Settings that are changed later go to every pool. Not served: a `MemPool` over another
-    allocator, and mapped memory that is shared with other processes. The first call compiles for
-    half a minute; the result is kept. A hit takes no GIL; a request that
-    needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
+    Settings that are changed later go to every pool. A `MemPool` over another allocator is not
+    served. Mapped memory is shared with other processes if it was made with `handle_type="posix"`,
+    as is that of None. The first call compiles for half a minute; the result is kept. A hit takes
+    no GIL; a request that needs new memory does. Source: `CUDAAllocator` of PyTorch 2.11 to 2.15.
 
     From then on `import torch_memory_saver` finds `bfc.integrations.torch_memory_saver`, and the
     plugin of `bfc.integrations.vllm` serves vLLM's sleep mode: their own allocators could not work.

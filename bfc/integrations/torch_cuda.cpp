@@ -37,6 +37,7 @@
 
 #include "columns.hpp"
 #include "history.hpp"
+#include "torch_shared.hpp"
 
 namespace torch::cuda::CUDAPluggableAllocator {  // libtorch_cuda exports it
 void changeCurrentAllocator(const std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator>&);
@@ -283,6 +284,7 @@ public:
     void give(void* ptr) {
         if (!ptr) return;
         if (watched()) note_freed(ptr);
+        exports_.drop(ptr);
         table->free(table->self, ptr);
     }
 
@@ -364,21 +366,11 @@ public:
         if (is_open(device)) *largest = std::max<size_t>(*largest, number("largest_free", "i", int(device)));
     }
     void* getBaseAllocation(void* ptr, size_t* size) override {
-        const uint64_t at = reinterpret_cast<uintptr_t>(ptr);
-        uint64_t start = 0;
-        const int device = table->device_of(table->self, ptr);
-        TORCH_CHECK(device >= 0, "invalid device pointer: ", ptr);
-        const Rows rows = read_rows(static_cast<DeviceIndex>(device), false);
-        each_region(rows, [&](const bfc::RegionRow& it, auto*, auto*) {
-            if (at < it.ptr || at >= it.ptr + it.size) return;
-            TORCH_CHECK(!(it.flags & (bfc::kInRange | bfc::kIsView)),
-                        "Tensors in mapped memory (stitched pages, expandable segments) have no one base that another "
-                        "process could open: to share them, give install() pools that neither stitch nor expand");
-            start = it.ptr;
-            if (size) *size = it.size;
-        });
-        TORCH_CHECK(start, "invalid device pointer: ", ptr);
-        return address(start);
+        const Place place = find_place(ptr);
+        TORCH_CHECK(!place.is_mapped, "bfc: a tensor in mapped memory (stitched pages, expandable segments) has no one base "
+                                      "that cudaIpcGetMemHandle takes; torch.multiprocessing shares it all the same");
+        if (size) *size = place.size;
+        return address(place.start);
     }
     void enablePeerAccess(DeviceIndex device, DeviceIndex to) override {
         const c10::cuda::CUDAGuard guard(device);
@@ -556,12 +548,18 @@ public:
 
     // -- other processes -----------------------------------------------------------------------------
     ShareableHandle shareIpcHandle(void* ptr) override {
-        auto* base = static_cast<char*>(getBaseAllocation(ptr, nullptr));
+        const Place place = find_place(ptr);
+        if (place.is_mapped) {
+            auto [text, begin] = exports_.add(place.block, place.block_size);
+            return {begin + static_cast<ptrdiff_t>(reinterpret_cast<uintptr_t>(ptr) - place.block), text};
+        }
         cudaIpcMemHandle_t made;
-        C10_CUDA_CHECK(cudaIpcGetMemHandle(&made, base));
-        return {static_cast<char*>(ptr) - base, std::string(reinterpret_cast<char*>(&made), sizeof made)};
+        C10_CUDA_CHECK(cudaIpcGetMemHandle(&made, address(place.start)));
+        return {static_cast<ptrdiff_t>(reinterpret_cast<uintptr_t>(ptr) - place.start),
+                std::string(reinterpret_cast<char*>(&made), sizeof made)};
     }
     std::shared_ptr<void> getIpcDevPtr(std::string text) override {
+        if (bfc::shared::is_handle(text)) return bfc::shared::open(text, current());
         cudaIpcMemHandle_t given;
         TORCH_CHECK(text.size() == sizeof given,
                     "bfc: this is no handle of an allocator of bfc: both processes must run under it");
@@ -616,6 +614,10 @@ private:
         std::atomic<uint64_t> changes{0};
         std::map<uint64_t, Segment> segments;
     };
+    struct Place {  // where an address lies: in a region, and in a block of it
+        uint64_t start = 0, size = 0, block = 0, block_size = 0;
+        bool is_mapped = false;
+    };
     struct Scope {
         DeviceIndex device;
         MempoolId_t pool;
@@ -637,6 +639,21 @@ private:
     }
     bool is_open(int device) const {
         return 0 <= device && device < kDevices && opened_[device].load(std::memory_order_acquire);
+    }
+    Place find_place(const void* ptr) {
+        const uint64_t at = reinterpret_cast<uintptr_t>(ptr);
+        const int device = table->device_of(table->self, ptr);
+        TORCH_CHECK(device >= 0, "invalid device pointer: ", ptr);
+        Place place;
+        const Rows rows = read_rows(static_cast<DeviceIndex>(device), false);
+        each_region(rows, [&](const bfc::RegionRow& it, const bfc::ChunkRow* begin, const bfc::ChunkRow* end) {
+            if (at < it.ptr || at >= it.ptr + it.size) return;
+            for (const auto* chunk = begin; chunk != end; ++chunk)
+                if (chunk->ptr <= at && at < chunk->ptr + chunk->size)
+                    place = {it.ptr, it.size, chunk->ptr, chunk->size, (it.flags & (bfc::kInRange | bfc::kIsView)) != 0};
+        });
+        TORCH_CHECK(place.start, "invalid device pointer: ", ptr);
+        return place;
     }
     bool find_scope(DeviceIndex device, cudaStream_t stream, MempoolId_t& pool) {
         if (!open_scopes_.load(std::memory_order_acquire)) return false;
@@ -903,6 +920,7 @@ private:
     std::vector<AllocatorTraceTracker> trackers_;
     std::vector<c10::CachingDeviceAllocator::AnnotationEntry> annotations_;
     std::atomic<size_t> open_scopes_{0};
+    bfc::shared::Exports exports_;
     Notes notes_[kDevices];
     Told told_[kDevices];
     std::atomic<CreateContextFn> recorder_{nullptr};

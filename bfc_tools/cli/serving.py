@@ -119,7 +119,8 @@ def serve_as_told() -> None:
     records = wanted.summary or wanted.report is not None
 
     def make_pool(device: int) -> bfc.CachingAllocator:
-        pool = make(CountedCUDA(device) if wanted.summary else bfc.CUDASubAllocator(device))
+        kind = CountedCUDA if wanted.summary else bfc.CUDASubAllocator
+        pool = make(_torch_cuda.device_memory(device, kind))
         if wanted.plan is not None:
             use_plan(pool, wanted.plan)
         if wanted.history and not torch._C._cuda_isHistoryEnabled():

@@ -159,7 +159,9 @@ import os, torch, bfc
 from bfc.integrations import _torch
 
 try:
-    bfc.integrations.torch.install()
+    bfc.integrations.torch.install(
+        lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), stitch=True)
+    )
     theirs = torch.cuda.memory.CUDAPluggableAllocator(
         _torch.__file__, "bfc_torch_alloc", "bfc_torch_free"
     )
@@ -177,10 +179,10 @@ os._exit(0)
 
 @with_torch
 def test_what_is_not_served_is_refused_in_words(run: Run) -> None:
-    """A MemPool over another allocator, and mapped memory for another process."""
+    """A MemPool over another allocator, and pages for another process that were made for none."""
     printed = run(REFUSED)
     assert "a MemPool over another allocator (NCCL's, symmetric memory) is not served" in printed
-    assert "to share them, give install() pools that neither stitch nor expand" in printed
+    assert "pools over bfc.CUDASubAllocator(device, handle_type='posix')" in printed
 
 
 @with_torch
