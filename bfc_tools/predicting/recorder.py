@@ -46,6 +46,7 @@ from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
 from bfc_tools.predicting.outside import keep
 from bfc_tools.predicting.places import users_line
+from bfc_tools.predicting.rules.compressed import FLIPPED
 from bfc_tools.predicting.rules.interface import (
     AMENDMENTS,
     ANSWERS,
@@ -53,6 +54,7 @@ from bfc_tools.predicting.rules.interface import (
     BETWEEN,
     COMPOSED,
     COMPOSITIONS,
+    COMPRESSED,
     KERNELS,
     ORDERS,
     RULES,
@@ -147,8 +149,18 @@ def _is_view_of_result(args: Any) -> bool:
     return base is not None and base.requires_grad
 
 
-def _are_sparse(args: Any) -> bool:
-    return any(isinstance(one, FakeTensor) and one.layout is torch.sparse_coo for one in args)
+#: Of compressed rows or columns.
+LAYOUTS = frozenset(getattr(torch, f"sparse_{kind}") for kind in FLIPPED)
+
+
+def _of_sparse(name: str, args: Any) -> dict[str, Callable[[Call], Any]] | None:
+    """The functions for the kind of sparse tensors that an operator gets, if it gets any, and is
+    not passed."""
+    layouts = [one.layout for one in args if isinstance(one, FakeTensor)]
+    for layout in layouts:
+        if layout in LAYOUTS:
+            return COMPRESSED
+    return SPARSE if torch.sparse_coo in layouts and name not in PASSED else None
 
 
 class Operator:
@@ -328,8 +340,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = Operator(func)
-        if self._sparse and known.name not in PASSED and _are_sparse(args):
-            return self._with_sparse(known, func, args, kwargs)
+        functions = _of_sparse(known.name, args) if self._sparse else None
+        if functions is not None:
+            return self._with_sparse(functions.get(known.name), func, args, kwargs)
         if known.unknowable is not None and self._on_cuda(args):
             self.unknown.setdefault(known.name, known.unknowable)
         if known.answer is not None:
@@ -377,14 +390,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.known.compute(func, args, kwargs, result)
         return result
 
-    def _with_sparse(self, known: Operator, func: Any, args: Any, kwargs: Any) -> Any:
-        function = SPARSE.get(known.name)
+    def _with_sparse(self, function: Any, func: Any, args: Any, kwargs: Any) -> Any:
         with self:
             made = NotImplemented if function is None else function(self._call(func, args, kwargs))
         if made is NotImplemented:
             raise NotImplementedError(
-                f"bfc does not know what {known.name} takes for sparse tensors. Give the program "
-                "dense ones for the prediction: sparse=False for embeddings, or to_dense()"
+                f"bfc does not know what {func._schema.name} takes for sparse tensors. Give the "
+                "program dense ones for the prediction: sparse=False for embeddings, or to_dense()"
             )
         return made
 
@@ -519,6 +531,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if value.layout is torch.sparse_coo:
                 self._sparse = True
                 self._track((_aten._indices(value), _aten._values(value)), name)
+                return
+            if value.layout in LAYOUTS:  # its parts are counted as they are made
+                self._sparse = True
                 return
             if device.type == "cuda":
                 if device.index:

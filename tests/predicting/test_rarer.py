@@ -833,18 +833,6 @@ def test_each_function_that_is_replaced_counts_as_itself(
         assert len({getattr(holder, name), *Asked.functions}) == 1
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_compressed_rows_are_refused_in_words() -> None:
-    """A real device was once asked."""
-    with bfc.predict("h100"):
-        ends = torch.arange(0, 9, 2, device="cuda")
-        values = torch.randn(8, device="cuda")
-        with pytest.raises(NotImplementedError, match="compressed rows"):
-            torch.sparse_csr_tensor(ends, torch.zeros_like(values).long(), values, (4, 4))
-        with pytest.raises(NotImplementedError, match="compressed rows"):
-            torch.randn(4, 4, device="cuda").to_sparse_csr()
-
-
 def test_results_that_pytorch_says_nothing_of() -> None:
     with bfc.predict("h100"):
         shape = torch.ones(1000, device="cuda", requires_grad=True)

@@ -32,6 +32,7 @@ files.py              what is saved, and loaded again
 shapes.py             results that PyTorch says nothing of for fake tensors
 fourier.py            Fourier transforms
 solvers.py            factorisations, and systems of equations
+compressed.py         tensors of compressed rows or columns
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
 triton_kernels.py     kernels of Triton, which are not run
@@ -40,6 +41,7 @@ triton_kernels.py     kernels of Triton, which are not run
 from bfc_tools.predicting.rules import (
     attention,
     choices,
+    compressed,
     convolution,
     copies,
     distributed,
@@ -83,6 +85,7 @@ __all__ = [
     "attention",
     "before",
     "choices",
+    "compressed",
     "convolution",
     "copies",
     "distributed",

@@ -11,6 +11,7 @@
   returns the result. Rules of the operator count.
 - `sparse`: the function returns what the operator does if it is given a sparse tensor. The
   operators that it calls count.
+- `compressed`: the same for tensors of compressed rows or columns.
 - `amend`: the function is called with what the operator returned for fake tensors, and returns what
   it returns on a GPU, before any of it counts as allocated.
 - `order`: the places of an operator's results in the order in which its kernel allocates them.
@@ -107,6 +108,7 @@ BETWEEN: dict[str, Steps] = {}
 ANSWERS: dict[str, Answer] = {}
 KERNELS: dict[str, Callable[[Call], Any]] = {}
 SPARSE: dict[str, Callable[[Call], Any]] = {}
+COMPRESSED: dict[str, Callable[[Call], Any]] = {}
 AMENDMENTS: dict[str, Callable[[Any], Any]] = {}
 ORDERS: dict[str, tuple[int, ...]] = {}
 COMPOSED: set[str] = set()
@@ -172,6 +174,16 @@ def sparse(*operators: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         SPARSE.update(dict.fromkeys(operators, function))
+        return function
+
+    return register
+
+
+def compressed(*operators: str) -> Callable[[F], F]:
+    """The same for tensors of compressed rows or columns, if there is one among the arguments."""
+
+    def register(function: F) -> F:
+        COMPRESSED.update(dict.fromkeys(operators, function))
         return function
 
     return register

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules import cub
+from bfc_tools.predicting.rules import compressed, cub
 from bfc_tools.predicting.rules.interface import Call, answer, sparse
 from bfc_tools.predicting.rules.tensors import argument, operator
 
@@ -30,30 +30,13 @@ PASSED = frozenset(
 )
 
 
-#: How tensors of compressed rows or columns are made.
-COMPRESSED = (
-    *("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe", "_to_sparse_csr"),
-    *("_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"),
-    "_sparse_compressed_tensor_with_dims",
-)
-
-
-@answer(*(f"aten::{name}" for name in COMPRESSED))
-def compressed(call: Call, run: Callable[[], Any]) -> Any:
-    """Refused: PyTorch would ask a real device for its context."""
-    raise NotImplementedError(
-        f"bfc does not know tensors of compressed rows or columns: {call.func._schema.name}. Give "
-        "the program dense tensors for the prediction, or to_sparse()"
-    )
-
-
 @answer("aten::_to_sparse")
 def from_dense(call: Call, run: Callable[[], Any]) -> Any:
     """The places of what is not zero, as `nonzero` finds them, and what is there
     (ATen/native/TensorConversions.cpp, dense_to_sparse)."""
     tensor = call.args[0]
     if argument(call, "layout") not in (None, torch.sparse_coo):
-        return compressed(call, run)
+        return compressed.from_dense(call, run)
     dims = argument(call, "sparse_dim")
     if dims is None:
         dims = tensor.dim() - (argument(call, "dense_dim") or 0)
@@ -231,11 +214,28 @@ def sparse_mask(call: Call) -> Any:
     """The rows of a dense tensor that another has, at the same places, times one
     (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
     tensor, mask = call.args[:2]
-    if mask.sparse_dim() != 1 or _is_sparse(tensor):
+    dims = mask.sparse_dim()
+    if dims == 0 or _is_sparse(tensor):
         return NotImplemented
     indices = mask._indices()
     one = torch.ones(1, dtype=tensor.dtype, device=tensor.device)
-    rows = tensor.index_select(0, indices[0])
+    numbers = indices[0] if dims == 1 else indices.new_empty(indices.shape[1])
+    rows = tensor.flatten(0, dims - 1).index_select(0, numbers)
     places, product = indices.clone(), torch.empty_like(rows)
-    del rows, one
+    del rows, one, numbers
     return _like(mask, places, product, mask.is_coalesced())
+
+
+@sparse("aten::_sparse_mask_projection")
+def sparse_mask_projection(call: Call) -> Any:
+    """The gradient of that: of the one, what is where the other is. Indices of the other are one
+    number each, and where each is found is counted (SparseBinaryOpIntersectionCommon.h)."""
+    tensor, mask = call.args[:2]
+    if not (_is_sparse(tensor) and _is_sparse(mask)):
+        return NotImplemented
+    indices, values = _parts(tensor)
+    count, other = int(values.shape[0]), int(mask._values().shape[0])
+    numbers = [indices.new_empty(size) for size in (other, max(count, other), count, count)]
+    found = _like(tensor, indices.clone(), torch.empty_like(values), tensor.is_coalesced())
+    del numbers
+    return found
