@@ -23,7 +23,9 @@ for another and in calls of the driver, for each iteration after the first twelv
 
 `--lengths` serves two runs whose lengths vary with plans of their first iterations. Most of the
 lengths, and in the first run the longest, come only after these. `--made-up` does so with the runs
-of `bench.lengths`: least, median and most of ten seeds, of plans of ten iterations.
+of `bench.lengths` and `bench.varied`: least, median and most of ten seeds, of plans of ten
+iterations; the last of three columns is that of steps that begin by themselves. Names after
+`--made-up`, or seeds after `--seeds`, are only these.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ from pathlib import Path
 import numpy as np
 
 import bfc
+from bench import lengths, varied
 from bench.histories import TRACES, Maker
-from bench.lengths import RUNS
 from bench.repeated import (
     BETWEEN,
     DISTURBED,
@@ -79,6 +81,8 @@ BEGINS = {
     "gpt2s_varlen": [(384, 16, "train"), (384, 32, "eval")],
     "llama7b_zero3_lro": [(1024, 8, "train")],
 }
+#: Made-up runs, by name.
+MADE_UP = lengths.RUNS | varied.RUNS | varied.LATER
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -92,7 +96,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pages", action="store_true", help="serve them from mapped pages")
     parser.add_argument("--streams", action="store_true", help="serve runs of several streams")
     parser.add_argument("--lengths", action="store_true", help="serve lengths that vary")
-    parser.add_argument("--made-up", action="store_true", help="the same of made-up runs")
+    parser.add_argument(
+        "--made-up", nargs="*", metavar="NAME", help="the same of made-up runs, or of these"
+    )
+    parser.add_argument("--seeds", nargs="*", type=int, default=range(SEEDS), metavar="SEED")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
     chosen = parser.parse_args(arguments)
@@ -109,8 +116,8 @@ def main(arguments: list[str] | None = None) -> None:
     if chosen.lengths:
         show_lengths(chosen.folder or TRACES)
         return
-    if chosen.made_up:
-        show_made_up()
+    if chosen.made_up is not None:
+        show_made_up(chosen.made_up or list(MADE_UP), chosen.seeds)
         return
     show_runs(chosen.traces)
     if chosen.minimalloc is not None:
@@ -167,13 +174,15 @@ def reserved(trace: bfc.Trace, make: Maker) -> int:
         return trace.replay(allocator).peak_bytes_reserved
 
 
-def reserved_with(plan: bfc.Plan, trace: bfc.Trace, make: Maker) -> tuple[int, float]:
+def reserved_with(
+    plan: bfc.Plan, trace: bfc.Trace, make: Maker, *, by_itself: bool = False
+) -> tuple[int, float]:
     """The same with a plan, and which part of the requests it had places for: NaN if declined."""
     with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined
-            allocator.use_plan(plan)
-        taken = trace.replay(allocator).peak_bytes_reserved
+            allocator.use_plan(plan, steps="auto" if by_itself else None)
+            taken = trace.replay(allocator).peak_bytes_reserved  # it may end, too
         return taken, allocator.plan_stats().get("agreement", math.nan)
 
 
@@ -396,12 +405,12 @@ def show_lengths(folder: Path) -> None:
             say(f"{fallback:10}{alone:9.4f}  with a plan {taken:9.4f}, hits {hits:.1f}")
 
 
-def show_made_up() -> None:
-    say("least / median / most of ten seeds")
-    columns = ("caching", "with a plan", "BFC", "with a plan")
+def show_made_up(names: Sequence[str], seeds: Sequence[int]) -> None:
+    say(f"least / median / most of {len(seeds)} seeds")
+    columns = ("caching", "with a plan", "by itself", "BFC", "with a plan", "by itself")
     say(f"{'':26}" + "".join(f"{name:>22}" for name in columns))
-    for name in RUNS:
-        rows = [made_up(name, seed) for seed in range(SEEDS)]
+    for name in names:
+        rows = [made_up(name, seed) for seed in seeds]
         shown = (" / ".join(f"{f:5.3f}" for f in spread(c)) for c in zip(*rows, strict=True))
         say(f"{name:26}" + "".join(f"{text:>22}" for text in shown))
 
@@ -412,13 +421,22 @@ def spread(figures: Iterable[float]) -> tuple[float, float, float]:
 
 
 def made_up(name: str, seed: int) -> list[float]:
-    """What both policies reserve without and with a plan, divided by the most that is live."""
-    trace = RUNS[name](seed)
+    """What both policies reserve without and with a plan, divided by the most that is live: with
+    steps where the run has marks, and with those that begin by themselves."""
+    trace = MADE_UP[name](seed)
     most, row = most_live(trace), []
     for fallback, make in (("caching", caching), ("bfc", growing_bfc)):
         plan = bfc.Plan.from_trace(first_iterations(trace, 10), fallback=fallback)
-        row += [reserved(trace, make) / most, reserved_with(plan, trace, make)[0] / most]
+        row += [
+            reserved(trace, make) / most,
+            reserved_with(plan, trace, make)[0] / most,
+            reserved_with(plan, without_marks(trace), make, by_itself=True)[0] / most,
+        ]
     return row
+
+
+def without_marks(trace: bfc.Trace) -> bfc.Trace:
+    return bfc.Trace(trace.op, trace.id, trace.size, trace.stream)
 
 
 def first_iterations(trace: bfc.Trace, learned: int) -> bfc.Trace:

@@ -337,10 +337,19 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void resume_head(uint32_t stream, uint64_t size)
         void set_growths(const int64_t* numbers, const uint32_t* follows) except +
         void begin_lengths(const uint32_t* sequences, size_t count)
-        void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest) except +
+        void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, cbool is_clear) except +
+        void end_lengths() except +
+        void add_kind(const vector[uint32_t]& sequences) except +
+        int64_t turn(uint32_t stream, uint64_t size, uint64_t requested)
+        void note_begun(int64_t kind)
+        cbool note_ended()
+        cbool is_idle_for_long()
+        cbool is_in_vain()
+        uint64_t bytes_of(uint32_t stream, uint64_t length)
         cbool asks()
         uint64_t length_of(uint32_t stream, uint64_t requested)
         cbool is_too_long(uint32_t stream, uint64_t length)
+        uint32_t number_of_length(uint32_t stream)
         void set_length(uint32_t stream, uint64_t length, const TorchSizes* sizes, uint64_t granularity)
         void take_over(PlanServer& other, const vector[uint32_t]& live)
         void set_pages(int shift) except +
@@ -377,7 +386,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void end()
         void begin(size_t sequence)
         int64_t take(uint32_t stream, uint64_t size)
-        int64_t take_late(uint32_t stream, uint64_t size)
+        int64_t take_late(uint32_t stream, uint64_t size, uint64_t requested)
         void release(int64_t place)
         cbool reserve_guest()
         int64_t find_room(uint32_t stream, uint64_t size)

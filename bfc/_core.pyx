@@ -859,7 +859,7 @@ cdef class Pool:
             handle = self.take_place(index, rounded, requested, stream, indexed, self.features)
             if handle != NO_CHUNK:
                 return handle
-            place = self.plan.take_late(index, rounded)
+            place = self.plan.take_late(index, rounded, requested)
             if place >= 0:
                 return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
                                            stream, indexed, self.features)

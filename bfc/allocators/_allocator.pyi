@@ -1,7 +1,7 @@
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +73,12 @@ class Allocator(BufferOwner):
     def _forget_captured(self, pool: tuple[int, int]) -> None: ...
     def _pool_use_count(self, pool: tuple[int, int]) -> int: ...
     def use_plan(
-        self, plan: Plan | None, *, strict: bool = False, gate: float | None = 0.95
+        self,
+        plan: Plan | None,
+        *,
+        strict: bool = False,
+        gate: float | None = 0.95,
+        steps: Literal["auto"] | None = None,
     ) -> None: ...
     def step(self, kind: str = "train") -> AbstractContextManager[Step]: ...
     def record_plan(self, iterations: int = 3) -> Recording: ...

@@ -785,7 +785,7 @@ cdef class Allocator(BufferOwner):
             self.planned = planned
         return self.planned
 
-    def use_plan(self, plan, *, bint strict=False, gate=0.95):
+    def use_plan(self, plan, *, bint strict=False, gate=0.95, steps=None):
         """Serve a plan from now on, or none.
 
         The plan's regions are taken at once, or, where memory is mapped page by page, as their places are first
@@ -803,6 +803,9 @@ cdef class Allocator(BufferOwner):
             The plan is served only if the policy reserved less than this part of what it needed without the
             plan, when it replayed the recording. None serves any plan. An allocator that maps memory page by
             page serves any plan: it lends the pages that a plan leaves idle, at first to their own stream.
+        steps : "auto" or None, optional
+            With "auto" steps also begin by themselves, where the requests are those of the head of an
+            iteration: for programs that cannot be edited. None: only `step` begins them.
 
         Raises
         ------
@@ -813,7 +816,8 @@ cdef class Allocator(BufferOwner):
         TypeError
             If it is not a plan.
         ValueError
-            If the allocator is `strict`, or has a timing counter, or if `gate` is not above 0.
+            If the allocator is `strict`, or has a timing counter, if `gate` is not above 0, or if `steps` is
+            neither None nor "auto".
         RuntimeError
             If a step is open, or a stream is being captured: the driver gives no memory meanwhile.
         SubAllocatorError
@@ -825,6 +829,11 @@ cdef class Allocator(BufferOwner):
         -----
         An allocator in which nothing lives serves the plan from its head on. In one that has memory in use, what the
         head allocates counts as allocated already, and the region of what is never freed is not taken.
+
+        With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
+        nearly all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
+        planned, it was none, and the policy goes on. Where no iteration comes for long, the region of the bodies goes
+        back; where none is recognised, the plan ends, with a warning. A step of `step` goes before.
 
         Examples
         --------
@@ -843,6 +852,8 @@ cdef class Allocator(BufferOwner):
             raise closed()
         if gate is not None and not gate > 0:
             raise ValueError(f"gate is a part of what is reserved without a plan, such as 0.95, or None, not {gate!r}")
+        if steps not in (None, "auto"):
+            raise ValueError(f"steps is None, where the program calls step(), or 'auto', not {steps!r}")
         if plan is None:
             self.stop_watch()
             try:
@@ -860,6 +871,7 @@ cdef class Allocator(BufferOwner):
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         declined = None if gate is None else plan._declined(gate)
         self.stop_watch()
+        planned.follows = steps is not None
         self.put_plan(plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
 
     cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
@@ -993,7 +1005,8 @@ cdef class Allocator(BufferOwner):
             plan in use there are also, counted since then: `hits`, `guests` and `side`, the requests that got a
             place, room that the plan leaves idle, or neither (the policy served or refused them), and the
             bytes of each (`hit_bytes`, ...); `moved`, those whose place was taken; `agreement`, the part of
-            requests that got a place; `steps` and `departed_steps`, those in which not all did;
+            requests that got a place; `steps`, `recognised`, those that began by themselves, and
+            `departed_steps`, those in which not all did;
             `first_departure`, or None, is a dictionary about the first such step: its `kind` and number
             (`step`); the number of the first `request` in it without a place, from 0; its `size` and that of
             the place it should have had (`place_size`), in bytes; and the Python `frames`, if a history keeps
@@ -1362,6 +1375,8 @@ cdef class Allocator(BufferOwner):
             return 0
         if not self.reasons.none():
             self.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
+        if self.pool.plan != NULL and self.planned.follows and self.asks_plan(request):
+            self.planned.follow(self, request.stream, request.rounded, request.nbytes)
         if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
             self.planned.meet_length(request.stream, request.nbytes)
         if self.pool.plan != NULL and self.stitches and self.asks_plan(request):
@@ -1397,6 +1412,9 @@ cdef class Allocator(BufferOwner):
             self.source.forget_other_threads()
         if self.fences.capture_is_marked():
             self.note_captured_streams()
+        elif (self.planned is not None and self.pool.plans.size() > <size_t>(self.pool.plan != NULL)
+                and not self.source.is_called_here()):
+            self.planned.give_back_empty()      # of plans that have ended, before more is asked for
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise closed()

@@ -1,7 +1,7 @@
 """Plans in use: a part that an allocator may have."""
 
 cimport cython
-from libc.stdint cimport uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint64_t, uint8_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport PlanServer, Pool, Region
@@ -54,6 +54,13 @@ cdef class Planned:
     cdef bint is_planned        # whether the plan has a body for it
     cdef uint64_t steps, departed
     cdef bint has_departed      # the step that is open, or the last one
+    cdef bint follows           # steps begin by themselves
+    cdef bint is_own            # the step that is open has begun by itself
+    cdef bint is_following      # a thread ends or begins such a step
+    cdef bint was_begun         # whether there was a step of its kind before
+    cdef bint waits             # for what looks at the plan: the same replay comes to the same
+    cdef list kinds             # the names of the plan's kinds, by number in the server
+    cdef uint64_t own_steps     # how many steps have begun by themselves
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
                     bint* is_closed, uint64_t home) except -1
@@ -90,7 +97,17 @@ cdef class Planned:
     cdef bint give_back_idle(self) except -1
     cdef int give_back_side(self) except -1
     cdef int enter(self, str kind) except -1
-    cdef int leave(self) except -1
+    cdef int follow(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
+    cdef int64_t turn(self, uint64_t stream, uint64_t rounded, uint64_t requested) noexcept
+    cdef int take_turn(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested,
+                       int64_t turn) except -1
+    cdef int end_own(self, object allocator) except -1
+    cdef bint is_idle_for_long(self) noexcept
+    cdef int give_up(self, object allocator) except -1
+    cdef int open(self, object allocator, str kind) except -1
+    cdef int tell_watch(self, object allocator) except -1
+    cdef int count_step(self, object kind) except -1
+    cdef int leave(self, bint counts) except -1
     cdef int note_departure(self, str kind) except -1
     cdef bint has_ended(self, str kind) except -1
     cdef int activate(self, object sequences) except -1

@@ -37,6 +37,8 @@ cdef enum:
     BODY = 1                    # and that of all else
     MOST_LENGTHS = 256          # of a kind of iterations: as in plans/lengths.py
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
+    GOES_ON = -1                # what PlanServer.turn says where no step begins
+    WAS_NONE = -3
 
 _POLL_SECONDS = 0.001
 
@@ -76,19 +78,16 @@ cdef class Step:
     def __enter__(self):
         if self.planned is not None:
             with self.planned.changes():
-                if self.planned.watch is not None and self.planned.step is None \
-                        and not self.planned.fences.capture_is_marked():    # it would take memory and give some back
-                    self.planned.watch.step_begins(self.allocator, self.kind)
-                self.planned.enter(self.kind)
+                self.planned.end_own(self.allocator)
+                self.planned.open(self.allocator, self.kind)
                 self.is_entered = True
         return self
 
     def __exit__(self, *exc_info):
         if self.is_entered:
             self.is_entered = False
-            self.planned.leave()
-            if self.planned.watch is not None and not self.planned.fences.capture_is_marked():
-                self.planned.watch.step_ended(self.allocator)
+            self.planned.leave(True)
+            self.planned.tell_watch(self.allocator)
 
 
 cdef Step new_step(object allocator, Planned planned, str kind):
@@ -156,6 +155,7 @@ cdef class Planned:
         """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
         is a warning, or with `strict` an error; nothing has been taken then, and no plan is served. `resumed`: its head
         is there already, whatever lives."""
+        self.end_own(None)
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
         if self.fences.capture_is_marked():
@@ -193,6 +193,7 @@ cdef class Planned:
     cdef int end_plan(self, str why) except -1:
         """The plan in use has not paid: the policy serves all requests from now on."""
         with self.changes():
+            self.end_own(None)
             if self.step is not None or self.server == NULL or self.fences.capture_is_marked():
                 return 0
             self.declined = why
@@ -245,7 +246,8 @@ cdef class Planned:
         self.missed = {}
         self.refused = {}
         self.grown = None
-        self.steps = self.departed = 0
+        self.kinds = list(sequences[2])
+        self.steps = self.departed = self.own_steps = 0
         self.has_departed = False
         self.declined = self.departure = None
         self.take_regions(from_start)
@@ -277,6 +279,9 @@ cdef class Planned:
         for kind, told in served.lengths.items():
             self.add_lengths(at, served.first[kind], first[kind], told)
             self.add_lengths(at, served.later[kind], later[kind], told)
+        server.end_lengths()
+        for numbers in later.values():
+            server.add_kind(numbers)
         cdef list head = self.add_orders(at, served.head, served.once)
         for number in head:
             server.set_head(number)
@@ -286,11 +291,11 @@ cdef class Planned:
         """Tells a server of the lengths of a kind."""
         cdef vector[uint32_t] sequences = numbers
         (<PlanServer*>at).begin_lengths(sequences.data(), sequences.size())
-        for place, unit, longest in lengths:
+        for place, unit, longest, is_clear in lengths:
             for order, number in zip(orders, numbers):
                 there = (order.place == place).nonzero()[0]
                 if len(there):
-                    (<PlanServer*>at).add_length(number, there[0], unit, longest)
+                    (<PlanServer*>at).add_length(number, there[0], unit, longest, is_clear)
         return 0
 
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once):
@@ -306,8 +311,8 @@ cdef class Planned:
 
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1:
         """Makes room for a step whose length a request tells, if it is longer than all before."""
-        cdef uint32_t index
-        cdef uint64_t length = 0
+        cdef uint32_t index, number = 0
+        cdef uint64_t length = 0, told = 0
         cdef cbool is_longer = False
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is not None:
@@ -316,9 +321,12 @@ cdef class Planned:
                 index = self.pool.bind_stream(stream)
             length = self.server.length_of(index, requested) if index != NO_STREAM else <uint64_t>0
             is_longer = length and self.server.is_too_long(index, length)
+            if is_longer:
+                told = self.server.bytes_of(index, length)
+                number = self.server.number_of_length(index)
         self.lock.release()
         if is_longer:
-            self.stretch(self.step, {0: requested})
+            self.stretch(self.step, {number: told})
         return 0
 
     cdef int stretch(self, str kind, dict wanted) except -1:
@@ -626,7 +634,117 @@ cdef class Planned:
         self.give_back_empty()
         return regions.size() > 0
 
+    # -- steps that begin by themselves -------------------------------------------------------------------------------
+
+    cdef int follow(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
+        """Ends and begins steps, as a request says that is not as planned, in a program that marks none. Where another
+        thread does so, or a finaliser asks in the midst of it, nothing is done."""
+        cdef int64_t turn
+        if (self.step is not None and not self.is_own) or self.source.is_called_here():
+            return 0
+        if self.is_following and self.process == os.getpid():
+            return 0
+        turn = self.turn(stream, rounded, requested)
+        if turn == GOES_ON and not self.is_idle_for_long():
+            return 0
+        with self.changes():
+            if self.is_following or self.server == NULL or (self.step is not None and not self.is_own):
+                return 0
+            self.is_following = True
+            try:
+                if turn != GOES_ON:
+                    self.take_turn(allocator, stream, rounded, requested, turn)
+                elif self.stitching is None:
+                    self.give_back_idle()       # no iteration has come for long
+                self.give_up(allocator)
+            finally:
+                self.is_following = False
+        return 0
+
+    cdef int64_t turn(self, uint64_t stream, uint64_t rounded, uint64_t requested) noexcept:
+        """What a request says about the steps of a program that marks none."""
+        cdef int64_t found = GOES_ON
+        cdef uint32_t index
+        acquire_lock(self.lock[0])
+        if self.server != NULL and not self.pool.plan_rests:
+            index = self.server.stream_of(stream)
+            if index == NO_STREAM:
+                index = self.pool.bind_stream(stream)
+            if index != NO_STREAM:
+                found = self.server.turn(index, rounded, requested)
+        self.lock.release()
+        return found
+
+    cdef int take_turn(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested,
+                       int64_t turn) except -1:
+        self.end_own(allocator)
+        if turn == WAS_NONE:
+            turn = self.turn(stream, rounded, requested)
+        if turn < 0 or self.server == NULL:
+            return 0
+        acquire_lock(self.lock[0])
+        self.server.note_begun(turn)
+        self.lock.release()
+        kind = self.kinds[turn]
+        self.was_begun = kind in self.begun
+        if self.waits and self.watch is not None:
+            self.watch.wait()
+        self.open(allocator, kind)
+        self.is_own = True
+        return 0
+
+    cdef int end_own(self, object allocator) except -1:
+        """Ends the step that is open, if it has begun by itself. Its figures count if most of it was as planned."""
+        cdef cbool was_one
+        if not self.is_own:
+            return 0
+        self.is_own = False
+        kind = self.step
+        self.leave(False)
+        acquire_lock(self.lock[0])
+        was_one = self.server != NULL and self.server.note_ended()
+        self.lock.release()
+        if was_one:
+            self.own_steps += 1
+            self.count_step(kind)
+            if allocator is not None:
+                self.tell_watch(allocator)
+        elif not self.was_begun:
+            self.begun.discard(kind)
+        return 0
+
+    cdef bint is_idle_for_long(self) noexcept:
+        acquire_lock(self.lock[0])
+        cdef bint is_idle = self.server != NULL and self.server.is_idle_for_long()
+        self.lock.release()
+        return is_idle
+
+    cdef int give_up(self, object allocator) except -1:
+        """Ends a plan whose iterations do not come."""
+        acquire_lock(self.lock[0])
+        cdef bint is_in_vain = self.server != NULL and self.server.is_in_vain()
+        self.lock.release()
+        if not is_in_vain or self.stitching is not None or self.step is not None:
+            return 0
+        why = ("the iterations of the plan were not recognised: the requests of the program are others, or come in "
+               "another order")
+        allocator._end_plan(why)
+        warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
+        return 0
+
     # -- steps --------------------------------------------------------------------------------------------------------
+
+    cdef int open(self, object allocator, str kind) except -1:
+        """Begins a step; what looks at the plan may change it before."""
+        if self.watch is not None and self.step is None \
+                and not self.fences.capture_is_marked():    # it would take memory and give some back
+            self.watch.step_begins(allocator, kind)
+        return self.enter(kind)
+
+    cdef int tell_watch(self, object allocator) except -1:
+        if self.watch is not None and not self.fences.capture_is_marked():
+            self.watch.step_ended(allocator)
+        return 0
 
     cdef int enter(self, str kind) except -1:
         """A step begins: requests come as in the body of its kind. A kind that the plan does not have is served by the
@@ -696,8 +814,8 @@ cdef class Planned:
             self.server.begin(number)
         return 0
 
-    cdef int leave(self) except -1:
-        """A step ends. What it leaves alive is freed later."""
+    cdef int leave(self, bint counts) except -1:
+        """A step ends. What it leaves alive is freed later. It `counts` if it was one for certain."""
         cdef size_t i, lengths = 0
         cdef uint64_t[MOST_LENGTHS] missed      # no object is made while the lock is held
         kind, self.step = self.step, None
@@ -718,6 +836,12 @@ cdef class Planned:
         longer = {i: missed[i] for i in range(lengths) if missed[i]}
         if longer and 2 * self.found >= self.asked:
             self.missed[kind] = longer
+        if counts:
+            self.count_step(kind)
+        return 0
+
+    cdef int count_step(self, object kind) except -1:
+        """Counts a step that has ended."""
         self.steps += 1
         self.departed += self.has_departed
         if self.has_departed and self.departure is None:
@@ -798,7 +922,8 @@ cdef class Planned:
         state = "in step" if self.step is not None else "between steps"
         return {"state": state, "why": None} | counted | {
             "agreement": counted["hits"] / asked if asked else 1.0,
-            "steps": self.steps, "departed_steps": self.departed, "first_departure": self.departure,
+            "steps": self.steps, "recognised": self.own_steps, "departed_steps": self.departed,
+            "first_departure": self.departure,
             "replanned": 0 if self.watch is None else self.watch.replanned,
             "has_body": has_body, "span": self.plan.span, "side_bytes_reserved": side,
             "budget_left": self.plan.online - self.plan.span - side,

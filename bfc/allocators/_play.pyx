@@ -221,11 +221,12 @@ cdef class Run:
     cdef int play_steps(self, size_t start, progress) except -1:
         """Plays the rest, with the steps of a plan if there is one."""
         cdef size_t at
-        if self.allocator.planned is None or not self.marks:
+        if self.allocator.planned is None:
             return self.play_range(start, self.events.count, progress)
         step = None
+        self.allocator.planned.waits = True
         try:
-            for event, kind in self.marks:
+            for event, kind in self.marks or ():
                 at = min(max(<size_t>event, start), self.events.count)
                 self.play_range(start, at, progress)
                 start = at
@@ -237,6 +238,7 @@ cdef class Run:
                 step = entered.__enter__()
             return self.play_range(start, self.events.count, progress)
         finally:
+            self.allocator.planned.waits = False
             if step is not None:
                 step.__exit__()
 

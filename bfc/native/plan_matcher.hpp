@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 namespace bfc {
@@ -22,24 +21,18 @@ public:
 
     // `sizes` are those of the slots, in the order in which they were asked for.
     PlanMatcher(const uint64_t* sizes, size_t slots)
-        : sizes_(slots + 1, 0), served_(slots + 1, 0), by_size_(slots) {
+        : sizes_(slots + 1, 0), served_(slots + 1, 0) {
         std::copy(sizes, sizes + slots, sizes_.begin());
         served_[slots] = 1;
-        std::iota(by_size_.begin(), by_size_.end(), 0);
-        sort();
     }
 
-    // From now on those slots for which `changes(slot)` have other sizes: `size_of(slot)`, 0 for one that is not asked for. What is served stays so.
-    template <class Changes, class SizeOf>
-    void resize(Changes changes, SizeOf size_of) noexcept {
-        for (size_t slot = 0; slot < by_size_.size(); ++slot)
-            if (changes(slot)) sizes_[slot] = size_of(slot);
-        is_sorted_ = false;     // most iterations come in order, and look nothing up
-    }
+    // From now on a slot has another size: 0 if it is not asked for. Whether it is served stays as it is.
+    void resize(size_t slot, uint64_t size) noexcept { sizes_[slot] = size; }
 
-    // Goes on where another matcher of the same slots is.
+    // Goes on where another matcher of the same slots is, at the lengths that it knows.
     void go_on_as(const PlanMatcher& other) noexcept {
         std::copy(other.served_.begin(), other.served_.end(), served_.begin());
+        std::copy(other.sizes_.begin(), other.sizes_.end(), sizes_.begin());
         next_ = other.next_;
         skipped_ = other.skipped_;
         previous_ = other.previous_;
@@ -84,6 +77,18 @@ public:
         return static_cast<size_t>(std::max<int64_t>(0, next_ - kFarBehind * kMostMisses));
     }
 
+    int64_t slots() const noexcept { return static_cast<int64_t>(sizes_.size()) - 1; }
+    // How many slots are at or behind the next one.
+    int64_t left() const noexcept { return slots() - next_; }
+
+    // The slots up to this one, and it as well, will not be asked for: the requests have gone past them.
+    void pass(int64_t slot) noexcept {
+        served_[slot] = 1;
+        next_ = slot + 1;
+        skipped_ = kMiss;
+        misses_ = 0;
+    }
+
     // Whether one of the slots from `first` up to `end` has this size.
     bool has(uint64_t size, int64_t first, int64_t end) const noexcept {
         return std::find(&sizes_[first], &sizes_[end], size) != &sizes_[end];
@@ -95,6 +100,8 @@ public:
     bool is_past(int64_t slot) noexcept { return served_[slot] || (expected() != slot && next_ > slot && skipped_ != slot); }
     // Whether a slot is the next, or would be but for the request before, which was put in.
     bool comes_now(int64_t slot) noexcept { return !served_[slot] && (expected() == slot || skipped_ == slot); }
+    // Whether a request of this size is the one that is expected.
+    bool comes_next(uint64_t size) noexcept { return expected() >= 0 && sizes_[next_] == size; }
     uint64_t size_of(int64_t slot) const noexcept { return sizes_[slot]; }
 
     // From now on the requests are those of another iteration.
@@ -122,21 +129,11 @@ public:
 private:
     std::vector<uint64_t> sizes_;       // of the slots; the last entry of these two is that of no slot
     std::vector<uint8_t> served_;
-    std::vector<uint32_t> by_size_;     // slots by size, then in their order, if `is_sorted_`
-    bool is_sorted_ = false;
     int64_t next_ = 0;                  // the slot that is expected
     int64_t skipped_ = kMiss;           // the slot that the request before did not match
     uint64_t previous_ = 0;             // the size of that request
     int64_t misses_ = 0;                // in a row
 
-    void sort() noexcept {
-        std::sort(by_size_.begin(), by_size_.end(), [this](uint32_t a, uint32_t b) {
-            return sizes_[a] != sizes_[b] ? sizes_[a] < sizes_[b] : a < b;
-        });
-        is_sorted_ = true;
-    }
-
-    int64_t slots() const noexcept { return static_cast<int64_t>(by_size_.size()); }
 
     __attribute__((noinline)) int64_t find_elsewhere(uint64_t size) noexcept {
         expected();
@@ -164,19 +161,16 @@ private:
     }
 
     // Of the slots of this size that nothing has taken: one behind a slot of the previous request's size before others,
-    // then the nearest.
-    int64_t nearest(uint64_t size) noexcept {
-        if (!is_sorted_) sort();
+    // then the nearest. All that may be meant are looked at: they are at most a few thousand, and sizes change too often
+    // for an index of them.
+    int64_t nearest(uint64_t size) const noexcept {
         const int64_t misses = std::min(misses_, kMostMisses);
         const int64_t behind = misses ? kFarBehind * misses : kBehind, ahead = misses ? kFarAhead * misses : kAhead;
-        const auto before = [this, size](uint32_t slot, int64_t at) {
-            return sizes_[slot] != size ? sizes_[slot] < size : slot < at;
-        };
-        auto found = std::lower_bound(by_size_.begin(), by_size_.end(), next_ - behind, before);
+        const int64_t end = std::min(slots(), next_ + ahead + 1);
         int64_t best = kMiss, least = INT64_MAX;
-        for (; found != by_size_.end() && sizes_[*found] == size && *found <= next_ + ahead; ++found) {
-            const int64_t slot = *found, away = slot - next_;
-            if (served_[slot]) continue;
+        for (int64_t slot = std::max<int64_t>(0, next_ - behind); slot < end; ++slot) {
+            if (sizes_[slot] != size || served_[slot]) continue;
+            const int64_t away = slot - next_;
             const bool agrees = slot > 0 && sizes_[slot - 1] == previous_;
             if (!agrees && (away < -kBehind || away > kAhead)) continue;
             const int64_t rank = (away < 0 ? -2 * away : 2 * away + 1) + (agrees ? 0 : 64);

@@ -28,6 +28,12 @@ public:
     static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest so far
     static constexpr uint64_t kDisplaced = 4;       // a guest displaces no place of so many times its size, where sizes are foretold
     static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
+    // What `turn` says about a request where no kind of step begins with it.
+    static constexpr int64_t kGoesOn = -1, kEnds = -2, kWasNone = -3;
+    // A step that began by itself was none if after so many requests fewer than a quarter of them were as planned, or
+    // after so many fewer than half. Then no step begins for a while, and after so many such steps in a row none at all.
+    static constexpr uint64_t kSoon = 16, kLate = 64, kMostMistaken = 4;
+    static constexpr int64_t kHead = 4;             // a step begins with one of its first requests
 
     struct Guest {
         uint64_t offset, size;
@@ -70,7 +76,7 @@ public:
                const std::vector<uint64_t>& streams, uint64_t home)
         : bin_sets(streams.size(), 0), base_(base), span_(span), home_(home), numbers_(streams),
           handles_(streams.size(), 0), is_bound_(streams.size(), 0), heads_(streams.size(), kNone),
-          active_(streams.size(), nullptr) {
+          active_(streams.size(), nullptr), paused_(streams.size(), nullptr) {
         cells_.reserve(2 * places + 3);
         cells_.assign({0, base, span});
         for (size_t i = 0; i < places; ++i) {
@@ -116,11 +122,30 @@ public:
     void begin_lengths(const uint32_t* sequences, size_t count) {
         for (size_t i = 0; i < count; ++i) sequences_[sequences[i]].lengths = static_cast<int64_t>(lengths_.size());
     }
+    // Notes which places of each sequence follow from which length, once all lengths are added.
+    void end_lengths() {
+        for (Sequence& each : sequences_) {
+            if (each.lengths == kNone) continue;
+            for (uint32_t i = 0; i < each.places.size(); ++i) {
+                const Growth& growth = growths_[each.places[i]];
+                if (growth.linear == 0 && growth.square == 0) continue;
+                if (growth.follows >= each.following.size()) each.following.resize(growth.follows + 1);
+                each.following[growth.follows].push_back(i);
+            }
+        }
+    }
+    // Another kind of step, which asks for these sequences.
+    void add_kind(const std::vector<uint32_t>& sequences) {
+        kinds_.push_back(sequences);
+        size_t requests = 0;
+        for (uint32_t sequence : sequences) requests += sequences_[sequence].places.size();
+        longest_ = std::max(longest_, requests);
+    }
     // The request of number `request` tells the next of them: it is x times `unit` bytes. The places are for x up to
-    // `longest`.
-    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest) {
+    // `longest`. `is_clear`: nothing lives in the region of the bodies when it comes, if all is as planned.
+    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, bool is_clear) {
         Sequence& its = sequences_[sequence];
-        its.keys.push_back({request, static_cast<uint32_t>(lengths_.size() - static_cast<size_t>(its.lengths))});
+        its.keys.push_back({request, static_cast<uint32_t>(lengths_.size() - static_cast<size_t>(its.lengths)), is_clear});
         lengths_.push_back({unit, longest, 0});
         if (missed.size() <= its.keys.back().number) missed.resize(its.keys.back().number + 1, 0);
     }
@@ -232,6 +257,8 @@ public:
 
     void end() noexcept {
         std::fill(active_.begin(), active_.end(), nullptr);
+        std::fill(paused_.begin(), paused_.end(), nullptr);
+        is_paused_ = false;
         asking_ = nullptr;
     }
     void begin(size_t sequence) noexcept {
@@ -242,7 +269,8 @@ public:
         for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
             if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
         begun->told = 0;
-        begun->is_read = begun->has_told = false;
+        begun->is_read = begun->has_told = begun->is_behind = false;
+        begun->missed = 0;
         active_[begun->stream] = begun;
     }
 
@@ -273,6 +301,69 @@ public:
         active_[stream] = &head;
     }
 
+    // -- steps that begin by themselves -------------------------------------------------------------------------------
+    //
+    // Where a program marks no steps, one begins with a request that is one of the first of a kind, and that nothing asks
+    // for in what is served now, if that has come to its end, or hardly anything lives: an exception has ended it, or it
+    // was shorter. What follows shows whether it was one.
+
+    // What a request says, which is not as planned: the kind whose step it begins, or that the step goes on, that it has
+    // ended, or that it was none.
+    int64_t turn(uint32_t stream, uint64_t size, uint64_t requested) noexcept {
+        if (in_step && is_on_trial_) {
+            const uint64_t came = asked() - asked_before_, found = counts.hits + counts.moved - found_before_;
+            if ((came >= kSoon && 4 * found < came) || (came >= kLate && 2 * found < came)) return kWasNone;
+            if (came >= kLate) settle();
+        }
+        const bool may_be_head = is_paused_ && is_of_ended_head(stream, size);
+        if (is_paused_) active_.swap(paused_);
+        is_paused_ = false;
+        Sequence* now = active_[stream];
+        if (may_be_head && !(now && now->matcher.comes_next(size))) return kEnds;
+        if (now && (now->matcher.find(size) >= 0 || tells_now(*now, requested))) return kGoesOn;
+        const int64_t kind = asked() < not_before_ ? kNone : kind_beginning(stream, size, requested);
+        if (kind != kNone && (is_over() || live_in_body() <= low_)) return kind;
+        const bool ends = in_step && is_over() && (has_head_ended() || ++extra_ > static_cast<uint64_t>(PlanMatcher::kBehind));
+        return ends ? kEnds : kGoesOn;
+    }
+    // Before a step of a kind begins by itself.
+    void note_begun(int64_t kind) noexcept {
+        from_head_ = !in_step && std::any_of(active_.begin(), active_.end(), [](const Sequence* each) { return each; });
+        kind_ = kind;
+        is_own_ = is_on_trial_ = true;
+        asked_before_ = asked();
+        found_before_ = counts.hits + counts.moved;
+        low_ = live_in_body() + region_size(1) / kLow;
+        extra_ = 0;
+    }
+    // A step that began by itself has ended. Returns whether it was one.
+    bool note_ended() noexcept {
+        const uint64_t came = asked() - asked_before_, found = counts.hits + counts.moved - found_before_;
+        const bool was_one = 2 * found >= came;
+        outside_ = asked();
+        is_own_ = false;
+        if (was_one) {
+            settle();
+            return true;
+        }
+        not_before_ = asked() + (kSoon << std::min<uint64_t>(mistaken_++, kMostMistaken));
+        for (size_t i = 0; from_head_ && i < heads_.size(); ++i)    // what was served before goes on
+            if (heads_[i] != kNone) active_[i] = &sequences_[heads_[i]];
+        return false;
+    }
+    // Whether so many requests have come since the last step that the memory of an iteration has been idle for long; or
+    // so many that the iterations will not come.
+    bool is_idle_for_long() noexcept {
+        if (in_step || asked() - outside_ <= longest_) return false;
+        outside_ = asked();
+        return true;
+    }
+    bool is_in_vain() const noexcept {
+        const bool fits = 2 * counts.hits >= asked() || (settled_ > 0 && mistaken_ < kMostMistaken);
+        const uint64_t long_enough = (guests_.empty() && is_empty(1) ? 2 : 8) * longest_;   // what it holds is to go back
+        return !in_step && !fits && asked() - settled_ > long_enough;
+    }
+
     // -- lengths ------------------------------------------------------------------------------------------------------
 
     // The length that a request tells, or 0: it tells none, or that for which the sizes are already.
@@ -280,26 +371,33 @@ public:
         Sequence* now = active_[stream];
         if (!now || now->has_told) return 0;    // several ask for one request; its successor may tell another length
         while (now->asks() && now->matcher.is_past(now->key().request)) now->tell();
-        if (!now->asks() || !now->matcher.comes_now(now->key().request)) return 0;
+        if (!now->asks()) return 0;
+        const uint64_t before = length_before(*now, requested);
+        if (before) return before;
+        if (!now->matcher.comes_now(now->key().request)) return 0;
         now->is_read = true;
         const Length& known = length(*now);
-        if (requested % known.unit || requested / known.unit > kFarthest * known.longest) return 0;
+        if (!is_length(known, requested)) return 0;
         const uint64_t told = requested / known.unit;
         if (told != known.now) return told;
         now->tell();
         now->has_told = true;
         return 0;
     }
-    // Whether a request that tells the first length of the step is still to come: room is made at that one.
+    // The bytes that tell a length.
+    uint64_t bytes_of(uint32_t stream, uint64_t told) const noexcept { return told * length(*active_[stream]).unit; }
+    // Whether a request that tells a length is still to come at which room can be made.
     bool asks() const noexcept {
         for (const Sequence* each : active_)
-            if (each && each->asks() && each->key().number == 0) return true;
+            for (size_t i = each ? each->told : 0; each && i < each->keys.size(); ++i)
+                if (each->keys[i].is_clear) return true;
         return false;
     }
-    // Whether the places of the step's kind are too small for a length that the next request tells, if it is the first.
+    // Whether the places of the step's kind are too small for a length that the next request tells, and room can be made.
     bool is_too_long(uint32_t stream, uint64_t told) const noexcept {
-        return active_[stream]->key().number == 0 && told > length(*active_[stream]).longest;
+        return active_[stream]->key().is_clear && told > length(*active_[stream]).longest;
     }
+    uint32_t number_of_length(uint32_t stream) const noexcept { return active_[stream]->key().number; }
     // From now on the step's requests have the sizes of a length that the next request tells, rounded as PyTorch does, or
     // else (null) to a granularity.
     void set_length(uint32_t stream, uint64_t told, const TorchSizes* torch, uint64_t granularity) noexcept {
@@ -309,12 +407,15 @@ public:
         its.now = told;
         if (told > its.longest) missed[number] = std::max(missed[number], told * its.unit);
         for (Sequence& each : sequences_) {
-            if (each.lengths != now.lengths) continue;
-            each.matcher.resize([&](size_t i) { return growths_[each.places[i]].follows == number; }, [&](size_t i) {
+            if (each.lengths != now.lengths || number >= each.following.size()) continue;
+            for (uint32_t i : each.following[number]) {
                 const uint64_t raw = raw_size(each.places[i], told);
-                return raw == 0 ? 0 : torch ? torch->round(raw) : (raw + granularity - 1) / granularity * granularity;
-            });
+                each.matcher.resize(
+                    i, raw == 0 ? 0 : torch ? torch->round(raw) : (raw + granularity - 1) / granularity * granularity);
+            }
         }
+        if (now.is_behind) now.matcher.pass(now.key().request);
+        now.is_behind = false;
         now.tell();
         now.has_told = true;
     }
@@ -334,6 +435,8 @@ public:
             other.sequences_[i].told = sequences_[i].told;
             other.sequences_[i].is_read = sequences_[i].is_read;
             other.sequences_[i].has_told = sequences_[i].has_told;
+            other.sequences_[i].is_behind = sequences_[i].is_behind;
+            other.sequences_[i].missed = sequences_[i].missed;
             other.sequences_[i].ended = sequences_[i].ended;
             other.sequences_[i].last_ended = sequences_[i].last_ended;
         }
@@ -345,6 +448,7 @@ public:
         std::swap(wanted_, other.wanted_);
         std::swap(areas_, other.areas_);
         std::swap(sequences_, other.sequences_);
+        for (size_t i = 0; i < lengths_.size(); ++i) other.lengths_[i].now = lengths_[i].now;
         std::swap(lengths_, other.lengths_);
         std::swap(growths_, other.growths_);
         std::swap(span_, other.span_);
@@ -375,12 +479,13 @@ public:
         if (!occupy(place, size)) return kNone;
         now->matcher.take(found, size);
         now->has_told = now->is_read = false;
+        now->missed = 0;
         return place;
     }
 
     // The same for a request that `take` found no place for: one that fills at least half of the expected place gets
     // that. If it has none after all, `find_room` knows how long it is expected to live.
-    int64_t take_late(uint32_t stream, uint64_t size) noexcept {
+    int64_t take_late(uint32_t stream, uint64_t size, uint64_t requested) noexcept {
         Sequence* now = active_[stream];
         asking_ = now;
         horizon_ = now ? now->places.size() : 0;
@@ -393,6 +498,7 @@ public:
                           && (!has_pages() || now->matcher.size_of(expected) - size < page_size());
         const int64_t found = now->matcher.match(size, !asks && fits);
         now->has_told = now->is_read = false;
+        now->missed = found < 0 ? requested : 0;
         const int64_t asked = found >= 0 ? found : expected;
         if (found >= 0) {
             const int64_t place = now->places[found];
@@ -419,6 +525,10 @@ public:
             Sequence& its = sequences_[freed.sequence];
             its.ended = std::min(its.ended, freed.request);
             its.last_ended = std::max(its.last_ended, freed.request);
+            if (is_own_ && !is_paused_ && heads_[its.stream] == freed.sequence) {
+                active_.swap(paused_);      // `turn` is asked at the next request
+                is_paused_ = true;
+            }
         }
     }
 
@@ -651,6 +761,7 @@ private:
     };
     struct Key {                        // a request that tells a length, and which of the lengths of its kind
         uint32_t request, number;
+        bool is_clear;                  // whether nothing lives in the region of the bodies then
     };
     struct Sequence {
         uint32_t stream;
@@ -661,12 +772,16 @@ private:
         size_t told = 0;                // how many of them have come, or were left out
         bool is_read = false;           // whether it was looked for a length in the request that is served now
         bool has_told = false;          // whether that has told one
+        bool is_behind = false;         // whether that was told by the request before it
+        uint64_t missed = 0;            // the bytes of the request before, if that was not as planned
+        std::vector<std::vector<uint32_t>> following;   // by length: the requests whose size follows from it
         bool has_once = false;          // whether some of its blocks outlive all iterations
         uint32_t ended = kNotEnded, last_ended = 0;     // the first and the last request whose block has been freed
         Sequence(uint32_t on, const uint32_t* p, const uint32_t* e, const uint64_t* sizes, size_t count)
             : stream(on), places(p, p + count), ends(e, e + count), matcher(sizes, count) {}
         bool asks() const noexcept { return told < keys.size(); }
         const Key& key() const noexcept { return keys[told]; }      // the next one
+        bool key_at(size_t request) const noexcept { return told + 1 < keys.size() && keys[told + 1].request == request; }
         void tell() noexcept {
             ++told;
             is_read = false;
@@ -697,6 +812,20 @@ private:
     size_t obstacles_ = 0;              // guests, and pages that are away
     uint64_t passed_before_ = 0;        // `passed`, of the step before
     uint32_t passing_steps_ = 0;        // the last steps in which streams took memory of each other: of two steps, one did
+    // Of steps that begin by themselves; the first two are counts of requests when the last one began.
+    uint64_t asked_before_ = 0, found_before_ = 0;
+    uint64_t low_ = 0;                  // what lived in the bodies' region then, and a little more
+    uint64_t not_before_ = 0;           // no step begins before so many requests
+    uint64_t settled_ = 0;              // how many there were when the last step was seen to be one
+    uint64_t outside_ = 0;              // and when the last one ended, or what was idle went back
+    uint64_t mistaken_ = 0;             // in a row: steps that were none
+    uint64_t extra_ = 0;                // requests behind the end of the step
+    int64_t kind_ = 0;
+    bool is_own_ = false, is_on_trial_ = false, from_head_ = false;     // of the step that is open
+    bool is_paused_ = false;            // something of the head has been freed in such a step: the next request tells more
+    std::vector<Sequence*> paused_;     // what was active then
+    std::vector<std::vector<uint32_t>> kinds_;  // the sequences of each kind's steps but the first
+    size_t longest_ = 0;                // the requests of the longest
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
     int64_t except_ = kNone;
@@ -705,6 +834,98 @@ private:
     Length& length(const Sequence& its) noexcept { return lengths_[static_cast<size_t>(its.lengths) + its.key().number]; }
     const Length& length(const Sequence& its) const noexcept {
         return lengths_[static_cast<size_t>(its.lengths) + its.key().number];
+    }
+
+    bool is_length(const Length& known, uint64_t requested) const noexcept {
+        return requested % known.unit == 0 && requested / known.unit - 1 < kFarthest * known.longest;
+    }
+    // The length that the request before this one told after all, or 0: one that stands before it was left out, and this
+    // one is what comes behind it at that length, and not what would tell one itself.
+    uint64_t length_before(Sequence& its, uint64_t requested) noexcept {
+        const size_t key = its.key().request, next = key + 1;
+        its.is_behind = false;
+        if (its.missed == 0 || next >= its.places.size() || its.key_at(next)) return 0;
+        const Length& known = length(its);
+        const int64_t away = static_cast<int64_t>(key) - its.matcher.expected();
+        if (away < 0 || away > kHead || its.matcher.is_served(next) || !is_length(known, its.missed)) return 0;
+        const Growth& growth = growths_[its.places[next]];
+        const bool follows = growth.follows == its.key().number && (growth.linear != 0 || growth.square != 0);
+        if (!follows || raw_size(its.places[next], its.missed / known.unit) != requested) return 0;
+        its.is_behind = true;
+        return its.missed / known.unit;
+    }
+
+    // -- steps that begin by themselves
+    static constexpr uint64_t kLow = 64;        // hardly anything: this part of the region more than when the last step began
+    uint64_t asked() const noexcept { return counts.hits + counts.guests + counts.side; }
+    void settle() noexcept {
+        is_on_trial_ = false;
+        mistaken_ = 0;
+        settled_ = asked();
+    }
+    // Whether a request tells the length that a sequence asks for next.
+    bool tells_now(Sequence& its, uint64_t requested) noexcept {
+        return its.asks() && its.matcher.comes_now(its.key().request) && is_length(length(its), requested);
+    }
+    // Whether nearly all that is served now has been asked for.
+    bool is_over() const noexcept {
+        int64_t left = 0, all = 0;
+        for (const Sequence* each : active_)
+            if (each) {
+                left += each->matcher.left();
+                all += each->matcher.slots();
+            }
+        return left <= std::min(PlanMatcher::kBehind, all / 8);
+    }
+    // Whether a request is one of those of the head whose blocks have been freed.
+    bool is_of_ended_head(uint32_t stream, uint64_t size) const noexcept {
+        if (heads_[stream] == kNone || !has_ended(static_cast<size_t>(heads_[stream]))) return false;
+        const Sequence& head = sequences_[heads_[stream]];
+        return head.matcher.has(size, head.ended, int64_t{head.last_ended} + 1);
+    }
+    // Whether something of the head has been freed: the program may make another model.
+    bool has_head_ended() const noexcept {
+        return std::any_of(heads_.begin(), heads_.end(), [&](int64_t i) { return i != kNone && has_ended(i); });
+    }
+    // The bytes that live in the region of the bodies.
+    uint64_t live_in_body() const noexcept {
+        uint64_t total = 0;
+        if (!present[1]) return 0;
+        const uint32_t end = cell_at(span_);
+        for (uint32_t cell = cell_at(base_); cell < end && (cell = next(taken_, cell, end, true)) < end;) {
+            const uint32_t stop = next(taken_, cell, end, false);
+            total += cells_[stop] - cells_[cell];
+            cell = stop;
+        }
+        for (const Guest& guest : guests_) total += guest.offset >= base_ ? guest.size : 0;
+        return total;
+    }
+    // The kind of which a request is one of the first, or kNone: the kind of the last step before others.
+    int64_t kind_beginning(uint32_t stream, uint64_t size, uint64_t requested) const noexcept {
+        const int64_t all = static_cast<int64_t>(kinds_.size());
+        for (int64_t at = 0; at < kHead; ++at)
+            for (int64_t turn = 0; turn < all; ++turn) {
+                const int64_t kind = (kind_ + turn) % all;
+                for (uint32_t sequence : kinds_[kind])
+                    if (sequences_[sequence].stream == stream && begins(sequences_[sequence], first_of(kind), at, size, requested))
+                        return kind;
+            }
+        return kNone;
+    }
+    uint32_t first_of(int64_t kind) const noexcept {
+        uint32_t first = ~uint32_t{0};
+        for (uint32_t sequence : kinds_[kind]) first = std::min(first, sequences_[sequence].places[0]);
+        return first;
+    }
+    // Whether a request may be that of number `at` in a step, whose places are numbered from `first`.
+    bool begins(const Sequence& its, uint32_t first, int64_t at, uint64_t size, uint64_t requested) const noexcept {
+        const size_t i = static_cast<size_t>(
+            std::lower_bound(its.places.begin(), its.places.end(), first + static_cast<uint32_t>(at)) - its.places.begin());
+        if (i == its.places.size() || its.places[i] != first + at) return false;
+        for (const Key& key : its.keys)
+            if (key.request == i) return is_length(lengths_[static_cast<size_t>(its.lengths) + key.number], requested);
+        return (growths_.empty() || (growths_[its.places[i]].linear == 0 && growths_[its.places[i]].square == 0))
+               && its.matcher.size_of(static_cast<int64_t>(i)) == size;
     }
 
     // The home stream is stream 0 in a plan. What is stream 0 in the program is another stream then, and has its name;

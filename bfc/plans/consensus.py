@@ -8,7 +8,7 @@ from typing import Any
 
 from bfc.libraries import NDArray, np
 from bfc.plans._planning import match
-from bfc.plans.lengths import fitted
+from bfc.plans.lengths import Lengths, fitted
 from bfc.plans.parts import BODY, FOREVER, Part, Rounding
 
 #: Iterations with fewer requests in common do not repeat: the largest stands for all.
@@ -70,7 +70,50 @@ def is_lasting(part: Part) -> NDArray[np.bool_]:
     if part.role == BODY and part.lengths is not None:
         recorded = part.lengths.sizes(part.lengths.recorded)
         lasting |= (part.over > 0) & (recorded <= LASTING)
+        for number, key in enumerate(part.lengths.keys):
+            if key.clear > (number == 0):
+                lasting |= _lives_at(part, key.request)
     return lasting
+
+
+def _lives_at(part: Part, request: int) -> NDArray[np.bool_]:
+    """Which slots live when a request comes: those of its own iteration, and of the one before."""
+    born = np.arange(len(part)) < request
+    lives: NDArray[np.bool_] = (born & (part.end > request)) | (part.over > request)
+    return lives
+
+
+def with_clear_keys(part: Part, rounded: Rounding) -> Part | None:
+    """The same, with what lives when a key comes in the region of what is never freed, where none
+    of it is large and grows with a length: so more room can be made at that key. None if that can
+    be done for no key, or nothing would change."""
+    lengths = part.lengths
+    if lengths is None or part.role != BODY:
+        return None
+    grows = _grows(lengths) & (lengths.sizes(lengths.recorded) > LASTING)
+    chosen = [
+        number
+        for number, key in enumerate(lengths.keys)
+        if not (grows & _lives_at(part, key.request)).any()
+    ]
+    made = replace(part, lengths=lengths.cleared(chosen))
+    if 0 not in chosen or (len(chosen) == 1 and (is_lasting(made) == is_lasting(part)).all()):
+        return None
+    return _with_room(made, rounded)
+
+
+def _grows(lengths: Lengths) -> NDArray[np.bool_]:
+    grows: NDArray[np.bool_] = (lengths.growth[:, 1:] != 0).any(axis=1)
+    return grows
+
+
+def _with_room(part: Part, rounded: Rounding) -> Part:
+    """The slots with their sizes at the longest lengths. What lasts, and grows, has more room."""
+    lengths = part.lengths
+    assert lengths is not None
+    size = rounded(lengths.sizes(lengths.longest))
+    grows = is_lasting(part) & _grows(lengths)
+    return replace(part, size=np.where(grows, np.uint64(ROOM) * size, size))
 
 
 def of_lengths(
@@ -91,10 +134,7 @@ def of_lengths(
     end, over = (
         np.max([getattr(parts[i], name) for i in alike], axis=0) for name in ("end", "over")
     )
-    size = rounded(lengths.sizes(lengths.longest))
-    made = replace(last, size=size, end=end, over=over, lengths=lengths)
-    grows = is_lasting(made) & (lengths.growth[:, 1:] != 0).any(axis=1)
-    made = replace(made, size=np.where(grows, np.uint64(ROOM) * size, size))
+    made = _with_room(replace(last, end=end, over=over, lengths=lengths), rounded)
     longest = max((parts[i] for i in alike), key=Part.peak)
     if len(lengths.keys) == 1 and made.peak() > GROWTH * longest.peak():
         return None

@@ -37,6 +37,10 @@ class Key:
     #: for a key that has nothing to do with the first one.
     above: int = 0
     slope: int = 0
+    #: 1 if nothing lives in the region of the bodies when its request comes, as far as is known:
+    #: more room can be made then. 0 if something does. 2 for a first key of which that is so since
+    #: what outlives its iteration, and does not grow, lies in the region of what is never freed.
+    clear: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,21 @@ class Lengths:
         x = np.array(lengths, np.float64)[self.follows]
         terms = np.abs(self.growth.astype(np.float64))
         return int((terms[:, 0] + terms[:, 1] * x + terms[:, 2] * x**2).max())
+
+    def cleared(self, numbers: Sequence[int]) -> Lengths:
+        """The same, where nothing lives in the region of the bodies when these keys come, by
+        number. Those that have all that are like them among these need no spare room."""
+        chosen = {0, *numbers}
+        others = {key.like for number, key in enumerate(self.keys) if number not in chosen}
+        keys = [
+            replace(
+                key,
+                clear=(number in chosen) + (number == 0),
+                longest=key.longest if key.like in others else key.recorded,
+            )
+            for number, key in enumerate(self.keys)
+        ]
+        return replace(self, keys=tuple(keys))
 
     @property
     def recorded(self) -> list[int]:
@@ -149,7 +168,12 @@ def _of_many(size: NDArray[np.int64], varies: NDArray[np.bool_], most_keys: int)
     keys, growth = _refined(found, growth, follows)
     scale = [old[1] // key.unit for old, key in zip(found, keys, strict=True)]
     lengths = [row * times for row, times in zip(rows, scale, strict=True)]
-    keys = _bounded(_with_spare(_alike(keys, growth, follows), lengths), lengths)
+    keys = _bounded(_alike(keys, growth, follows), lengths)
+    spare = _spare(keys, lengths)
+    keys = tuple(
+        replace(key, longest=key.longest + room, clear=int(number == 0))
+        for number, (key, room) in enumerate(zip(keys, spare, strict=True))
+    )
     return Lengths(keys, follows.astype(np.uint32), growth)
 
 
@@ -234,17 +258,17 @@ def _alike(
     )
 
 
-def _with_spare(keys: tuple[Key, ...], lengths: list[NDArray[np.int64]]) -> tuple[Key, ...]:
-    """The keys, with room for lengths a little longer than those that were recorded: the first
-    request of a step can have the places laid out anew, and a later one cannot. Of numbers that are
-    as likely as each other the next largest is that far away."""
+def _spare(keys: tuple[Key, ...], lengths: list[NDArray[np.int64]]) -> list[int]:
+    """How much room there is to be for lengths longer than those that were recorded: the first
+    request of a step can have the places laid out anew, and a later one often cannot. Of numbers
+    that are as likely as each other the next largest is that far away."""
     spare = {}
     for of in {key.like for key in keys[1:]}:
         its = np.concatenate(
             [length for key, length in zip(keys, lengths, strict=True) if key.like == of]
         )
         spare[of] = int(its.max() - its.min()) // len(its)
-    return tuple(replace(key, longest=key.longest + spare.get(key.like, 0)) for key in keys)
+    return [spare.get(key.like, 0) for key in keys]
 
 
 def _bounded(keys: tuple[Key, ...], lengths: list[NDArray[np.int64]]) -> tuple[Key, ...]:

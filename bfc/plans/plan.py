@@ -13,7 +13,15 @@ from bfc.errors import PlanError, SettingsError
 from bfc.files import named_in_errors, read_arrays, replacing
 from bfc.libraries import NDArray, np
 from bfc.plans._planning import as_torch_rounds
-from bfc.plans.consensus import AGREES, consensus, is_lasting, matched, of_lengths, places
+from bfc.plans.consensus import (
+    AGREES,
+    consensus,
+    is_lasting,
+    matched,
+    of_lengths,
+    places,
+    with_clear_keys,
+)
 from bfc.plans.layout import planned
 from bfc.plans.lengths import MOST_BYTES, MOST_KEYS, Key, Lengths
 from bfc.plans.lives import Lives
@@ -52,7 +60,7 @@ COLUMNS = {
     "over": "uint32",
     "stream": "uint16",
 }
-FORMAT, VERSION = "bfc plan", 3
+FORMAT, VERSION = "bfc plan", 4
 #: The most bytes of a file's description.
 MOST_TEXT = 1 << 20
 #: How many iterations of a kind become one.
@@ -60,6 +68,9 @@ ITERATIONS = 3
 #: A plan whose sizes follow from several lengths serves iterations that are longer than all before,
 #: too: it is taken if it needs no more than so many times what it would without.
 ROOM = 1.05
+#: What lives when a length is told lies in the region of what is never freed, where the places take
+#: no more than so many times what they would otherwise.
+APART = 1.01
 #: A plan is served if the policy reserves less than this part of what it reserves without one.
 GATE = 0.95
 
@@ -232,12 +243,18 @@ class Plan:
 
         def tried(most_keys: int) -> Plan:
             plan = made(_parts(requests, found, most_keys))
+            clear = _with_clear_keys(plan.parts, requests.rounded)
+            if is_apart := clear is not None and (apart := made(clear)).span <= APART * plan.span:
+                plan = apart
             if _comes_again(found):
                 plans = [plan]
                 if not _are_alike(requests, found, plan):
-                    plans += [
-                        made(_parts(requests, found, most_keys, i)) for i in range(ITERATIONS)
-                    ]
+                    others = [_parts(requests, found, most_keys, i) for i in range(ITERATIONS)]
+                    if is_apart:
+                        others = [
+                            _with_clear_keys(parts, requests.rounded) or parts for parts in others
+                        ]
+                    plans += [made(parts) for parts in others]
                 plan.planned = max(policy.reserves(run, each) for each in plans)
             return plan
 
@@ -495,7 +512,7 @@ class Plan:
 #: The numbers of a plan and of its parts that a file has beside the slots.
 FIGURES = ("base", "body", "bound", "peak", "online", "planned")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
-OF_A_KEY = ("request", "unit", "recorded", "longest", "like", "above", "slope")
+OF_A_KEY = ("request", "unit", "recorded", "longest", "like", "above", "slope", "clear")
 
 
 def _marks_of(
@@ -572,6 +589,14 @@ def _parts(
         varying = _with_lengths(requests, its, most_keys, left_out)
         parts += _body_of(requests, its, _known(requests, its, left_out), varying)
     return parts
+
+
+def _with_clear_keys(parts: Sequence[Part], rounded: Rounding) -> list[Part] | None:
+    """The same parts, with room to be made at more keys; None if nothing changes."""
+    changed = [with_clear_keys(part, rounded) for part in parts]
+    if not any(part is not None for part in changed):
+        return None
+    return [old if new is None else new for old, new in zip(parts, changed, strict=True)]
 
 
 def _by_kind(found: list[Stretch]) -> dict[str, list[Stretch]]:
@@ -807,6 +832,7 @@ def _lengths_of_part(part: dict[str, Any], growth: NDArray[Any], follows: NDArra
         most = max(key.recorded, key.longest)
         right = right and key.unit > 0 and key.longest > 0 and most < MOST_BYTES
         right = right and key.like <= number and int(follows[key.request]) == number
+        right = right and key.clear <= 1 + (number == 0)
         right = right and growth[key.request].tolist() == [0, key.unit, 0]
     if not right:
         raise PlanError("the lengths of a part have no requests that tell them")

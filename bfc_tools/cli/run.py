@@ -68,8 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--plan",
         type=Path,
         metavar="FILE",
-        help="serve a plan that `bfc plan` wrote, of a recording of this program; an iteration "
-        "ends with each step of its first optimizer",
+        help="serve a plan that `bfc plan` wrote, of a recording of this program; its iterations "
+        "are recognised by what they ask for",
     )
     add(
         "--history",

@@ -8,7 +8,6 @@ import difflib
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -143,29 +142,10 @@ def use_plan(pool: bfc.CachingAllocator, file: str) -> None:
     """Has a pool serve the plan of a file, or says why it does not."""
     plan = bfc.Plan.load(file)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # which says the same
-        pool.use_plan(plan)
+        pool.use_plan(plan, steps="auto")
     stats = pool.plan_stats()
     if stats["state"] in ("none", "declined", "switched off"):
         tell(f"bfc: {file} is not served, the policy alone is: {stats['why']}")
-    else:
-        _follow_steps(pool, plan.kinds[0])
-
-
-def _follow_steps(pool: bfc.CachingAllocator, kind: str) -> None:
-    """Begins a step of a pool's plan whenever an optimizer has made its own: the first optimizer
-    that does, since a program with two makes two in an iteration."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    first: list[Any] = []
-    begun = ExitStack()
-
-    def stepped(optimizer: Any, *_: object) -> None:
-        first[:] = first or [optimizer]
-        if optimizer is first[0]:
-            begun.close()
-            begun.enter_context(pool.step(kind))
-
-    register_optimizer_step_post_hook(stepped)
 
 
 def _say(books: _torch_cuda.Books, wanted: Wanted, settings: str, pid: int) -> None:
