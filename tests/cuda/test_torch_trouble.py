@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cuda_machine import ON_GPU
-from torch_runtime import Run, with_torch
+from documents import ROOT
+from torch_runtime import Run, environment, with_torch
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="calls of the emulated driver fail")
 
@@ -200,3 +203,19 @@ def test_without_a_compiler_one_sentence_says_what_to_install(run: Run, tmp_path
     printed = run(script, str(tmp_path))
     assert "install gcc or clang, or name one in CXX" in printed.splitlines()[0]
     assert "backend: native" in printed
+
+
+@with_torch
+@pytest.mark.parametrize("kind", ["caching", "stitch", "expandable"])
+def test_threads_never_wait_for_each_other_for_ever(runtime: Path | None, kind: str) -> None:
+    """With all that they can ask for at once: a watchdog ends what hangs."""
+    tries = 60
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", ROOT / "tests/helpers/torch_tangle.py", kind, str(tries)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment(runtime),
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tries} tries")
