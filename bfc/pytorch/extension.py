@@ -15,12 +15,14 @@ import importlib.machinery
 import importlib.util
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -59,21 +61,30 @@ def load(wanted: Extension) -> ModuleType:
     RuntimeError where the source does not compile, the cache cannot be written, or what was
     compiled does not load.
     """
+    path = made(wanted)
+    with contextlib.suppress(ImportError):  # a torch of the same name is another one now
+        return _module(wanted.name, path)
+    path.unlink(missing_ok=True)
+    path = made(wanted)
+    try:
+        return _module(wanted.name, path)
+    except ImportError as error:
+        path.unlink(missing_ok=True)
+        raise RuntimeError(
+            f"{wanted.what} was compiled for torch {supported_torch(wanted).__version__} and does "
+            f"not load: {error}"
+        ) from error
+
+
+def made(wanted: Extension) -> Path:
+    """The extension's file in the cache, compiled first if it is not there. Raises as `load`."""
     torch = supported_torch(wanted)
     folder = cache() / wanted.folder / _key(torch, wanted)
-    for made in _whole(folder):
-        with contextlib.suppress(ImportError):  # a torch of the same name is another one now
-            return _module(wanted.name, made)
-        made.unlink(missing_ok=True)
+    found = next(_whole(folder), None)
+    if found is not None:
+        return found
     with _alone(folder):
-        made = next(_whole(folder), None) or _build(torch, wanted, folder)
-    try:
-        return _module(wanted.name, made)
-    except ImportError as error:
-        made.unlink(missing_ok=True)
-        raise RuntimeError(
-            f"{wanted.what} was compiled for torch {torch.__version__} and does not load: {error}"
-        ) from error
+        return next(_whole(folder), None) or _build(torch, wanted, folder)
 
 
 def supported_torch(wanted: Extension) -> Any:
@@ -173,22 +184,25 @@ def _build(torch: Any, wanted: Extension, folder: Path) -> Path:
     """The new file of the cache."""
     command = needed("CXX", "c++", "C++", wanted.what)
     print(COMPILING.format(wanted.what, torch.__version__), file=sys.stderr, flush=True)
-    with kept_in(folder, wanted.what) as scratch:
-        made = scratch / "made.so"
-        for name, text in wanted.stand_ins:
-            (scratch / name).parent.mkdir(exist_ok=True)
-            (scratch / name).write_text(text)
+    # The compiler writes to a temporary folder: in a prediction Python alone may see the cache.
+    with kept_in(folder, wanted.what) as kept, TemporaryDirectory(prefix="bfc-building-") as name:
+        scratch, moved = Path(name), kept / "made.so"
+        file = scratch / "made.so"
+        for header, text in wanted.stand_ins:
+            (scratch / header).parent.mkdir(exist_ok=True)
+            (scratch / header).write_text(text)
         arguments = [
             *command,
             *_arguments(torch, wanted),
             "-idirafter",
             str(scratch),
             "-o",
-            str(made),
+            str(file),
         ]
         _compile(arguments, wanted.what, torch, folder)
-        number = _digest(made.read_bytes())
-        return made.replace(folder / f"{_compiler_number(command)}-{number}.so")
+        shutil.copyfile(file, moved)
+        number = _digest(moved.read_bytes())
+        return moved.replace(folder / f"{_compiler_number(command)}-{number}.so")
 
 
 def _arguments(torch: Any, wanted: Extension) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bfc.errors import DeviceUnavailableError
 from bfc.pytorch import extension
+from bfc_tools.predicting import outside
 
 #: The versions of torch whose internals were looked at.
 OLDEST, NEWEST = (2, 9), (2, 15)
@@ -35,6 +36,9 @@ def supported_torch() -> Any:
 
 
 def load() -> ModuleType:
-    """The module of guard.cpp."""
+    """The module of guard.cpp. Where files are kept apart, it is written for real first, if it was
+    compiled just now: under Landlock the system's loader sees no other."""
     supported_torch()
+    if outside.link is not None:
+        outside.link.write_new(str(extension.made(EXTENSION)))
     return extension.load(EXTENSION)

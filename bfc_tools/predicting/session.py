@@ -100,8 +100,6 @@ def predict(
     torch = guard.supported_torch()
     settings_in_force(settings)  # before anything is compiled
     module = guard.load()
-    if outside.link is not None:
-        outside.link.write_new(module.__file__ or "")  # if it was compiled just now
 
     from bfc.pytorch.extension import torch_version
     from bfc_tools.predicting import fake_torch, hooks, nvml, rules
