@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -277,17 +278,22 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     ours, rest = parser.parse_known_args(hidden)
     vars(arguments).update(vars(ours))
     _tell(script, sorted(vars(ours)), left)
+    for word in rest:
+        name = word.partition("=")[0]
+        near = get_close_matches(name, [f"--{one}" for one in NAMES], 1, 0.8)
+        if near and not _has(text, name):
+            tell(f"bfc: {name} goes to {script}. Did you mean bfc's own {near[0]!r}?")
     return script, [word.removeprefix(HIDDEN) for word in rest] + own
 
 
 #: Before a word that is the script's, so that our parser leaves it where it is.
 HIDDEN = "\0"
 #: Our options that may stand behind the script.
-OPTIONS = re.compile(
-    r"--(device|budget|cc|sms|steps|forwards|seconds|settings|oom|real-files|save|by|no-advice|json|"
-    r"markdown)(=.*)?",
-    re.DOTALL,
+NAMES = (
+    *("device", "budget", "cc", "sms", "steps", "forwards", "seconds", "settings", "oom"),
+    *("real-files", "save", "by", "no-advice", "json", "markdown"),
 )
+OPTIONS = re.compile(rf"--({'|'.join(NAMES)})(=.*)?", re.DOTALL)
 
 
 def _hide(word: str, following: list[str], text: str, left: list[str]) -> str:
@@ -300,10 +306,15 @@ def _hide(word: str, following: list[str], text: str, left: list[str]) -> str:
     if name == "--device":  # --device cuda is the script's, --device h100 is not
         is_the_scripts = SCRIPTS_DEVICES.fullmatch(value) is not None
     else:
-        is_the_scripts = re.search(rf"[\"']{re.escape(name)}[\"']", text) is not None
+        is_the_scripts = _has(text, name)
         if is_the_scripts:
             left.append(name)
     return HIDDEN + word if is_the_scripts else word
+
+
+def _has(text: str, name: str) -> bool:
+    """Whether a script's text names an option."""
+    return re.search(rf"[\"']{re.escape(name)}[\"']", text) is not None
 
 
 def _file_of(module: str) -> Path:

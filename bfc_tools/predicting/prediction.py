@@ -134,6 +134,7 @@ class Prediction:
         self.torch_version: str = torch.__version__
         self._memory = memory
         self._recorder = recorder
+        self._until = ""  # how the program ended too early
         #: What keeps the program's files apart, unless they are real.
         self.files: Layer | Outside | None = None
         self._trace: Trace | None = None
@@ -406,7 +407,7 @@ class Prediction:
             The most that PyTorch may take there, in bytes or as a text, if not all of it.
         until : str, optional
             How the program ended too early, if not by an error about memory, as "failed": that it
-            fits is not known then.
+            fits is not known then. The default is how `ended_by` was told.
 
         Returns
         -------
@@ -423,7 +424,7 @@ class Prediction:
             on += f", of which the program allows PyTorch {format_bytes(limit)}"
         elif device is None and gpu.memory != usable:
             on += f", of which PyTorch can take {format_bytes(usable)}"
-        return decide(self, limit, on, until=until)
+        return decide(self, limit, on, until=until or self._until)
 
     def fits(self, device: SupportsIndex | str | None = None) -> bool:
         """Whether it fits, under the settings in force.
@@ -439,12 +440,16 @@ class Prediction:
         bool
             Whether PyTorch serves every request there, also if the last step goes on, and, before
             PyTorch 2.13, whatever addresses the driver gives. False if the program was refused
-            memory (`oom=True`), even if it has caught the error.
+            memory (`oom=True`), even if it has caught the error, or if an error ended it before
+            that it fits was known.
         """
         return bool(self.verdict(device).fits)
 
     def ended_by(self, error: BaseException) -> None:
-        """Notes that an error ended the program: without memory for it, it does not fit.
+        """Notes that an error ended the program; `with bfc.predict()` does so itself.
+
+        Where it ran out of memory, it does not fit. After another error it is not known whether it
+        fits.
 
         Parameters
         ----------
@@ -453,6 +458,10 @@ class Prediction:
         """
         if type(error).__name__ == "OutOfMemoryError":
             self._memory.ran_out = True
+        elif isinstance(error, KeyboardInterrupt):
+            self._until = "was interrupted"
+        elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self._until = "failed"
 
     def advise(self, device: SupportsIndex | str | None = None) -> Advice:
         """Find the settings that make it fit.

@@ -106,6 +106,19 @@ def test_an_option_that_the_script_has_is_left_to_it(
     assert ("bfc: " in err) == bool(note)
 
 
+def test_an_option_that_is_nearly_ours_goes_to_the_script_with_a_word(script, capsys) -> None:
+    """A script that looks at none was predicted for another device than was meant."""
+    text = "import sys, torch\ntorch.ones(3, device='cuda')\nprint(sys.argv[1:], '--second')\n"
+    file = script(text)
+    assert main(["predict", "--json", file, "--devcie", "a100", "--second=1"]) == 0
+    err = capsys.readouterr().err
+    assert "['--devcie', 'a100', '--second=1']" in err
+    assert err.count("Did you mean") == 1
+    assert "--devcie goes to train.py. Did you mean bfc's own '--device'?" in err
+    assert main(["predict", "--json", file, "--", "--devcie"]) == 0
+    assert "Did you mean" not in capsys.readouterr().err
+
+
 def test_a_module_is_run_as_python_runs_it(script, capsys, tmp_path) -> None:
     package = tmp_path / "pack"
     package.mkdir()

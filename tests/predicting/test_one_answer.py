@@ -3,11 +3,13 @@ matrix of programs and options, each held against what any two of them may contr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import bfc
 from bfc.units import parse_bytes
@@ -170,6 +172,34 @@ def test_no_part_contradicts_another(asked, monkeypatch, program: str, options: 
         if row["policy"] == "caching" and options != "fraction":
             now = [*words, "--settings", row["settings"]]
             assert asked(text, *now)[0] in (0, 2), row["settings"]
+
+
+@pytest.mark.parametrize("oom", [False, True])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_block_in_python_says_what_the_command_says(asked, program: str, oom: bool) -> None:
+    """Where the program failed, the block said that it fits, and the command that this holds until
+    then."""
+    text = PROGRAMS[program]
+    code, out = asked(text, "--device", "200MiB", "--no-advice", *["--oom"] * oom)
+    with contextlib.suppress(BaseException), bfc.predict(device="200MiB", oom=oom) as run:
+        exec(compile(HEAD + text, "train.py", "exec"), {"__name__": "__main__"})
+    found = run.to_dict()
+    assert str(run).startswith(f"{found['answer']}\n")
+    assert found["answer"] == out.partition("\n")[0]
+    assert {True: 0, False: 1, None: 2}[found["fits"]] == code
+    assert run.fits() == (code == 0)
+    assert bool(found["reason"]) == (found["fits"] is False)
+
+
+def test_a_block_that_is_left_on_purpose_has_not_failed() -> None:
+    with contextlib.suppress(SystemExit), bfc.predict("h100") as run:
+        torch.ones(3, device="cuda")
+        raise SystemExit
+    assert run.fits()
+    with contextlib.suppress(KeyboardInterrupt), bfc.predict("h100") as run:
+        torch.ones(3, device="cuda")
+        raise KeyboardInterrupt
+    assert str(run).startswith("Until it was interrupted: It fits on ")
 
 
 def test_a_saved_prediction_is_advised_as_it_was(asked, capsys) -> None:
