@@ -339,10 +339,11 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void begin_lengths(const uint32_t* sequences, size_t count)
         void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, cbool is_clear) except +
         void end_lengths() except +
-        void add_kind(const vector[uint32_t]& sequences) except +
+        void add_kind(const vector[uint32_t]& sequences, int64_t follower) except +
         int64_t turn(uint32_t stream, uint64_t size, uint64_t requested)
         void note_begun(int64_t kind)
         cbool note_ended()
+        cbool is_mostly_over()
         cbool is_idle_for_long()
         cbool is_in_vain()
         uint64_t bytes_of(uint32_t stream, uint64_t length)

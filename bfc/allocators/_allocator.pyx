@@ -831,7 +831,7 @@ cdef class Allocator(BufferOwner):
         head allocates counts as allocated already, and the region of what is never freed is not taken.
 
         With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
-        nearly all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
+        all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
         planned, it was none, and the policy goes on. Where no iteration comes for long, the region of the bodies goes
         back; where none is recognised, the plan ends, with a warning. A step of `step` goes before.
 

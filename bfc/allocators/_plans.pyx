@@ -280,8 +280,9 @@ cdef class Planned:
             self.add_lengths(at, served.first[kind], first[kind], told)
             self.add_lengths(at, served.later[kind], later[kind], told)
         server.end_lengths()
-        for numbers in later.values():
-            server.add_kind(numbers)
+        names = list(later)
+        for kind, numbers in later.items():
+            server.add_kind(numbers, names.index(served.followers[kind]) if kind in served.followers else -1)
         cdef list head = self.add_orders(at, served.head, served.once)
         for number in head:
             server.set_head(number)
@@ -695,12 +696,18 @@ cdef class Planned:
 
     cdef int end_own(self, object allocator) except -1:
         """Ends the step that is open, if it has begun by itself. Its figures count if most of it was as planned."""
-        cdef cbool was_one
+        cdef cbool was_one, was_whole
         if not self.is_own:
             return 0
         self.is_own = False
         kind = self.step
+        acquire_lock(self.lock[0])
+        was_whole = self.server != NULL and self.server.is_mostly_over()
+        self.lock.release()
         self.leave(False)
+        if self.grown is not None and not was_whole:    # an evaluation, perhaps, which begins as an iteration does
+            self.refused[self.grown[0]] = longest_of(self.plan, self.grown[0]), self.steps + STEPS_UNTIL_TRIED_AGAIN
+            self.found = 0
         acquire_lock(self.lock[0])
         was_one = self.server != NULL and self.server.note_ended()
         self.lock.release()

@@ -134,9 +134,10 @@ public:
             }
         }
     }
-    // Another kind of step, which asks for these sequences.
-    void add_kind(const std::vector<uint32_t>& sequences) {
+    // Another kind of step, which asks for these sequences, and the number of the kind that always comes after it, or kNone.
+    void add_kind(const std::vector<uint32_t>& sequences, int64_t follower) {
         kinds_.push_back(sequences);
+        followers_.push_back(follower);
         size_t requests = 0;
         for (uint32_t sequence : sequences) requests += sequences_[sequence].places.size();
         longest_ = std::max(longest_, requests);
@@ -322,7 +323,7 @@ public:
         if (may_be_head && !(now && now->matcher.comes_next(size))) return kEnds;
         if (now && (now->matcher.find(size) >= 0 || tells_now(*now, requested))) return kGoesOn;
         const int64_t kind = asked() < not_before_ ? kNone : kind_beginning(stream, size, requested);
-        if (kind != kNone && (is_over() || live_in_body() <= low_)) return kind;
+        if (kind != kNone && (count_left().first == 0 || live_in_body() <= low_)) return kind;
         const bool ends = in_step && is_over() && (has_head_ended() || ++extra_ > static_cast<uint64_t>(PlanMatcher::kBehind));
         return ends ? kEnds : kGoesOn;
     }
@@ -343,6 +344,7 @@ public:
         outside_ = asked();
         is_own_ = false;
         if (was_one) {
+            expected_ = followers_[kind_];
             settle();
             return true;
         }
@@ -350,6 +352,11 @@ public:
         for (size_t i = 0; from_head_ && i < heads_.size(); ++i)    // what was served before goes on
             if (heads_[i] != kNone) active_[i] = &sequences_[heads_[i]];
         return false;
+    }
+    // Whether most of the requests of the open step have come: an evaluation may begin as an iteration does.
+    bool is_mostly_over() const noexcept {
+        const auto [left, all] = count_left();
+        return 4 * left <= all;
     }
     // Whether so many requests have come since the last step that the memory of an iteration has been idle for long; or
     // so many that the iterations will not come.
@@ -820,11 +827,13 @@ private:
     uint64_t outside_ = 0;              // and when the last one ended, or what was idle went back
     uint64_t mistaken_ = 0;             // in a row: steps that were none
     uint64_t extra_ = 0;                // requests behind the end of the step
-    int64_t kind_ = 0;
+    int64_t kind_ = 0;                  // of the last step
+    int64_t expected_ = kNone;          // the kind that comes next, as far as is known
     bool is_own_ = false, is_on_trial_ = false, from_head_ = false;     // of the step that is open
     bool is_paused_ = false;            // something of the head has been freed in such a step: the next request tells more
     std::vector<Sequence*> paused_;     // what was active then
     std::vector<std::vector<uint32_t>> kinds_;  // the sequences of each kind's steps but the first
+    std::vector<int64_t> followers_;    // by kind
     size_t longest_ = 0;                // the requests of the longest
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
@@ -836,8 +845,8 @@ private:
         return lengths_[static_cast<size_t>(its.lengths) + its.key().number];
     }
 
-    bool is_length(const Length& known, uint64_t requested) const noexcept {
-        return requested % known.unit == 0 && requested / known.unit - 1 < kFarthest * known.longest;
+    bool is_length(const Length& known, uint64_t requested, uint64_t most = kFarthest) const noexcept {
+        return requested % known.unit == 0 && requested / known.unit - 1 < most * known.longest;
     }
     // The length that the request before this one told after all, or 0: one that stands before it was left out, and this
     // one is what comes behind it at that length, and not what would tell one itself.
@@ -869,13 +878,17 @@ private:
     }
     // Whether nearly all that is served now has been asked for.
     bool is_over() const noexcept {
+        const auto [left, all] = count_left();
+        return left <= std::min(PlanMatcher::kBehind, all / 8);
+    }
+    std::pair<int64_t, int64_t> count_left() const noexcept {
         int64_t left = 0, all = 0;
         for (const Sequence* each : active_)
             if (each) {
                 left += each->matcher.left();
                 all += each->matcher.slots();
             }
-        return left <= std::min(PlanMatcher::kBehind, all / 8);
+        return {left, all};
     }
     // Whether a request is one of those of the head whose blocks have been freed.
     bool is_of_ended_head(uint32_t stream, uint64_t size) const noexcept {
@@ -900,30 +913,41 @@ private:
         for (const Guest& guest : guests_) total += guest.offset >= base_ ? guest.size : 0;
         return total;
     }
-    // The kind of which a request is one of the first, or kNone: the kind of the last step before others.
+    // The kind of which a request is one of the first, or kNone: the one that always comes after the last before others,
+    // then one that has room for the length that this tells.
     int64_t kind_beginning(uint32_t stream, uint64_t size, uint64_t requested) const noexcept {
         const int64_t all = static_cast<int64_t>(kinds_.size());
-        for (int64_t at = 0; at < kHead; ++at)
-            for (int64_t turn = 0; turn < all; ++turn) {
-                const int64_t kind = (kind_ + turn) % all;
-                for (uint32_t sequence : kinds_[kind])
-                    if (sequences_[sequence].stream == stream && begins(sequences_[sequence], first_of(kind), at, size, requested))
-                        return kind;
-            }
+        const int64_t expected = is_own_ ? followers_[kind_] : expected_;
+        for (int64_t at = 0; expected != kNone && at < kHead; ++at)
+            if (begins(expected, stream, at, size, requested, kFarthest)) return expected;
+        for (const uint64_t most : {uint64_t{1}, kFarthest})
+            for (int64_t at = 0; at < kHead; ++at)
+                for (int64_t turn = 0; turn < all; ++turn)
+                    if (begins((kind_ + turn) % all, stream, at, size, requested, most)) return (kind_ + turn) % all;
         return kNone;
+    }
+    bool begins(int64_t kind, uint32_t stream, int64_t at, uint64_t size, uint64_t requested,
+                uint64_t most) const noexcept {
+        for (uint32_t sequence : kinds_[kind])
+            if (sequences_[sequence].stream == stream
+                && begins(sequences_[sequence], first_of(kind), at, size, requested, most)) return true;
+        return false;
     }
     uint32_t first_of(int64_t kind) const noexcept {
         uint32_t first = ~uint32_t{0};
         for (uint32_t sequence : kinds_[kind]) first = std::min(first, sequences_[sequence].places[0]);
         return first;
     }
-    // Whether a request may be that of number `at` in a step, whose places are numbered from `first`.
-    bool begins(const Sequence& its, uint32_t first, int64_t at, uint64_t size, uint64_t requested) const noexcept {
+    // Whether a request may be that of number `at` in a step, whose places are numbered from `first`, of a length at most
+    // so many times the longest for which there is room.
+    bool begins(const Sequence& its, uint32_t first, int64_t at, uint64_t size, uint64_t requested,
+                uint64_t most) const noexcept {
         const size_t i = static_cast<size_t>(
             std::lower_bound(its.places.begin(), its.places.end(), first + static_cast<uint32_t>(at)) - its.places.begin());
         if (i == its.places.size() || its.places[i] != first + at) return false;
         for (const Key& key : its.keys)
-            if (key.request == i) return is_length(lengths_[static_cast<size_t>(its.lengths) + key.number], requested);
+            if (key.request == i)
+                return is_length(lengths_[static_cast<size_t>(its.lengths) + key.number], requested, most);
         return (growths_.empty() || (growths_[its.places[i]].linear == 0 && growths_[its.places[i]].square == 0))
                && its.matcher.size_of(static_cast<int64_t>(i)) == size;
     }

@@ -61,6 +61,8 @@ class Part:
     left_out : int
         How many requests of a recorded iteration have no slot, since the blocks outlive the next
         iteration, too.
+    follower : str
+        Of a body: the kind of iteration that always came after one of this kind, or "".
     lengths : Lengths or None
         How the sizes follow from the length of an iteration. The slots have room for the longest.
     """
@@ -76,6 +78,7 @@ class Part:
     agreeing: int = 1
     agreement: float = 1.0
     left_out: int = 0
+    follower: str = ""
     lengths: Lengths | None = None
 
     def __len__(self) -> int:

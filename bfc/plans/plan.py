@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -445,7 +446,7 @@ class Plan:
         described["parts"] = [
             {"slots": len(part)}
             | {name: getattr(part, name) for name in PART_FACTS}
-            | {"lengths": _told(part.lengths)}
+            | {"follower": part.follower, "lengths": _told(part.lengths)}
             for part in self.parts
         ]
         arrays: dict[str, Any] = {
@@ -585,10 +586,17 @@ def _parts(
             f"the marks name {len(kinds)} kinds of iterations, and a plan has at most "
             f"{MOST_KINDS}: iterations that ask for the same are of one kind"
         )
-    for its in kinds.values():
+    for kind, its in kinds.items():
         varying = _with_lengths(requests, its, most_keys, left_out)
-        parts += _body_of(requests, its, _known(requests, its, left_out), varying)
+        body, *late = _body_of(requests, its, _known(requests, its, left_out), varying)
+        parts += [replace(body, follower=_follower(found, kind)), *late]
     return parts
+
+
+def _follower(found: list[Stretch], kind: str) -> str:
+    """The kind that always comes after another, or ""."""
+    after = {other.kind for one, other in itertools.pairwise(found) if one.kind == kind}
+    return after.pop() if len(after) == 1 else ""
 
 
 def _with_clear_keys(parts: Sequence[Part], rounded: Rounding) -> list[Part] | None:
@@ -762,6 +770,8 @@ def _described(text: NDArray[Any]) -> dict[str, Any]:
         numbers += [part.get(name) for name in ("slots", "recorded", "agreeing", "left_out")]
         if type(part.get("kind")) is not str or type(part.get("agreement")) is not float:
             raise PlanError("a part of it lacks its kind or its agreement")
+        if part.get("follower") not in ("", *(other.get("kind") for other in said["parts"])):
+            raise PlanError("a part of it names no kind that follows it")
         lengths = part.get("lengths")
         if lengths is not None:
             if not isinstance(lengths, list) or not 0 < len(lengths) <= MOST_KEYS:
@@ -790,6 +800,7 @@ def _checked(said: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> Plan:
         Part(
             **{name: values[i] for name, values in columns.items()},
             **{name: described[name] for name in PART_FACTS},
+            follower=described["follower"],
             lengths=lengths[i],
         )
         for i, described in enumerate(said["parts"])

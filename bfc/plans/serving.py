@@ -42,6 +42,7 @@ class Served:
     #: many bytes a length of 1 is, the longest for which there is room, and whether more can be
     #: made when it is told.
     lengths: dict[str, list[tuple[int, int, int, bool]]]
+    followers: dict[str, str]  # the kind that always comes after each, where one does
     #: The bytes of each place before they are rounded, as a polynomial of the length, shape
     #: (places, 3), and which of its kind's lengths that is. Empty if there are no lengths.
     growth: NDArray[np.int64]
@@ -93,6 +94,7 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
         first,
         orders,
         lengths,
+        {part.kind: part.follower for part in parts if part.follower},
         growth,
         follows,
     )

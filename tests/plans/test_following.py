@@ -17,8 +17,15 @@ import pytest
 from repeated_runs import DisturbedProgram
 
 import bfc
-from bench.lengths import RUNS, vision
-from bench.plans import caching, first_iterations, growing_bfc, reserved, without_marks
+from bench.lengths import vision
+from bench.plans import (
+    MADE_UP,
+    caching,
+    first_iterations,
+    growing_bfc,
+    reserved,
+    without_marks,
+)
 from bench.repeated import most_live
 
 MIB = 1 << 20
@@ -171,10 +178,10 @@ def test_a_program_without_marks_takes_what_its_plan_says(policy: str):
         pool.use_plan(None)
 
 
-@pytest.mark.parametrize("name", ["length", "height and width", "sampled nodes"])
+@pytest.mark.parametrize("name", ["length", "height and width", "two models in turn"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_lengths_are_read_without_marks(policy: str, name: str):
-    trace = RUNS[name](0)
+    trace = MADE_UP[name](0)
     plan = bfc.Plan.from_trace(first_iterations(trace, 10), fallback=policy)
     taken = []
     for played, steps in ((trace, None), (without_marks(trace), "auto")):
@@ -214,6 +221,35 @@ def test_disturbed_programs_keep_their_contents(policy: str, seed: int):
                     assert pool.plan_stats()["agreement"] > 0.9
                 run.end()
                 training.loss = None
+
+
+def of_length(n: int, whole: bool = True) -> list[int]:
+    return [n * 4096, *[n * 65536] * 4, *([n * 32768] * 12 if whole else [])]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_longer_evaluations_make_room_once(policy: str):
+    """They begin as an iteration does, and ask for less: the room that was made goes back."""
+    ops, ids, sizes, marks = [], [], [], []
+    for n in (100, 300, 200, 100):
+        marks.append(len(ops))
+        blocks = list(range(len(ops), len(ops) + 17))
+        ops += [0] * 17 + [1] * 17
+        ids += blocks * 2
+        sizes += of_length(n) + [0] * 17
+    plan = bfc.Plan.from_trace(bfc.Trace(ops, ids, sizes), marks=marks, fallback=policy)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan, steps="auto", gate=None)
+        taken = []
+        for n, whole in [(200, True), (550, False), (220, True), *[(550, False), (300, True)] * 3]:
+            held = [pool.allocate(size) for size in of_length(n, whole)]
+            del held
+            taken.append(pool.stats().pool_bytes)
+        assert taken[0] == plan.span < taken[1]
+        if policy == "bfc":  # the other policy keeps what it had for evaluations
+            assert taken[2] == taken[-1] == plan.span
+        assert pool.plan_stats()["recognised"] >= 7
+        assert pool.check() is None
 
 
 def ask_for_others(pool: bfc.Allocator, times: int) -> None:
