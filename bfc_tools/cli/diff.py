@@ -50,6 +50,7 @@ file.
 
 examples:
   bfc diff before.pickle after.pickle -o diff.html
+  bfc diff run.pickle run.pickle --iterations 1 9    what a training holds on to
   bfc diff main.npz branch.npz --allow 64MiB     in CI: fails if the peak grew by more
 """
 
@@ -73,6 +74,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="by how much the peak of B may be larger before the exit code is 1 (default: 0)",
     )
+    add(
+        "--iterations",
+        type=int,
+        nargs=2,
+        metavar=("I", "J"),
+        help="compare iteration I of A with iteration J of B, as `bfc plan` finds them: 0 is the "
+        "first, -1 the last",
+    )
     add_snapshot_device(add)
     add(
         "-o",
@@ -91,7 +100,8 @@ def run(arguments: argparse.Namespace) -> bool:
         decided(_read(path, device), arguments.torch)
         for path, device in zip(paths, devices_of(paths, arguments.snapshot_device), strict=True)
     )
-    found = compared(str(arguments.first), first, str(arguments.second), second)
+    chosen = None if arguments.iterations is None else tuple(arguments.iterations)
+    found = compared(str(arguments.first), first, str(arguments.second), second, chosen)
     if arguments.output is not None:
         write(data_of_diff(found, first, second), arguments.output)
     show(

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _LOW = (1 << 32) - 1
 
 
-def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
+def diff(
+    a: Run, b: Run, *, device: int | None = None, iterations: tuple[int, int] | None = None
+) -> Diff:
     """What grew from one run to another, at their peaks and at their ends.
 
     Parameters
@@ -37,6 +39,9 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
         The second run.
     device : int, optional
         The device whose history is taken from each file that may hold several.
+    iterations : tuple of int, optional
+        The number of an iteration in each run, as `Trace.iterations` counts them: 0 is the first,
+        and -1 the last. Their peaks and their ends are compared, not those of the whole runs.
 
     Returns
     -------
@@ -50,7 +55,7 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     TraceError
         If a file cannot be read as such; the text names the file and the fault in one line.
     ValueError
-        If `device` is given and both files have no devices.
+        If `device` is given and both files have no devices, or a run has no such iteration.
     OSError
         If a file cannot be opened or read.
 
@@ -79,20 +84,38 @@ def diff(a: Run, b: Run, *, device: int | None = None) -> Diff:
     (2048, [('kv cache', 2048), ('weights', 0)])
     """
     of_a, of_b = devices_of((a, b), device)
-    return compared(*_run_of(a, of_a, "a"), *_run_of(b, of_b, "b"))
+    return compared(*_run_of(a, of_a, "a"), *_run_of(b, of_b, "b"), iterations)
 
 
-def compared(name_a: str, trace_a: Trace, name_b: str, trace_b: Trace) -> Diff:
+def compared(
+    name_a: str,
+    trace_a: Trace,
+    name_b: str,
+    trace_b: Trace,
+    iterations: tuple[int, int] | None = None,
+) -> Diff:
     """What grew from one named trace to another, as `diff` returns it."""
     labels = common_names(users_files(trace_a), users_files(trace_b))
-    runs = (name_a, _Run(trace_a, labels)), (name_b, _Run(trace_b, labels))
+    spans: list[tuple[int, int]] = [(0, len(trace_a)), (0, len(trace_b))]
+    if iterations is not None:
+        spans = [
+            _span(name, trace, number)
+            for name, trace, number in zip(
+                (name_a, name_b), (trace_a, trace_b), iterations, strict=True
+            )
+        ]
+        name_a, name_b = (
+            f"{name}, iteration {number}"
+            for name, number in zip((name_a, name_b), iterations, strict=True)
+        )
+    runs = (name_a, _Run(trace_a, labels, spans[0])), (name_b, _Run(trace_b, labels, spans[1]))
     first, second = runs[0][1], runs[1][1]
     remarks = sorted({f"{name}: {remark}" for name, run in runs for remark in run.remarks()})
     return Diff(
         name_a,
         name_b,
         _moment(first, second, first.peak, second.peak),
-        _moment(first, second, len(trace_a) - 1, len(trace_b) - 1),
+        _moment(first, second, first.end, second.end),
         recorded_settings.read(trace_a).peak_reserved,
         recorded_settings.read(trace_b).peak_reserved,
         tuple(remarks),
@@ -104,6 +127,18 @@ def devices_of(runs: Sequence[Run], device: int | None) -> list[int | None]:
     where files are read."""
     may = [isinstance(run, str | os.PathLike) and has_devices(run) for run in runs]
     return [device if chosen or not any(may) else None for chosen in may]
+
+
+def _span(name: str, trace: Trace, number: int) -> tuple[int, int]:
+    """The events of an iteration. Raises ValueError."""
+    found = trace.iterations()
+    if not found:
+        raise ValueError(f"{name}: {found}")
+    if not -len(found) <= number < len(found):
+        raise ValueError(
+            f"{name} has no iteration {number}: it has {len(found)}, from 0 to {len(found) - 1}"
+        )
+    return found[number].begin, found[number].end
 
 
 def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
@@ -122,11 +157,15 @@ def _run_of(source: Run, device: int | None, default: str) -> tuple[str, Trace]:
 
 
 class _Run:
-    """A trace, and what of it is live at an event."""
+    """A trace, or a part of it, and what is live at an event."""
 
-    def __init__(self, trace: Trace, labels: dict[str, str]) -> None:
+    def __init__(self, trace: Trace, labels: dict[str, str], span: tuple[int, int]) -> None:
         self.trace = trace
+        begin, end = span
+        self.end = end - 1
         self.peak = trace.fullest_event()
+        if (begin, end) != (0, len(trace)):
+            self.peak = begin + int(trace._live()[begin:end].argmax())
         self._lines = Lines(trace, labels)
 
     def remarks(self) -> Iterable[str]:

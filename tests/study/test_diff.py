@@ -131,6 +131,24 @@ def test_any_two_traces_compare(a: bfc.Trace, b: bfc.Trace) -> None:
     check(a, b)
 
 
+def test_an_iteration_is_compared_with_another() -> None:
+    """Each keeps a block more than the one before."""
+    ops, ids, sizes, marks = [], [], [], []
+    for number in range(4):
+        marks.append([len(ops), "train"])
+        ops += [0, 0, 1]
+        ids += [2 * number, 2 * number + 1, 2 * number]
+        sizes += [1000, 10 + number, 0]
+    trace = bfc.Trace(ops, ids, sizes, meta={"marks": marks})
+    found = bfc.diff(trace, trace, iterations=(1, -1))
+    assert (found.name_a, found.name_b) == ("a, iteration 1", "b, iteration -1")
+    assert (found.peak.event_a, found.peak.event_b) == (4, 10)
+    assert (found.end.total.bytes_a, found.end.total.bytes_b) == (21, 46)
+    for wrong, of in ((4, trace), (0, bfc.Trace([0], [0], [10]))):
+        with pytest.raises(ValueError, match="iteration"):
+            bfc.diff(of, of, iterations=(0, wrong))
+
+
 def test_nothing_differs_from_itself() -> None:
     trace = random_trace(3)
     found = check(trace, trace)
