@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from bfc.compiling import cache
 from bfc.files import replacing
 from bfc_tools.predicting import cudnn
 
@@ -91,11 +92,15 @@ class Changes(NamedTuple):
 
 def summed_up(found: Iterator[tuple[str, int | None]]) -> Changes:
     """Of paths with the bytes that were written there, or None if they were removed. Temporary
-    files, and what Python compiles, are not listed. Those of the working folder come first."""
+    files, what Python compiles and what bfc itself keeps are not listed. Those of the working
+    folder come first."""
     here = os.path.join(os.getcwd(), "")
     aside = tuple(f"{one}/" for one in (os.path.realpath(tempfile.gettempdir()), "/dev/shm"))
+    ours = os.path.join(os.path.realpath(cache()), "")
     changes, nbytes = Changes([], [], 0), 0
     for path, size in found:
+        if path.startswith(ours):
+            continue
         nbytes += size or 0
         listed = "/__pycache__/" not in path and (
             path.startswith(here) or not path.startswith(aside)
