@@ -45,7 +45,6 @@ class Tangle:
     def __init__(self, kind: str) -> None:
         self.streams = [torch.cuda.Stream() for _ in range(3)]
         self.pool = bfc.integrations.torch.pool()
-        self.private = torch.cuda.MemPool()
         self.capturing = threading.Lock()
         self.refused = 0
         self.roles: list[Callable[[random.Random], None]] = [
@@ -107,7 +106,7 @@ class Tangle:
         torch.cuda.memory._record_memory_history(None)
 
     def use_a_pool(self, draw: random.Random) -> None:
-        with torch.cuda.use_mem_pool(self.private):
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool()):  # one pool is used by one thread
             for _ in range(STEPS):
                 some(draw)
             if draw.random() < 0.3:
