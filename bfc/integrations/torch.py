@@ -38,6 +38,7 @@ from bfc.integrations import _torch, _torch_cuda, torch_memory_saver
 from bfc.integrations._shared import Allocators, OneOrMore, by_device, client
 from bfc.integrations._torch_cuda import PoolMaker
 from bfc.policies._caching import CachingAllocator
+from bfc.suballocators.cuda import CUDASubAllocator
 
 #: What else PyTorch calls: the methods of its class that take our functions.
 _HOOKS = {
@@ -101,7 +102,8 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
         If `install` has put allocators in the place of PyTorch's own.
     ValueError
         If 32 allocators serve pools in this process already, this one is not over memory of a
-        CUDA device, or it serves a plan, which has places for blocks and not for segments.
+        CUDA device, its class overrides `alloc`, `free` or `order`, or it serves a plan, which has
+        places for blocks and not for segments.
 
     Notes
     -----
@@ -119,11 +121,24 @@ def mem_pool(allocator: Allocator, **options: Any) -> Any:
             "this allocator serves a plan, and PyTorch asks a MemPool for segments, which a plan "
             "does not know: use bfc.integrations.torch.replace, or end the plan with use_plan(None)"
         )
+    _refuse_overrides(allocator.sub_allocator)
     number = _torch.serve_pool(allocator)
     pair = f"bfc_torch_pool_alloc_{number}", f"bfc_torch_pool_free_{number}"
     pool = torch.cuda.MemPool(_pluggable(torch, *pair).allocator(), **options)
     _kept.append(pool)
     return pool
+
+
+def _refuse_overrides(source: object) -> None:
+    """Raises ValueError for a subclass some calls of which PyTorch would never make."""
+    names = ("alloc", "free", "order")
+    changed = [it for it in names if getattr(type(source), it) is not getattr(CUDASubAllocator, it)]
+    if isinstance(source, CUDASubAllocator) and source.native is not None and changed:
+        raise ValueError(
+            f"{type(source).__name__} overrides {', '.join(changed)}, and PyTorch asks a MemPool "
+            "for segments without the GIL, which passes over that: use "
+            "bfc.integrations.torch.install, or a CUDASubAllocator as it is"
+        )
 
 
 def replace(allocators: OneOrMore) -> None:

@@ -276,7 +276,7 @@ public:
                                           why, sizeof why)
                 : table->allocate(table->self, device, nbytes, handle(stream), &ptr, why, sizeof why);
         if (result == BFC_OUT_OF_MEMORY) refuse(device, nbytes, context, why);
-        TORCH_CHECK(result == BFC_OK, "bfc: ", why);
+        TORCH_CHECK(result == BFC_OK, std::strncmp(why, "bfc: ", 5) ? "bfc: " : "", why);
         if (watched()) note_taken(ptr, device, context);
         return ptr;
     }

@@ -58,8 +58,9 @@ class SubAllocator(ABC):
         one of these.
     native : capsule or None
         The functions that need no GIL (`bfc/native/source.h`), for PyTorch. They pass over what a
-        subclass does in `alloc`, `free` or `order`; if it overrides `fence`, its fences are made
-        and asked, with the GIL.
+        subclass does in `alloc`, `free` or `order`, so that a `MemPool` refuses such a one, and for
+        memory of graphs that PyTorch captures under `replace`; if it overrides `fence`, its fences
+        are made and asked, with the GIL.
     supports_virtual_memory : Availability
         True if the sub-allocator has `reserve`, `create`, `map` and the rest, with which an
         allocator backs addresses with memory piece by piece. Printed, it says why not.

@@ -228,6 +228,13 @@ REFUSALS = {
         "bfc has taken the place",
     ),
     "unknown": ("torch.__version__ = '2.99.0'\nintegration.install()", "replace works with it"),
+    "overrides": (
+        """
+Mine = type("Mine", (bfc.CUDASubAllocator,), {"alloc": lambda *_: None})
+integration.mem_pool(bfc.CachingAllocator(Mine()))
+""",
+        "Mine overrides alloc, and PyTorch asks a MemPool for segments without the GIL",
+    ),
     "limit": (
         "integration.install(small())\nsome(9)",
         "CUDA out of memory. Tried to allocate 20.00 MiB",
