@@ -1289,9 +1289,12 @@ cdef class Allocator(BufferOwner):
 
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """Tries what may still help. `seen` is the count of frees before the first attempt."""
+        cdef uint64_t freed
         if self.live_buffers and not self.strict and not request.refused:
+            freed = self.frees.count.get()
             gc.collect()    # buffers in reference cycles
-            self.attempt(request, placed)
+            if self.frees.count.get() != freed or self.reasons.has(FREES_PENDING):
+                self.attempt(request, placed)
         if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused \
                 and not self.is_in_capture(request):
             self.wait_for_frees(request, freed_before, seen, placed)

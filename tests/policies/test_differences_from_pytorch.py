@@ -212,6 +212,34 @@ def test_row_40_ours_searches_again(make, options, overlooked):
     assert no_search(make, **options) == overlooked
 
 
+@pytest.mark.parametrize(
+    ("options", "overlooked"),
+    [({}, False), ({"search_again": False}, True), ({"strict": True}, True)],
+    ids=str,
+)
+def test_row_40_is_the_same_for_buffers(make, options, overlooked):
+    allocator = make(20, **options)
+    block, rest = allocator.allocate(8 * MIB), allocator.allocate(12 * MIB)
+    allocator.sub_allocator.hold(SIDE)
+    allocator.record_stream(block, SIDE)
+    block.free()
+    if overlooked:
+        with pytest.raises(bfc.OutOfMemoryError):
+            allocator.allocate(8 * MIB)
+    allocator.allocate(8 * MIB).free()
+    rest.free()
+
+
+def test_buffers_in_a_cycle_make_room_without_a_second_search(make):
+    allocator = make(20, search_again=False)
+    cycle = [allocator.allocate(8 * MIB)]
+    cycle.append(cycle)
+    rest = allocator.allocate(12 * MIB)
+    del cycle
+    allocator.allocate(8 * MIB).free()
+    rest.free()
+
+
 @HOW
 @pytest.mark.parametrize("first_is_free", [False, True])
 def test_row_45d_ours_never_gives_back_part_of_a_segment(make, strict, first_is_free):
