@@ -21,8 +21,8 @@ CASE = Case(
     observed="The log of a host that runs out of pinned memory has 2,147,483,648 bytes, then "
     "1,932,735,232, and then 2,147,483,648 again.",
     why="A region that is refused is tried again at nine tenths of its size, until the request "
-    "itself would not fit. The factor is a float, which is a little less than 0.9, and the result "
-    "is rounded down to 256.",
+    "itself would not fit. The factor is a float, a little less than 0.9 (2,147,483,648 times "
+    "it is 1,932,735,232), and the result is rounded up to 256.",
     cure="",
     upstream="The issue, which is about something else, was closed.",
     inferred=(
