@@ -41,6 +41,11 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
 cdef int offer_again(object source, list rejected) except -1
 
 
+cdef struct GrowingPool:        # a private pool's id
+    uint64_t first
+    uint64_t second
+
+
 @cython.final
 cdef class Source:
     cdef Lock* lock                     # the allocator's: it guards the pool and what stands here
@@ -59,6 +64,7 @@ cdef class Source:
     cdef uint64_t driver_calls          # what the sub-allocator was asked for so far; a map counts once for each page
     cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
     cdef vector[Call] calls             # to the sub-allocator, under way now
+    cdef vector[GrowingPool] growing    # the private pools that calls under way add memory to
     cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
     cdef uint64_t unreturned_bytes
     cdef vector[Region] closing         # empty; has room for all regions, as `unreturned` has
@@ -69,6 +75,10 @@ cdef class Source:
     cdef int open(self, object sub_allocator) except -1
     cdef int set_granularity(self) except -1
 
+    cdef cbool begin_growing(self, GrowingPool pool) noexcept nogil
+    cdef void end_growing(self, GrowingPool pool) noexcept nogil
+    cdef cbool is_growing(self, GrowingPool pool) noexcept nogil
+
     cdef uint64_t taken(self) noexcept nogil
     cdef uint64_t lasting(self) noexcept nogil
     cdef int ask(self, Asking* asking, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
@@ -77,6 +87,7 @@ cdef class Source:
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil
+    cdef void keep_block(self, uint64_t ptr, uint64_t nbytes) noexcept
     cdef void keep_bytes(self, int64_t nbytes) noexcept
     cdef int offer_rejected_again(self) except -1
 

@@ -16,7 +16,7 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc.interpreter._process cimport Deferral, defer_handlers, resume_handlers
-from bfc._core cimport MINIMUM_SIZE, NO_LANE, Pool, Region
+from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, NO_LANE, Pool, Region
 from bfc.allocators._changes cimport count_asleep, forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
@@ -48,6 +48,7 @@ cdef void forget_calls_of_others(Source source) noexcept nogil:
         if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
             source.set_aside += call.nbytes
     source.calls.swap(own)
+    source.growing.clear()
 
 
 @cython.final
@@ -87,6 +88,29 @@ cdef class Source:
         self.alignment = max(<uint64_t>granularity, <uint64_t>MINIMUM_SIZE)
         self.pool.granularity = self.alignment
         return 0
+
+    # -- private pools that grow --------------------------------------------------------------------------------------
+
+    cdef cbool begin_growing(self, GrowingPool pool) noexcept nogil:
+        """Notes that a private pool is about to get memory: it has none of it yet, and may belong to no other tag any
+        more. False: the host has no memory for the note. Needs the lock."""
+        return try_push_back(self.growing, pool)
+
+    cdef void end_growing(self, GrowingPool pool) noexcept nogil:
+        """Ends that. A forked child has forgotten it. Needs the lock."""
+        cdef size_t i
+        for i in range(self.growing.size()):
+            if self.growing[i].first == pool.first and self.growing[i].second == pool.second:
+                self.growing.erase(self.growing.begin() + i)
+                return
+
+    cdef cbool is_growing(self, GrowingPool pool) noexcept nogil:
+        """Needs the lock."""
+        cdef GrowingPool grown
+        for grown in self.growing:
+            if grown.first == pool.first and grown.second == pool.second:
+                return True
+        return False
 
     # -- the limit ----------------------------------------------------------------------------------------------------
 
@@ -269,6 +293,15 @@ cdef class Source:
         if try_push_back(self.unreturned, region):
             self.unreturned_bytes += region.end - region.ptr
         self.on_their_way -= 1
+
+    cdef void keep_block(self, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Keeps a block that was being made, failed, and could not be given back either: for another try. It takes the
+        room that `ask` has kept for it."""
+        acquire_lock(self.lock[0])
+        self.set_aside += nbytes
+        self.on_their_way += 1
+        self.keep_unreturned(Region(ptr, ptr + nbytes, NO_CHUNK, 0))
+        self.lock.release()
 
     cdef void keep_bytes(self, int64_t nbytes) noexcept:
         """Counts memory that the sub-allocator did not take back against the limit. A negative number: it took so much

@@ -69,6 +69,7 @@ cdef class CachingAllocator(Allocator):
     cdef cbool sleeps(self, Request* request) noexcept nogil
     cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
+    cdef int grow_by_region(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil
     cdef int release_oversize(self, Request* request) except -1 nogil

@@ -15,9 +15,11 @@ from bfc._core cimport (
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._private_pools cimport (
-    PoolId, default_pool, holds_memory, id_of, is_among, is_default, is_same_pool, pool_of, put_in_pool, this_thread,
+    PoolId, default_pool, holds_memory, id_of, is_among, is_default, is_private, is_same_pool, pool_of, put_in_pool,
+    this_thread,
 )
 from bfc.allocators._reasons cimport FREES_DEFERRED
+from bfc.allocators._source cimport GrowingPool
 from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, JoinedPool, no_mapping
@@ -667,11 +669,29 @@ cdef class CachingAllocator(Allocator):
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
         """Adds a region, if the limit and the sub-allocator let it, and places the request there (PyTorch's
         behaviour, 2.9)."""
+        cdef GrowingPool pool = GrowingPool(request.lane.pool[0], request.lane.pool[1])
+        cdef cbool noted
+        if self.takes_pages(request):
+            return self.grow_by_pages(request, placed, retry)
+        if not is_private(&request.lane):
+            return self.grow_by_region(request, placed, retry)
+        self.acquire()
+        noted = self.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
+        self.lock.release()
+        if not noted:
+            placed.handle = NO_HOST_MEMORY
+            return 0
+        try:
+            return self.grow_by_region(request, placed, retry)
+        finally:
+            self.acquire()
+            self.source.end_growing(pool)
+            self.lock.release()
+
+    cdef int grow_by_region(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
         cdef uint64_t size, taken, lasting
         cdef Region block
         cdef cbool fits, maps
-        if self.takes_pages(request):
-            return self.grow_by_pages(request, placed, retry)
         if self.stitches and may_be_mapped(&request.lane):
             request.lane.thread |= IN_REGIONS
         self.acquire()
@@ -735,12 +755,13 @@ cdef class CachingAllocator(Allocator):
 
     cdef int join_tag(self, Request* request, PoolId pool) except -1:
         cdef JoinedPool row = JoinedPool([pool.first, pool.second], request.tag)
+        cdef GrowingPool growing = GrowingPool(pool.first, pool.second)
         if not self.sub_allocator.supports_virtual_memory:
             raise no_mapping(self)
         blocks_of(self.mapped)
         self.acquire()
         cdef uint64_t joined = self.tags.tag_of(row.pool)
-        cdef cbool used = joined != request.tag and holds_memory(self.pool, pool)
+        cdef cbool used = joined != request.tag and (holds_memory(self.pool, pool) or self.source.is_growing(growing))
         cdef cbool added = joined == request.tag or used or self.tags.join(&row)
         self.lock.release()
         if used:

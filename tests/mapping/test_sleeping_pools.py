@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import threading
 
 import pytest
 from sleepers import KINDS, MIB, FailingHost
@@ -197,3 +198,84 @@ def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> 
     pool.empty_cache()
     assert pool.stats().bytes_reserved == 0
     pool.close()
+
+
+class Slow(bfc.HostSubAllocator):
+    """Host memory, whose next block or page comes only when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("1 GiB")
+        self.begun, self.let_go = threading.Event(), threading.Event()
+
+    def _wait(self) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            assert self.let_go.wait(60)
+
+    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+        self._wait()
+        return super().alloc(alignment, nbytes)
+
+    def create(self, nbytes: int) -> int | None:
+        self._wait()
+        return super().create(nbytes)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("tag", [None, "other"])
+def test_a_pool_joins_no_tag_while_another_thread_takes_memory_for_it(make, tag) -> None:
+    """That memory belonged to no tag, and stayed behind when the pool slept."""
+    slow = Slow()
+    pool = make(slow)
+    private = bfc.MemPool(pool)
+    taken: list[bfc.Buffer] = []
+
+    def take() -> None:
+        with pool.tag(tag), bfc.use_mem_pool(private):
+            taken.append(filled(pool, 3 * MIB, 1))
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert slow.begun.wait(60)
+    try:
+        message = "has memory of" if tag is None else "'other'"
+        with (
+            pool.tag("graph"),
+            bfc.use_mem_pool(private),
+            pytest.raises(RuntimeError, match=message),
+        ):
+            pool.allocate(3 * MIB)
+    finally:
+        slow.let_go.set()
+        thread.join()
+    assert holds(taken[0], 1)
+    pool.check()
+    taken.pop().free()
+    private.release()
+    pool.empty_cache()
+    assert slow.live_bytes == 0
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("fails", "undoing"),
+    [("set_access", "unmap"), ("set_access", "release"), ("map", "release"), ("map", "unmap")],
+)
+def test_what_a_region_failed_with_goes_back_once_it_can(fails: str, undoing: str) -> None:
+    """The first failure is raised; what could not be undone is not lost, and counts until then."""
+    host = FailingHost("64 MiB")
+    pool = stitched(host)
+    private = bfc.MemPool(pool)
+    with pool.tag("graph"), bfc.use_mem_pool(private):
+        host.fail_at(fails, 1)
+        host.fail_at(undoing, 1)
+        with pytest.raises(bfc.SubAllocatorError, match=f"{fails} fails"):
+            pool.allocate(3 * MIB)
+        host.recover()
+        pool.empty_cache()
+        assert host.live_bytes == 0
+        filled(pool, 3 * MIB, 1)
+    pool.check()
+    private.release()
+    pool.close()
+    assert host.live_bytes == 0

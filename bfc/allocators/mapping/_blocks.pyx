@@ -46,18 +46,28 @@ cdef class Blocks:
         run.nbytes = page.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
         run.ptr = call_reserve(sub_allocator, run.nbytes)
         try:
-            self.by_address[run.ptr] = run      # before there is a page: a failure leaves addresses at most
+            self.by_address[run.ptr] = run
+        except MemoryError:
+            sub_allocator.unreserve(run.ptr, run.nbytes)
+            raise
+        try:
             page.number = call_create(sub_allocator, page.nbytes)
             if page.number is not None:
-                sub_allocator.map(run.ptr, [page.number])
-                run.is_mapped = page.is_mapped = True
-                sub_allocator.set_access(run.ptr, run.nbytes)
+                map_block(sub_allocator, run)
                 return run.ptr, run.nbytes
         except BaseException:
-            self.free(run.ptr, run.nbytes)
+            self.give_up(run)
             raise
-        self.free(run.ptr, run.nbytes)
+        self.give_up(run)
         return None
+
+    cdef void give_up(self, MappedRun run) noexcept:
+        """Gives back what there is of a region whose making has failed. What cannot be given back now is tried again by
+        the next release, and counts against the limit until then."""
+        try:
+            self.free(run.ptr, run.nbytes)
+        except BaseException:
+            self.memory.source.keep_block(run.ptr, run.nbytes)
 
     def free(self, address, nbytes):
         """Like that of a sub-allocator; also what sleeps. What has been done already is not done again."""
@@ -91,6 +101,18 @@ cdef class Blocks:
             if bool(run.is_mapped or run.lost) == mapped and is_asleep(self.memory, run) == asleep:
                 found += run.nbytes
         return found
+
+
+cdef int map_block(sub_allocator, MappedRun run) except -1:
+    cdef Page page = run.pages[0]
+    try:
+        sub_allocator.map(run.ptr, [page.number])
+    except BaseException as error:
+        run.lost = list(getattr(error, "lost", ()))     # what stays mapped
+        raise
+    run.is_mapped = page.is_mapped = True
+    sub_allocator.set_access(run.ptr, run.nbytes)
+    return 0
 
 
 cdef BinSet* bin_set_of(AddressRanges memory, MappedRun run) noexcept:
