@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from bfc.integrations import _torch_cuda
@@ -25,6 +25,11 @@ def serving_pool(needed_by: str, device: int | None = None) -> CachingAllocator:
     return books.open(device)
 
 
+def _open_pools() -> Iterable[CachingAllocator]:
+    books = _torch_cuda.serving()
+    return () if books is None else books.pools.values()
+
+
 class ByTag:
     """Tags of one library, on all devices. Other tags of the pools are left alone."""
 
@@ -34,11 +39,14 @@ class ByTag:
 
     @contextmanager
     def scope(self, tag: str | None) -> Iterator[None]:
-        """What this thread allocates belongs to a tag, or to none."""
-        pool = serving_pool(self._library)
-        with pool.tag(tag):  # which refuses other things than names
-            if tag is not None:
-                self._used.setdefault(tag, set()).add(pool)
+        """What this thread allocates belongs to a tag, or to none: on the current device, and on
+        those that were used before."""
+        pools = {serving_pool(self._library), *_open_pools()}
+        with ExitStack() as scopes:
+            for pool in pools:
+                scopes.enter_context(pool.tag(tag))  # which refuses other things than names
+                if tag is not None:
+                    self._used.setdefault(tag, set()).add(pool)
             yield
 
     @property

@@ -235,7 +235,7 @@ class TorchMemorySaver:
     def _file(self, nbytes: int) -> mmap.mmap:
         """Memory in a file that is gone with its last mapping."""
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            file.truncate(nbytes)
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # else a full disk ends the process later
             return mmap.mmap(file.fileno(), nbytes)
 
 
