@@ -2,12 +2,14 @@
 
 Where such a pool serves PyTorch, `register` puts `Allocator` in the place of vLLM's
 `CuMemAllocator`, so that `LLM.sleep()`, `LLM.wake_up()` and their HTTP calls put tags to sleep. It
-also registers the sleep-mode back end "bfc", which says so where no pool serves. vLLM calls it in
-each of its processes: it is an entry point of `vllm.general_plugins`.
+also registers the sleep-mode back end "bfc": where vLLM's configuration names that, a pool takes
+the place of PyTorch's allocator. vLLM calls it in each of its processes: it is an entry point of
+`vllm.general_plugins`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import warnings
@@ -21,6 +23,9 @@ from bfc.integrations._shared import client
 
 #: What vLLM keeps at every level of sleep, beside the weights at level 1.
 _KEPT = ("runtime", "cudagraph")
+#: Set to 1 where the configuration has named the back end "bfc": processes that vLLM starts take
+#: over, too.
+_CHOSEN = "BFC_VLLM"
 
 
 class Allocator:
@@ -126,36 +131,61 @@ def register() -> None:
     Warns
     -----
     RuntimeWarning
-        If VLLM_PLUGINS names bfc, and PyTorch has used CUDA already in this process.
+        If bfc was chosen, and PyTorch has used CUDA already in this process.
 
     Notes
     -----
-    It takes PyTorch's allocator over, as `bfc.integrations.torch.install` does, only where
-    VLLM_PLUGINS names "bfc"; under `bfc run` that was done before. Otherwise vLLM's own stays.
+    It takes PyTorch's allocator over, as `bfc.integrations.torch.install` does, only where vLLM is
+    configured with `sleep_mode_backend="bfc"`, or VLLM_PLUGINS names "bfc"; under `bfc run` that
+    was done before. Otherwise vLLM's own stays.
     """
     factory = client("vllm.device_allocator.sleep_mode_backend", "vllm").SleepModeBackendFactory
     if "bfc" not in factory._registry:
         factory.register_backend("bfc", __name__, "Backend")
-    if _torch_cuda.serving() is None and "bfc" in os.environ.get("VLLM_PLUGINS", "").split(","):
+    names = os.environ.get("VLLM_PLUGINS", "").split(",")
+    if _torch_cuda.serving() is not None or "bfc" in names or os.environ.get(_CHOSEN) == "1":
         _install()
-    if _torch_cuda.serving() is not None:
-        theirs = client("vllm.device_allocator.cumem", "vllm").CuMemAllocator
-        if not isinstance(theirs.instance, Allocator):
-            theirs.instance = Allocator()
+    else:
+        _install_once_configured()
 
 
 def _install() -> None:
+    """Has a pool serve PyTorch in this process, and `Allocator` answer vLLM's calls."""
     torch = client("torch", "torch")
-    if torch.cuda.is_initialized():
-        warnings.warn(
-            "VLLM_PLUGINS names bfc, but PyTorch has used CUDA already in this process: vLLM's own "
-            "allocator serves it. Start it with `bfc run`",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if _torch_cuda.serving() is None:
+        if torch.cuda.is_initialized():
+            warnings.warn(
+                "bfc was chosen for vLLM, but PyTorch has used CUDA already in this process: "
+                "vLLM's own allocator serves it. Start it with `bfc run`",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return
+        settings = _torch_cuda.settings_of_environment()
+        _torch_cuda.take_over(torch, _torch_cuda.stitching(torch, settings))
+    theirs = client("vllm.device_allocator.cumem", "vllm").CuMemAllocator
+    if not isinstance(theirs.instance, Allocator):
+        theirs.instance = Allocator()
+
+
+def _install_once_configured() -> None:
+    """Has bfc take over where a configuration of vLLM's names the back end "bfc": nothing else of
+    vLLM's reads the name before it has used CUDA. A process that vLLM forks has the pool, and one
+    that it spawns finds the variable."""
+    config: Any = client("vllm.config.model", "vllm").ModelConfig
+    configured = config.__post_init__
+    if hasattr(configured, "_of_bfc"):
         return
-    settings = _torch_cuda.settings_of_environment()
-    _torch_cuda.take_over(torch, _torch_cuda.stitching(torch, settings))
+
+    @functools.wraps(configured)
+    def look(self: Any, *arguments: Any, **named: Any) -> None:
+        if self.enable_sleep_mode and self.sleep_mode_backend == "bfc":
+            os.environ[_CHOSEN] = "1"
+            _install()
+        configured(self, *arguments, **named)
+
+    look._of_bfc = True  # type: ignore[attr-defined]
+    config.__post_init__ = look
 
 
 def _names(tags: Iterable[str] | str) -> tuple[str, ...]:
@@ -186,6 +216,7 @@ def _make_backend() -> type:
             self._state = "SUSPENDED"
 
         def resume(self, tags: list[str] | None = None) -> None:
+            self._state = "RESUMING"
             _instance().wake_up(tags)
             self._state = "RUNNING"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch_runtime import Run, with_torch
 
 BEGIN = """
@@ -209,8 +210,17 @@ class CuMemAllocator:
     def get_instance():
         return CuMemAllocator.instance
 
+class ModelConfig:
+    def __init__(self, enable_sleep_mode, sleep_mode_backend="cumem"):
+        self.enable_sleep_mode, self.sleep_mode_backend = enable_sleep_mode, sleep_mode_backend
+        self.__post_init__()
+
+    def __post_init__(self):
+        self.is_checked = True
+
 for name, members in {
     "vllm": (), "vllm.device_allocator": (), "vllm.device_allocator.cumem": (CuMemAllocator,),
+    "vllm.config": (), "vllm.config.model": (ModelConfig,),
     "vllm.device_allocator.sleep_mode_backend": (SleepModeBackend, SleepModeBackendFactory),
 }.items():
     sys.modules[name] = types.ModuleType(name)
@@ -282,7 +292,9 @@ import os, sys, types
 """
     + VLLM.replace("for _ in range(2):\n    vllm.register()\n", "")
     + """
-vllm.register()
+for _ in range(2):
+    vllm.register()
+assert ModelConfig(True).is_checked and ModelConfig(False, "bfc").is_checked
 assert CuMemAllocator.instance is None, "vLLM's own stays"
 try:
     SleepModeBackendFactory._registry["bfc"]()()
@@ -290,9 +302,20 @@ except RuntimeError as error:
     assert "bfc run" in str(error)
 else:
     raise AssertionError
-os.environ["VLLM_PLUGINS"] = "other,bfc"
-vllm.register()
+if sys.argv[1] == "configured":
+    assert "BFC_VLLM" not in os.environ
+    assert ModelConfig(True, "bfc").is_checked
+    assert os.environ["BFC_VLLM"] == "1"
+elif sys.argv[1] == "spawned":
+    os.environ["BFC_VLLM"] = "1"
+    vllm.register()
+else:
+    os.environ["VLLM_PLUGINS"] = "other,bfc"
+    vllm.register()
 assert isinstance(CuMemAllocator.instance, vllm.Allocator)
+served = CuMemAllocator.instance
+vllm.register()
+assert CuMemAllocator.instance is served
 found = {it.name: it.value for it in entry_points(group="vllm.general_plugins")}
 assert found.get("bfc", "bfc.integrations.vllm:register") == "bfc.integrations.vllm:register"
 print("done", flush=True)
@@ -302,5 +325,6 @@ os._exit(0)
 
 
 @with_torch
-def test_vllms_own_allocator_stays_unless_bfc_is_named(run: Run) -> None:
-    assert run(UNSERVED) == "done\n"
+@pytest.mark.parametrize("how", ["configured", "spawned", "plugins"])
+def test_vllms_own_allocator_stays_unless_bfc_is_named(run: Run, how: str) -> None:
+    assert run(UNSERVED, how) == "done\n"
