@@ -206,10 +206,18 @@ def test_without_a_compiler_one_sentence_says_what_to_install(run: Run, tmp_path
 
 
 @with_torch
-@pytest.mark.parametrize("kind", ["caching", "stitch", "expandable"])
-def test_threads_never_wait_for_each_other_for_ever(runtime: Path | None, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "tries"),
+    [
+        ("stitch", 30),
+        *(pytest.param(kind, 300, marks=pytest.mark.long) for kind in ("caching", "expandable")),
+        pytest.param("stitch", 300, marks=pytest.mark.long),
+    ],
+)
+def test_threads_never_wait_for_each_other_for_ever(
+    runtime: Path | None, kind: str, tries: int
+) -> None:
     """With all that they can ask for at once: a watchdog ends what hangs."""
-    tries = 60
     done = subprocess.run(
         [sys.executable, "-W", "ignore", ROOT / "tests/helpers/torch_tangle.py", kind, str(tries)],
         capture_output=True,
