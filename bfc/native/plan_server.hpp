@@ -141,6 +141,10 @@ public:
         size_t requests = 0;
         for (uint32_t sequence : sequences) requests += sequences_[sequence].places.size();
         longest_ = std::max(longest_, requests);
+        lengths_of_kinds_.push_back(requests);
+        by_requests_.push_back(followers_.size() - 1);
+        std::stable_sort(by_requests_.begin(), by_requests_.end(),
+                         [this](size_t a, size_t b) { return lengths_of_kinds_[a] > lengths_of_kinds_[b]; });
     }
     // The request of number `request` tells the next of them: it is x times `unit` bytes. The places are for x up to
     // `longest`. `is_clear`: nothing lives in the region of the bodies when it comes, if all is as planned.
@@ -312,7 +316,7 @@ public:
     // ended, or that it was none.
     int64_t turn(uint32_t stream, uint64_t size, uint64_t requested) noexcept {
         if (in_step && is_on_trial_) {
-            const uint64_t came = asked() - asked_before_, found = counts.hits + counts.moved - found_before_;
+            const uint64_t came = asked() - asked_before_, found = counts.hits - found_before_;
             if ((came >= kSoon && 4 * found < came) || (came >= kLate && 2 * found < came)) return kWasNone;
             if (came >= kLate) settle();
         }
@@ -333,13 +337,13 @@ public:
         kind_ = kind;
         is_own_ = is_on_trial_ = true;
         asked_before_ = asked();
-        found_before_ = counts.hits + counts.moved;
+        found_before_ = counts.hits;
         low_ = live_in_body() + region_size(1) / kLow;
         extra_ = 0;
     }
     // A step that began by itself has ended. Returns whether it was one.
     bool note_ended() noexcept {
-        const uint64_t came = asked() - asked_before_, found = counts.hits + counts.moved - found_before_;
+        const uint64_t came = asked() - asked_before_, found = counts.hits - found_before_;
         const bool was_one = 2 * found >= came;
         outside_ = asked();
         is_own_ = false;
@@ -348,7 +352,8 @@ public:
             settle();
             return true;
         }
-        not_before_ = asked() + (kSoon << std::min<uint64_t>(mistaken_++, kMostMistaken));
+        const uint64_t rest = kSoon << std::min<uint64_t>(mistaken_++, kMostMistaken);
+        not_before_ = asked() + std::min<uint64_t>(rest, std::max<uint64_t>(kSoon, longest_ / 2));
         for (size_t i = 0; from_head_ && i < heads_.size(); ++i)    // what was served before goes on
             if (heads_[i] != kNone) active_[i] = &sequences_[heads_[i]];
         return false;
@@ -834,6 +839,7 @@ private:
     std::vector<Sequence*> paused_;     // what was active then
     std::vector<std::vector<uint32_t>> kinds_;  // the sequences of each kind's steps but the first
     std::vector<int64_t> followers_;    // by kind
+    std::vector<size_t> lengths_of_kinds_, by_requests_;    // by kind, its requests; the kinds, those with the most first
     size_t longest_ = 0;                // the requests of the longest
     Sequence* asking_ = nullptr;        // of the last request that had no place
     size_t horizon_ = 0;
@@ -914,16 +920,19 @@ private:
         return total;
     }
     // The kind of which a request is one of the first, or kNone: the one that always comes after the last before others,
-    // then one that has room for the length that this tells.
+    // then one that has room for the length that this tells, then the one with the most requests: its places serve the
+    // beginning of a shorter one, such as an evaluation, whose blocks die sooner. After a mistake another comes first.
     int64_t kind_beginning(uint32_t stream, uint64_t size, uint64_t requested) const noexcept {
         const int64_t all = static_cast<int64_t>(kinds_.size());
         const int64_t expected = is_own_ ? followers_[kind_] : expected_;
         for (int64_t at = 0; expected != kNone && at < kHead; ++at)
             if (begins(expected, stream, at, size, requested, kFarthest)) return expected;
-        for (const uint64_t most : {uint64_t{1}, kFarthest})
-            for (int64_t at = 0; at < kHead; ++at)
-                for (int64_t turn = 0; turn < all; ++turn)
-                    if (begins((kind_ + turn) % all, stream, at, size, requested, most)) return (kind_ + turn) % all;
+        for (int64_t at = 0; at < kHead; ++at)
+            for (const uint64_t most : {uint64_t{1}, kFarthest})
+                for (int64_t turn = 0; turn < all; ++turn) {
+                    const int64_t kind = static_cast<int64_t>(by_requests_[(static_cast<int64_t>(mistaken_) + turn) % all]);
+                    if (begins(kind, stream, at, size, requested, most)) return kind;
+                }
         return kNone;
     }
     bool begins(int64_t kind, uint32_t stream, int64_t at, uint64_t size, uint64_t requested,

@@ -302,6 +302,7 @@ def test_the_region_goes_back_while_no_iteration_comes(policy: str):
         run.end()
 
 
+@pytest.mark.filterwarnings("ignore:the iterations of the plan")  # those of threads are others
 def test_a_forked_child_and_threads_begin_steps_of_their_own():
     training = Training()
     with bfc.CachingAllocator(bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
