@@ -56,13 +56,23 @@ PEERS = {
     "pyopencl": Peer(
         "pyopencl",
         "pyopencl",
-        tuple(f"test/test_{it}.py" for it in ("array", "arrays_in_structs", "clmath", "clrandom")),
+        tuple(
+            f"test/test_{it}.py"
+            for it in ("array", "arrays_in_structs", "clmath", "clrandom", "enqueue_copy")
+        ),
     ),
     "numba": Peer("numba-cuda", "", ("cudadrv/test_*.py",)),
     "cupy": Peer(
         "cupy-cuda13x",
         "cupy",
-        ("tests/cupy_tests/cuda_tests/test_memory.py",),
+        (
+            *(
+                f"tests/cupy_tests/cuda_tests/test_{it}.py"
+                for it in ("memory", "memory_hook", "pinned_memory", "stream")
+            ),
+            "tests/cupy_tests/cuda_tests/memory_hooks_tests/*.py",
+            "tests/cupy_tests/core_tests/test_ndarray_owndata.py",
+        ),
     ),
 }
 
