@@ -1,6 +1,9 @@
 from types import FrameType
 from typing import Self
 
+#: The compiler of this module, and the Cython.
+built_with: str
+
 def is_exiting() -> bool: ...
 
 class ForkSafeLock:

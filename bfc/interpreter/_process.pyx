@@ -22,9 +22,22 @@ from posix.unistd cimport usleep
 cdef extern from "<atomic>" namespace "std" nogil:
     void atomic_thread_fence(memory_order order)
 
+cdef extern from *:
+    """
+    #ifdef __clang__
+    #define BFC_COMPILER "clang " __clang_version__
+    #else
+    #define BFC_COMPILER "gcc " __VERSION__
+    #endif
+    """
+    const char* BFC_COMPILER
+    const int CYTHON_HEX_VERSION    # a byte for each number: 0x030301F0 is 3.3.1
+
 cdef enum:
     MICROSECONDS_AT_THE_END = 2_000_000
 
+built_with = (f"{BFC_COMPILER.decode()} from Cython {CYTHON_HEX_VERSION >> 24}."
+              f"{CYTHON_HEX_VERSION >> 16 & 255}.{CYTHON_HEX_VERSION >> 8 & 255}")
 exiting = False
 cdef atomic[int] entering       # threads between `start_entering` and `has_entered`
 

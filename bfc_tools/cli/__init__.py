@@ -30,6 +30,7 @@ from typing import Any
 
 import bfc
 from bfc import __version__
+from bfc.interpreter._process import built_with
 from bfc_tools.cli import (
     advise,
     anonymise,
@@ -138,6 +139,19 @@ class _Parser(argparse.ArgumentParser):
         super()._print_message(escaped(message), file)
 
 
+class _Version(argparse.Action):
+    """Shows what a report of a fault should name."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import platform
+        from importlib import metadata
+
+        python = f"{platform.python_implementation()} {platform.python_version()}"
+        beside = f"NumPy {metadata.version('numpy')}, {platform.system()} {platform.machine()}"
+        print(f"bfc {__version__}\n{python}, {beside}; compiled by {built_with}")
+        parser.exit()
+
+
 def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """What reads the command line, and what reads the rest of it, for each command."""
     parser = _Parser(
@@ -145,7 +159,9 @@ def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         description="A GPU memory allocator that you can use, see into and trust.",
         epilog=EPILOG,
     )
-    parser.add_argument("--version", action="version", version=f"bfc {__version__}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="show the version, and what it was built with"
+    )
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
     listed = (
         demo,

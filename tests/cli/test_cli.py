@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -288,4 +289,8 @@ def test_the_version_is_the_packages(capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"bfc {bfc.__version__}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"bfc {bfc.__version__}"
+    running, compiled = second.split("; compiled by ")
+    assert re.fullmatch(r"CPython 3\.\d+\.\w+, NumPy [\d.]+, Linux \w+", running)
+    assert re.fullmatch(r"(gcc|clang) \d.* from Cython 3\.\d+\.\d+", compiled)
