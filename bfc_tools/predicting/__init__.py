@@ -4,6 +4,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
 `CachingAllocator` on a simulated device. torch is imported when a prediction begins. In order:
 
     kernel.py             mounts of a process's own, and Landlock
+    ordinal.py            the number of the GPU, as the program calls it
     devices.py            the usual GPUs
     cudnn.py              cuDNN itself, asked what a convolution works in
     file_layer.py         files of a program, kept apart by functions of Python

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from bfc_tools.predicting import legacy_types
+from bfc_tools.predicting import legacy_types, ordinal
 from bfc_tools.predicting.places import Places
-from bfc_tools.predicting.recorder import Recorder, no_such_device
+from bfc_tools.predicting.recorder import Recorder
 from bfc_tools.predicting.rules.choices import NOWHERE
 
 #: The versions that a program is told: CUDA, cuDNN and NCCL as wheels of PyTorch bring them.
@@ -33,8 +33,8 @@ class Stream:
     def __init__(
         self, device: Any = None, priority: int = 0, stream_id: int | None = None, **others: Any
     ) -> None:
-        self.device = torch.device("cuda", 0)
-        self.device_index, self.device_type = 0, 1
+        self.device = ordinal.device()
+        self.device_index, self.device_type = ordinal.number(), 1
         self.priority = priority
         if stream_id is None:
             high = priority < 0
@@ -84,7 +84,7 @@ class Event:
     """An event of the device: done as soon as it is recorded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.device = torch.device("cuda", 0)
+        self.device = ordinal.device()
 
     def query(self) -> bool:
         return True
@@ -107,7 +107,7 @@ class _Device:
     """`torch.cuda.device(0)`."""
 
     def __init__(self, device: Any) -> None:
-        _ordinal(device)
+        ordinal.checked(device)
 
     def __enter__(self) -> None:
         pass
@@ -127,18 +127,6 @@ class PlanCache:
 
     def clear(self) -> None:
         """Forgets nothing."""
-
-
-def _ordinal(device: Any) -> int:
-    """The number of a device. Raises what CUDA raises for one that is not there."""
-    if device is None:
-        return 0
-    if isinstance(device, str):
-        device = torch.device(device)
-    number = device.index if isinstance(device, torch.device) else int(device)
-    if number not in (None, 0, -1):
-        raise no_such_device(number)
-    return 0
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
@@ -164,13 +152,13 @@ class CudaModule:
 
     def counter(self, name: str) -> Callable[..., int]:
         def read(device: Any = None) -> int:
-            _ordinal(device)
+            ordinal.checked(device)
             return self.memory.stats()[name]
 
         return read
 
     def memory_stats(self, device: Any = None) -> dict[str, Any]:
-        _ordinal(device)
+        ordinal.checked(device)
         return dict(self.memory.stats())
 
     def nested_stats(self, device: Any = None) -> dict[str, Any]:
@@ -185,7 +173,7 @@ class CudaModule:
         return found
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        _ordinal(device)
+        ordinal.checked(device)
         return self.memory.free_bytes, self.recorder.gpu.memory
 
     def empty_cache(self) -> None:
@@ -198,7 +186,7 @@ class CudaModule:
         self.memory.allocator.reset_accumulated_stats()
 
     def set_memory_fraction(self, fraction: float, device: Any = None) -> None:
-        _ordinal(device)
+        ordinal.checked(device)
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0.0~1.0")
         self.memory.limit_to(float(fraction))
@@ -284,7 +272,7 @@ class CudaModule:
     # -- the device -----------------------------------------------------------------------------
 
     def properties(self, device: Any = None) -> Any:
-        _ordinal(device)
+        ordinal.checked(device)
         gpu = self.recorder.gpu
         return types.SimpleNamespace(
             name=gpu.name,
@@ -397,21 +385,21 @@ class CudaModule:
             "init": nothing,
             "_lazy_init": nothing,
             "_lazy_call": lambda function, **kwargs: function(),
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "set_device": _ordinal,
+            "device_count": ordinal.count,
+            "current_device": ordinal.number,
+            "set_device": ordinal.checked,
             "device": _Device,
             "device_of": _Device,
-            "_exchange_device": lambda device: 0,
-            "_maybe_exchange_device": lambda device: 0,
-            "synchronize": lambda device=None: _ordinal(device) and None,
+            "_exchange_device": lambda device: ordinal.number(),
+            "_maybe_exchange_device": lambda device: ordinal.number(),
+            "synchronize": lambda device=None: ordinal.checked(device) and None,
             "ipc_collect": nothing,
             "is_bf16_supported": lambda including_emulation=True: (
                 including_emulation or gpu.cc >= (8, 0)
             ),
             "is_tf32_supported": lambda: gpu.cc >= (8, 0),
             "get_device_name": lambda device=None: self.properties(device).name,
-            "get_device_capability": lambda device=None: (_ordinal(device), gpu.cc)[1],
+            "get_device_capability": lambda device=None: (ordinal.checked(device), gpu.cc)[1],
             "get_device_properties": self.properties,
             "get_arch_list": lambda: [f"sm_{gpu.cc[0]}{gpu.cc[1]}"],
             "can_device_access_peer": lambda device, peer: False,
@@ -479,12 +467,12 @@ class CudaModule:
         accelerator = torch.accelerator
         table = {
             "is_available": lambda: True,
-            "device_count": lambda: 1,
+            "device_count": ordinal.count,
             "current_accelerator": lambda check_available=False: torch.device("cuda"),
-            "current_device_index": lambda: 0,
-            "current_device_idx": lambda: 0,
-            "set_device_index": _ordinal,
-            "set_device_idx": _ordinal,
+            "current_device_index": ordinal.number,
+            "current_device_idx": ordinal.number,
+            "set_device_index": ordinal.checked,
+            "set_device_idx": ordinal.checked,
             "synchronize": nothing,
             "current_stream": self.current_stream,
             "set_stream": self.set_stream,

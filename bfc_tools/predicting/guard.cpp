@@ -4,7 +4,7 @@
 //
 // 1. The guard of the device, in c10's registry. PyTorch's engine asks it for devices and streams.
 // 2. The hooks of CUDA. Their object stays; its pointer to virtual functions becomes that of ours,
-//    which adds no members and answers that there is one device.
+//    which adds no members and answers how many devices there are.
 //
 // Both are put back by remove().
 #define PY_SSIZE_T_CLEAN
@@ -18,19 +18,22 @@
 namespace {
 
 constexpr auto CUDA = c10::DeviceType::CUDA;
-const c10::Device DEVICE(CUDA, 0);
+// Its number, as the program calls it, and how many there are.
+c10::DeviceIndex number = 0, count = 1;
+
+c10::Device device() { return c10::Device(CUDA, number); }
 
 // The stream of each thread. PyTorch's engine sets that of the forward pass for the backward pass.
 thread_local c10::StreamId current_stream = 0;
 
 c10::Stream stream_of(c10::StreamId id) {
-  return c10::Stream(c10::Stream::UNSAFE, DEVICE, id);
+  return c10::Stream(c10::Stream::UNSAFE, device(), id);
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return CUDA; }
-  c10::Device exchangeDevice(c10::Device) const override { return DEVICE; }
-  c10::Device getDevice() const override { return DEVICE; }
+  c10::Device exchangeDevice(c10::Device) const override { return device(); }
+  c10::Device getDevice() const override { return device(); }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const noexcept override { return stream_of(current_stream); }
@@ -41,7 +44,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current_stream = stream.id();
     return stream_of(before);
   }
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return count; }
   // Nothing runs, so that every event is done as soon as it is recorded.
   void record(void** event, const c10::Stream&, const c10::DeviceIndex,
               const c10::EventFlag) const override {
@@ -62,10 +65,10 @@ struct Hooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  c10::DeviceIndex current_device() const override { return 0; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex deviceCount() const override { return count; }
+  c10::DeviceIndex current_device() const override { return number; }
+  c10::DeviceIndex getCurrentDevice() const override { return number; }
+  int getNumGPUs() const override { return count; }
   void deviceSynchronize(c10::DeviceIndex) const override {}
 };
 
@@ -85,7 +88,11 @@ void** hooks_of_cuda() {
       const_cast<at::CUDAHooksInterface*>(&at::detail::getCUDAHooks()));
 }
 
-PyObject* install(PyObject*, PyObject*) {
+PyObject* install(PyObject*, PyObject* args) {
+  int wanted = 0, of = 1;
+  if (!PyArg_ParseTuple(args, "ii", &wanted, &of)) return nullptr;
+  number = static_cast<c10::DeviceIndex>(wanted);
+  count = static_cast<c10::DeviceIndex>(of);
   if (!installed) {
     static const auto* guard = new Guard();  // the registry owns nothing, and outlives all
     static const auto* hooks = new Hooks();
@@ -117,7 +124,7 @@ PyObject* set_stream(PyObject*, PyObject* id) {
 }
 
 PyMethodDef methods[] = {
-    {"install", install, METH_NOARGS, nullptr},
+    {"install", install, METH_VARARGS, nullptr},
     {"remove", remove, METH_NOARGS, nullptr},
     {"stream", stream, METH_NOARGS, nullptr},
     {"set_stream", set_stream, METH_O, nullptr},

@@ -40,6 +40,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from bfc.files import replacing
+from bfc_tools.predicting import ordinal
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
@@ -111,15 +112,6 @@ MOST_ANSWERS = 20_000
 #: Of the lines that run, those that ask on behalf of others.
 _BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functools)\.py").search
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-
-
-def no_such_device(number: int) -> Exception:
-    """What CUDA raises for a device that is not there."""
-    error: Exception = torch.AcceleratorError(
-        f"CUDA error: invalid device ordinal: there is no cuda:{number}. bfc predicts for one GPU, "
-        "cuda:0: give the program arguments that name that one"
-    )
-    return error
 
 
 def _no_fake_form(name: str) -> str:
@@ -536,8 +528,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self._sparse = True
                 return
             if device.type == "cuda":
-                if device.index:
-                    raise no_such_device(device.index)
+                ordinal.checked(device)
                 if value.layout is not torch.strided:
                     self.unknown.setdefault(name, "a sparse tensor: its memory is not counted")
                     return

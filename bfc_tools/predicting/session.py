@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import SupportsIndex
 
 from bfc.pytorch.rules import nearest_rules
-from bfc_tools.predicting import devices, guard, outside
+from bfc_tools.predicting import devices, guard, ordinal, outside
 from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
@@ -119,7 +119,7 @@ def predict(
     with contextlib.ExitStack() as stack:
         mode = fake_torch.Mode()  # which imports torch._dynamo: before torch is changed
         recorder.fake, mode.converted = mode.from_tensor, recorder.known.stored.put_tensor
-        module.install()
+        module.install(*ordinal.begin())
         stack.callback(module.remove)
         stack.callback(fake_torch.forget)
         stack.enter_context(replaced(CudaModule(recorder, module).replacements()))

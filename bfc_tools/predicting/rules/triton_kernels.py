@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
+from bfc_tools.predicting import ordinal
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.rules.interface import around
 
@@ -103,7 +104,7 @@ class Driver:
 
     def get_current_device(self) -> int:
         """The only one."""
-        return 0
+        return ordinal.number()
 
     def set_current_device(self, device: int) -> None:
         """There is only one."""
@@ -120,7 +121,7 @@ class Driver:
 
     def get_active_torch_device(self) -> Any:
         """Where the tensors are."""
-        return torch.device("cuda", 0)
+        return ordinal.device()
 
     def get_device_interface(self) -> Any:
         """What has streams and events."""
