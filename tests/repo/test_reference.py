@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import types
-from typing import Any
 
-from documents import ROOT
-from sources import assert_none, is_ours
+from public_names import REFERENCE, public_members, thing_of
+from sources import assert_none
 
 import bfc
 from bfc import study, testing
 
-REFERENCE = "".join(path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md"))
 MODULES_OF_USERS = ("cuda", "opencl", "pinned", "integrations", "testing")
 
 
@@ -39,11 +36,6 @@ def test_every_public_name_stands_in_the_reference() -> None:
         for name in public_names()
         if shown.get(name, []) != [f".. auto{kind_of(name)}:: {name}"]
     )
-
-
-def thing_of(name: str) -> Any:
-    module, _, last = name.rpartition(".")
-    return getattr(importlib.import_module(module), last)
 
 
 def kind_of(name: str) -> str:
@@ -73,11 +65,6 @@ def is_described(owner: type, name: str) -> bool:
 #: Those whose members are for pytest and Hypothesis to call.
 RUN_BY_OTHERS = ("bfc.testing.AllocatorMachine", "bfc.testing.SubAllocatorContract")
 CLASSES = [name for name in public_names() if kind_of(name) == "class"]
-
-
-def public_members(owner: type) -> list[str]:
-    ours = [kind for kind in owner.__mro__ if is_ours(kind.__module__)]
-    return sorted({name for kind in ours for name in vars(kind) if not name.startswith("_")})
 
 
 def test_every_public_member_stands_in_the_reference() -> None:
