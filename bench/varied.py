@@ -1,5 +1,5 @@
-"""More made-up trainings whose sizes vary, of kinds for which no rule of plans was made: those of
-`LATER` were first served when the rules were done.
+"""More made-up trainings whose sizes vary. Those of `LATER` were first served when most rules of
+plans were done; the rule of evaluations between trainings was changed after that.
 
 `RUNS` has them by name, as `bench.lengths` does.
 """
@@ -248,7 +248,7 @@ RUNS: dict[str, Callable[[int], bfc.Trace]] = {
     "images of six sizes": resolutions,
     "two models in turn": alternating,
 }
-#: These were looked at when the rules were done.
+#: These were looked at when most rules were done.
 LATER: dict[str, Callable[[int], bfc.Trace]] = {
     "beams that end": beams,
     "layers left out": shallow,
