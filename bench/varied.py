@@ -40,17 +40,18 @@ def _loss(run: Run, tokens: int) -> int:
     return run.ask(4)
 
 
-def _backward(run: Run, saved: list[list[int]], gradients: list[int], size: int = WEIGHTS) -> None:
+def _finish(
+    run: Run, loss: int, saved: list[list[int]], state: list[int], size: int = WEIGHTS
+) -> None:
+    """The backward pass from a loss, and the optimizer's step."""
+    gradients = []
     for layer in reversed(saved):
         run.backward(layer)
         gradients.append(run.ask(size))
-
-
-def _update(run: Run, gradients: list[int], state: list[int], size: int = WEIGHTS) -> None:
     if not state:
         state += [run.ask(2 * size) for _ in gradients]
-    for gradient in gradients:
-        run.free(gradient)
+    for block in (*gradients, loss):
+        run.free(block)
 
 
 def experts(seed: int) -> bfc.Trace:
@@ -60,7 +61,7 @@ def experts(seed: int) -> bfc.Trace:
     for _ in range(ITERATIONS):
         run.begin()
         tokens = 8 * run.dice.randint(64, 512)
-        inputs, saved, gradients = run.ask(8 * tokens), [], list[int]()
+        inputs, saved = run.ask(8 * tokens), list[list[int]]()
         for _ in range(LAYERS):
             layer = _attention(run, tokens, tokens // 8, 8)
             shares = [run.dice.gammavariate(8, 1) for _ in range(EXPERTS)]
@@ -68,10 +69,7 @@ def experts(seed: int) -> bfc.Trace:
                 its = int(2 * tokens * share / sum(shares)) + 1
                 layer += [run.ask(2 * its * WIDTH), run.ask(8 * its * WIDTH)]
             saved.append([*layer, run.ask(2 * tokens * WIDTH)])
-        loss = _loss(run, tokens)
-        _backward(run, saved, gradients)
-        _update(run, gradients, state)
-        run.free(loss)
+        _finish(run, _loss(run, tokens), saved, state)
         run.free(inputs)
     return run.trace()
 
@@ -91,10 +89,8 @@ def packed(seed: int) -> bfc.Trace:
             _attention(run, tokens, max(lengths), len(lengths)) + _network(run, tokens)
             for _ in range(LAYERS)
         ]
-        loss, gradients = _loss(run, tokens), list[int]()
-        _backward(run, saved, gradients)
-        _update(run, gradients, state)
-        for block in (loss, *inputs):
+        _finish(run, _loss(run, tokens), saved, state)
+        for block in inputs:
             run.free(block)
     return run.trace()
 
@@ -108,12 +104,9 @@ def curriculum(seed: int) -> bfc.Trace:
         run.begin()
         length += run.dice.randint(0, 24)
         tokens = 8 * length
-        inputs, gradients = run.ask(8 * tokens), list[int]()
+        inputs = run.ask(8 * tokens)
         saved = [_attention(run, tokens, length, 8) + _network(run, tokens) for _ in range(LAYERS)]
-        loss = _loss(run, tokens)
-        _backward(run, saved, gradients)
-        _update(run, gradients, state)
-        run.free(loss)
+        _finish(run, _loss(run, tokens), saved, state)
         run.free(inputs)
     return run.trace()
 
@@ -154,16 +147,13 @@ def alternating(seed: int) -> bfc.Trace:
         which = number % 2
         run.begin(("first", "second")[which])
         tokens = (8, 24)[which] * run.dice.randint(64, 512)
-        inputs, gradients = run.ask(8 * tokens), list[int]()
+        inputs = run.ask(8 * tokens)
         layers, size = ((4, WEIGHTS), (3, WEIGHTS // 4))[which]
         saved = [_attention(run, tokens, tokens // 8, 8) for _ in range(layers)]
         if which == 0:
             for layer in saved:
                 layer += _network(run, tokens)
-        loss = run.ask(4)
-        _backward(run, saved, gradients, size)
-        _update(run, gradients, states[which], size)
-        run.free(loss)
+        _finish(run, run.ask(4), saved, states[which], size)
         run.free(inputs)
     return run.trace()
 
@@ -198,16 +188,13 @@ def shallow(seed: int) -> bfc.Trace:
     for _ in range(ITERATIONS):
         run.begin()
         tokens = 8 * run.dice.randint(64, 512)
-        inputs, gradients = run.ask(8 * tokens), list[int]()
+        inputs = run.ask(8 * tokens)
         saved = [
             _attention(run, tokens, tokens // 8, 8) + _network(run, tokens)
             for _ in range(2 * LAYERS)
             if run.dice.random() < 0.9
         ]
-        loss = _loss(run, tokens)
-        _backward(run, saved, gradients)
-        _update(run, gradients, state)
-        run.free(loss)
+        _finish(run, _loss(run, tokens), saved, state)
         run.free(inputs)
     return run.trace()
 
@@ -219,14 +206,11 @@ def evaluated(seed: int) -> bfc.Trace:
     for number in range(ITERATIONS):
         run.begin()
         tokens = 8 * run.dice.randint(64, 512)
-        inputs, gradients = run.ask(8 * tokens), list[int]()
+        inputs = run.ask(8 * tokens)
         saved = [
             _attention(run, tokens, tokens // 8, 8) + _network(run, tokens) for _ in range(LAYERS)
         ]
-        loss = _loss(run, tokens)
-        _backward(run, saved, gradients)
-        _update(run, gradients, state)
-        run.free(loss)
+        _finish(run, _loss(run, tokens), saved, state)
         run.free(inputs)
         for _ in range(3 if number % 5 == 4 else 0):
             run.begin("evaluation")
