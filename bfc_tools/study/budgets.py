@@ -18,9 +18,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bfc.allocators._allocator import Allocator
-from bfc.libraries import np
 from bfc.trace import Trace
 from bfc.units import format_bytes, parse_bytes
+from bfc_tools.study.diff import held_by_line
 from bfc_tools.study.growth import NO_LINE, Growth, change, ordered, signed
 from bfc_tools.study.recorded_settings import shown
 from bfc_tools.study.source_lines import Lines
@@ -69,16 +69,11 @@ class Measured:
 def measured(run: Prediction | Trace, root: Path) -> Measured:
     """The peak of a run. Files are named as seen from a folder, or by their last names."""
     trace = run if isinstance(run, Trace) else run.trace
-    live = trace._live_after(trace.fullest_event()) if len(trace) else np.zeros(0, np.intp)
-    of_lines: dict[tuple[str, str], int] = {}
-    lines = Lines(trace)
-    stacks = np.zeros(len(live), np.int64) if trace.stack is None else trace.stack[live]
-    for number, nbytes in zip(lines.of(stacks).tolist(), trace.size[live].tolist(), strict=True):
-        named = _names(lines.text(number), root)
-        of_lines[named] = of_lines.get(named, 0) + nbytes
     held: dict[str, int] = {}
     most: dict[str, tuple[int, str]] = {}
-    for (function, line), nbytes in of_lines.items():
+    live = trace._live_after(trace.fullest_event())
+    for text, (nbytes, _) in held_by_line(trace, live, Lines(trace)).items():
+        function, line = _names(text, root)
         held[function] = held.get(function, 0) + nbytes
         most[function] = max(most.get(function, (0, "")), (nbytes, line))
     peak, what = trace.peak_bytes_live(), "live"
@@ -146,8 +141,8 @@ class Budget:
         ----------
         run : Prediction, Trace or Allocator
             What is measured: the most that is reserved in a prediction, and the most that is live
-            in a trace. Of an allocator it is what becomes live in a block:
-            `with bfc_memory_budget(pool):`.
+            in a trace. Of an allocator it is the most that is live while a block runs:
+            `with bfc_memory_budget(pool):`. What was live before it counts, too.
         limit : int or str, optional
             In bytes, or as a text such as "22 GiB". The default is that of the test's marker, and
             without one the figure that was stored for the test.

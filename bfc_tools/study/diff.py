@@ -185,8 +185,13 @@ class _Run:
             numbers = np.zeros(len(live), np.int64) if trace.owner is None else trace.owner[live]
             names: Sequence[str] = trace.owners or ("",)
             return _summed(numbers, trace.size[live], names.__getitem__)
-        stacks = np.zeros(len(live), np.int64) if trace.stack is None else trace.stack[live]
-        return _summed(self._lines.of(stacks), trace.size[live], self._lines.text)
+        return held_by_line(trace, live, self._lines)
+
+
+def held_by_line(trace: Trace, live: NDArray[np.intp], lines: Lines) -> Held:
+    """What is live, summed by the line that each allocation counts for."""
+    stacks = np.zeros(len(live), np.int64) if trace.stack is None else trace.stack[live]
+    return _summed(lines.of(stacks), trace.size[live], lines.text)
 
 
 def _summed(numbers: NDArray[Any], sizes: NDArray[np.uint64], name_of: Any) -> Held:
