@@ -1,7 +1,7 @@
 """Plans in use: a part that an allocator may have."""
 
 cimport cython
-from libc.stdint cimport int64_t, uint64_t, uint8_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 from libcpp.vector cimport vector
 
 from bfc._core cimport PlanServer, Pool, Region
@@ -78,6 +78,7 @@ cdef class Planned:
     cdef PlanServer* new_server(self, object plan, object served) except NULL
     cdef int add_lengths(self, uint64_t at, object orders, object numbers, object lengths) except -1
     cdef int make_lengths_fit(self, str kind) except -1
+    cdef uint32_t index_of(self, uint64_t stream) noexcept
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1
     cdef int stretch(self, str kind, dict wanted) except -1
     cdef int lay_out_anew(self, str kind, dict wanted) except -1

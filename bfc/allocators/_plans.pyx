@@ -310,6 +310,11 @@ cdef class Planned:
 
     # -- lengths that vary --------------------------------------------------------------------------------------------
 
+    cdef uint32_t index_of(self, uint64_t stream) noexcept:
+        """The plan's number of a stream. Needs the lock, and a plan in use."""
+        cdef uint32_t index = self.server.stream_of(stream)
+        return index if index != NO_STREAM else self.pool.bind_stream(stream)
+
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1:
         """Makes room for a step whose length a request tells, if it is longer than all before."""
         cdef uint32_t index, number = 0
@@ -317,9 +322,7 @@ cdef class Planned:
         cdef cbool is_longer = False
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is not None:
-            index = self.server.stream_of(stream)
-            if index == NO_STREAM:
-                index = self.pool.bind_stream(stream)
+            index = self.index_of(stream)
             length = self.server.length_of(index, requested) if index != NO_STREAM else <uint64_t>0
             is_longer = length and self.server.is_too_long(index, length)
             if is_longer:
@@ -549,9 +552,7 @@ cdef class Planned:
         cdef cbool is_away = False
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.pool.plan_rests:
-            index = self.server.stream_of(stream)
-            if index == NO_STREAM:
-                index = self.pool.bind_stream(stream)
+            index = self.index_of(stream)
             if index != NO_STREAM:
                 self.server.resume_head(index, rounded)
                 self.pool.read_length(index, requested)
@@ -668,9 +669,7 @@ cdef class Planned:
         cdef uint32_t index
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.pool.plan_rests:
-            index = self.server.stream_of(stream)
-            if index == NO_STREAM:
-                index = self.pool.bind_stream(stream)
+            index = self.index_of(stream)
             if index != NO_STREAM:
                 found = self.server.turn(index, rounded, requested)
         self.lock.release()
