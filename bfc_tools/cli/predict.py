@@ -471,19 +471,14 @@ def _text(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None, table: s
 def _json(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None) -> str:
     import json
 
-    figures = ran.prediction.to_dict()
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    figures |= {
-        "fits": verdict.fits,
-        "answer": verdict.answer,
-        "reason": verdict.reason,
-        "limit": verdict.limit,
+    figures = ran.prediction._figures(verdict) | {
         "hint": hint,
         "steps": ran.steps,
         "forwards": ran.stopping.forwards,
         "stopped": bool(ran.stopped),
         "stopped_after": ran.stopped,
         "error": error,
+        "advice": None if advice is None else json.loads(advice.to_json()),
     }
-    figures["advice"] = None if advice is None else json.loads(advice.to_json())
     return json.dumps(figures, indent=1, default=str)

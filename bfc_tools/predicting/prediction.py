@@ -606,7 +606,10 @@ class Prediction:
         dict of str
             Lists, dicts, texts and numbers.
         """
-        verdict = self.verdict()
+        return self._figures(self.verdict())
+
+    def _figures(self, verdict: Verdict) -> dict[str, Any]:
+        """All figures, beside a verdict that may be for less than the GPU."""
         return {
             "fits": verdict.fits,
             "answer": verdict.answer,
