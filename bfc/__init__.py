@@ -107,6 +107,7 @@ from bfc.version import __version__ as __version__
 if _typing.TYPE_CHECKING:
     from bfc import study as study
     from bfc_tools.browser.report import report
+    from bfc_tools.predicting.largest import Largest, largest
     from bfc_tools.predicting.prediction import Prediction
     from bfc_tools.predicting.session import predict
     from bfc_tools.study.advice import Advice, AdviceRow
@@ -120,10 +121,12 @@ else:
         "AdviceRow": "bfc_tools.study.advice",
         "Diff": "bfc_tools.study.growth",
         "Growth": "bfc_tools.study.growth",
+        "Largest": "bfc_tools.predicting.largest",
         "MomentGrowth": "bfc_tools.study.growth",
         "Prediction": "bfc_tools.predicting.prediction",
         "advise": "bfc_tools.study.advise",
         "diff": "bfc_tools.study.diff",
+        "largest": "bfc_tools.predicting.largest",
         "predict": "bfc_tools.predicting.session",
         "report": "bfc_tools.browser.report",
         "study": "bfc.study",
@@ -166,6 +169,7 @@ __all__ = [
     "HostSubAllocator",
     "InvalidPointerError",
     "InvariantError",
+    "Largest",
     "Leak",
     "Leaks",
     "MemPool",
@@ -198,6 +202,7 @@ __all__ = [
     "diff",
     "get_include",
     "integrations",
+    "largest",
     "opencl",
     "owner",
     "pinned",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import signal
 import sys
@@ -16,17 +17,19 @@ from typing import TYPE_CHECKING, Any
 from bfc.units import format_bytes
 from bfc_tools.cli.endings import Ended
 from bfc_tools.cli.program import add_program
+from bfc_tools.cli.searching import add_questions, asked_for, search
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
-from bfc_tools.predicting import script as scripts
 from bfc_tools.predicting import text as texts
-from bfc_tools.predicting.script import Ran, causes
-from bfc_tools.predicting.stopping import STEPS, Limits, text_of_program
+from bfc_tools.predicting.asked import Asked, figures
+from bfc_tools.predicting.failures import allocated_nothing, failed, how_it_ended
+from bfc_tools.predicting.stopping import STEPS, Limits
 from bfc_tools.predicting.summary import markdown
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
+    from bfc_tools.predicting.script import Ran
     from bfc_tools.predicting.verdict import Verdict
     from bfc_tools.study.advice import Advice
 
@@ -58,6 +61,12 @@ A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to 
 24GiB, with --cc and --sms for what operators ask of it. The names are
 {fill(", ".join(devices.DEVICES), 96)}.
 
+--largest batch-size=1..512 searches for the largest value that fits, of an argument that the script
+takes as --batch-size 8, --batch-size=8 or batch-size=8: it says which. The last that fits and the
+first that does not are the proof. Values may be 8..512:8 (in steps of 8) or 8,16,32, and a variable
+of the environment is env:BATCH=1..512. Given twice, it is found for some values of the second.
+--cheapest tries all GPUs. A search imports PyTorch once, and forks that process for each try.
+
 With --oom the program gets torch.OutOfMemoryError where it runs out of memory. That may be caught;
 the first line says what was refused all the same. A program that finds its batch size by running
 out of memory needs --oom to find it.
@@ -73,20 +82,8 @@ or left no answer; 130 interrupted; 128 and a signal's number if that ended it.
 EVERY = 10.0
 #: More seconds than this a timer of the system does not take.
 MOST_SECONDS = 1e8
-#: Words of programs that may adapt to the memory: what they catch, and finders of batch sizes.
-ADAPTS = (
-    "OutOfMemoryError",
-    "out of memory' in",
-    'out of memory" in',
-    "find_executable_batch_size",
-    "auto_find_batch_size",
-    "scale_batch_size",
-    "BatchSizeFinder",
-)
 #: Values of an option --device that are the script's, not ours.
 SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
-#: What a module's file is called, behind the module's name.
-MODULE_ENDS = (".py", "/__main__.py")
 TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
 
 
@@ -146,17 +143,22 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
         forms.add_argument(
             name, action="store_true", default=default or False, help=f"print {what}, not text"
         )
+    add_questions(parser, default)
 
 
 def run(arguments: argparse.Namespace) -> bool:
     """Runs the script, and prints what it needs. Returns whether that fits. The command does so in
-    a process of its own, and this one stays outside."""
+    a process of its own, and this one stays outside. A search does so many times."""
+    asked = _asked(arguments)
+    if asked_for(arguments):
+        return search(arguments, asked)
     if arguments.ends_process:
-        outside.begin(arguments.real_files)
-    return _run(arguments)
+        outside.begin(asked.real_files)
+    return _run(arguments, asked)
 
 
-def _run(arguments: argparse.Namespace) -> bool:
+def _asked(arguments: argparse.Namespace) -> Asked:
+    """What the options and the script's arguments ask."""
     script, rest = _split(arguments)
     limits = _limits(arguments)
     if arguments.save is not None and arguments.save.suffix != ".npz":
@@ -173,64 +175,48 @@ def _run(arguments: argparse.Namespace) -> bool:
     if devices.find(device).usable == devices.find(device).memory:  # a size
         device_bytes(device, "--device")
     budget = None if arguments.budget is None else device_bytes(arguments.budget, "--budget")
-    ran = scripts.run(
+    return Asked(
         script,
-        rest,
+        tuple(rest),
         module=arguments.module is not None,
         limits=limits,
-        progress=_Progress(),
         device=device,
+        budget=budget,
         cc=arguments.cc,
         sms=arguments.sms,
         settings=arguments.settings,
         oom=arguments.oom,
         real_files=arguments.real_files,
     )
+
+
+def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
+    ran = asked.run(_Progress())
     found = ran.prediction
     if not len(found.trace) and not found.refusals:
-        raise _failed(script, ran) or ValueError(
-            f"{script} allocated nothing on the GPU: bfc predicts what a program does on the "
-            'device "cuda". Does it ask for another device?'
-        )
-    verdict = found.verdict(budget=budget, until=_how_it_ended(ran))
-    file = Path(script) if arguments.module is None else _file_of(script)
-    hint = _hint_to_oom(ran, verdict, file)
+        raise _failed(asked, ran) or allocated_nothing(asked.script)
+    verdict = found.verdict(budget=asked.budget, until=how_it_ended(ran))
+    hint = asked.hint(ran, verdict)
     advice = None
     adapted = found.went_on or (found.ran_out and not found.refusals)
     if verdict.fits is False and not (arguments.no_advice or adapted or ran.signal):
         print("bfc: looking for settings that make it fit", file=sys.stderr, flush=True)
-        advice = found.advise(budget and verdict.limit)
+        advice = found.advise(asked.budget and verdict.limit)
     if arguments.save is not None:
         _save(found, arguments.save)
     if arguments.json:
-        print(_json(ran, verdict, hint, advice))
+        print(json.dumps(figures(ran, verdict, hint, advice), indent=1, default=str))
     elif arguments.markdown:
         print("\n".join(markdown(found, verdict, advice)))
     else:
         print(_text(ran, verdict, hint, advice, TABLES[arguments.by or "module"]))
-    failed = _failed(script, ran)
-    if failed is not None and (verdict.fits is None or ran.signal):
+    error = _failed(asked, ran)
+    if error is not None and (verdict.fits is None or ran.signal):
         sys.stdout.flush()
-        raise failed
-    if failed is not None and not _ran_out(ran):
-        print(f"bfc: {failed}", file=sys.stderr)
+        raise error
+    if error is not None and not _ran_out(ran):
+        print(f"bfc: {error}", file=sys.stderr)
     return bool(verdict.fits)
-
-
-def _hint_to_oom(ran: Ran, verdict: Verdict, file: Path) -> str:
-    """What is said to a program that may adapt to the memory, as finders of batch sizes do. It may
-    as well only report the error, and so settings are searched for it all the same."""
-    found = ran.prediction
-    if found.limited or verdict.fits is not False:
-        return ""
-    text = _text_of(file) + text_of_program(ran.stopping.folder)
-    named = next((word for word in ADAPTS if word in text), None)
-    if named is None:
-        return ""
-    return (
-        f"The program names {named}: if it goes on with less where it runs out of memory, add "
-        "--oom. Without that, it is refused only what no GPU holds."
-    )
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:
@@ -268,7 +254,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     script = command.pop(0)
     end = command.index("--") if "--" in command else len(command)
     mixed, own = command[:end], command[end + 1 :]
-    text = _text_of(Path(script) if arguments.module is None else _file_of(script))
+    text = Asked(script, module=arguments.module is not None).text()
     left: list[str] = []
     hidden = [_hide(word, mixed[at + 1 :], text, left) for at, word in enumerate(mixed)]
     parser = argparse.ArgumentParser(
@@ -276,7 +262,9 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     )
     _add_shared(parser, argparse.SUPPRESS)
     ours, rest = parser.parse_known_args(hidden)
-    vars(arguments).update(vars(ours))
+    for name, value in vars(ours).items():
+        before = getattr(arguments, name) if isinstance(value, list) else None
+        setattr(arguments, name, [*before, *value] if before else value)
     _tell(script, sorted(vars(ours)), left)
     for word in rest:
         name = word.partition("=")[0]
@@ -292,6 +280,7 @@ HIDDEN = "\0"
 NAMES = (
     *("device", "budget", "cc", "sms", "steps", "forwards", "seconds", "settings", "oom"),
     *("real-files", "save", "by", "no-advice", "json", "markdown"),
+    *("largest", "cheapest", "jobs"),
 )
 OPTIONS = re.compile(rf"--({'|'.join(NAMES)})(=.*)?", re.DOTALL)
 
@@ -317,20 +306,6 @@ def _has(text: str, name: str) -> bool:
     return re.search(rf"[\"']{re.escape(name)}[\"']", text) is not None
 
 
-def _file_of(module: str) -> Path:
-    """The file that `python -m` runs, found without importing its package."""
-    inside = module.replace(".", "/")
-    files = [Path(folder, inside + end) for folder in ("", *sys.path) for end in MODULE_ENDS]
-    return next((file for file in files if file.is_file()), files[0])
-
-
-def _text_of(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace")
-    except OSError:
-        return ""  # which is said when it is run
-
-
 def _tell(script: str, ours: list[str], left: list[str]) -> None:
     """Says on standard error whose the options behind the script were."""
     if left:
@@ -343,28 +318,11 @@ def _tell(script: str, ours: list[str], left: list[str]) -> None:
         tell(f"bfc: {named} taken as bfc's own; behind -- all is {script}'s")
 
 
-def _failed(script: str, ran: Ran) -> BaseException | None:
-    """What is said if the script raised an error."""
-    error = ran.error
-    if error is None:
-        return _signalled(ran)
-    if ran.signal or isinstance(error, KeyboardInterrupt):
-        return _signalled(ran) or error
-    until = "the figures are those until then"
-    if not len(ran.prediction.trace):
-        until = "it had allocated nothing on the GPU"
-    if isinstance(error, SystemExit):
-        return RuntimeError(f"{script} exited with {error.code!r}; {until}")
-    return RuntimeError(
-        f"{script} raised {type(error).__name__} (its traceback is above); {until}{_hint(error)}"
-    )
-
-
-def _how_it_ended(ran: Ran) -> str:
-    """How the script ended, if not by itself."""
-    if ran.signal:
-        return "was interrupted"
-    return "failed" if ran.error is not None else ""
+def _failed(asked: Asked, ran: Ran) -> BaseException | None:
+    """What is said if the script raised an error, or ended by a signal."""
+    if ran.signal or isinstance(ran.error, KeyboardInterrupt):
+        return _signalled(ran) or ran.error
+    return failed(asked.script, ran)
 
 
 def _signalled(ran: Ran) -> BaseException | None:
@@ -372,68 +330,6 @@ def _signalled(ran: Ran) -> BaseException | None:
     if ran.signal == signal.SIGINT:
         return KeyboardInterrupt()
     return Ended(ran.signal) if ran.signal else None
-
-
-def _hint(error: BaseException) -> str:
-    """What to do about an error, or about what caused it."""
-    if isinstance(error, NotImplementedError):  # which says it itself
-        return ""
-    if any(_OF_ANOTHER_BUILD.search(str(cause)) for cause in causes(error)):
-        return _ANOTHER_BUILD  # whatever a package has made of that error
-    for cause in causes(error):
-        if isinstance(cause, ModuleNotFoundError) and cause.name == "triton":
-            return ". pip install triton: its kernels are not run here, but the script imports it"
-        if any(text in str(cause) for text in _NO_VALUES):
-            return (
-                ". A kernel of the program's own reads a tensor, which has no values here: make an "
-                "operator of it with torch.library.custom_op, and say with register_fake what it "
-                "returns"
-            )
-        if isinstance(cause, KeyError) and str(cause).strip("'") in _OF_TORCHRUN:
-            return (
-                ". torchrun sets that variable. RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict "
-                "... predicts the first of eight processes"
-            )
-        for one in type(cause).__mro__:
-            if one.__name__ in _HINTS:
-                return _HINTS[one.__name__]
-    return ""
-
-
-#: What PyTorch says of operators that no library has registered.
-_OF_ANOTHER_BUILD = re.compile(r"operator (torchvision|torchaudio)::\w+ does not exist")
-_ANOTHER_BUILD = (
-    ". That operator is compiled into a package that does not fit this PyTorch: torchvision and "
-    "torchaudio load theirs only beside the PyTorch that they were built for, the same version and "
-    "the same build, for CPUs or for CUDA. Install them from where this PyTorch is from"
-)
-#: What PyTorch says where something reads the memory of a tensor that is only a shape.
-_NO_VALUES = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
-_OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))
-_PACKAGE = ". It needs that package here, too: bfc runs the whole script"
-_HINTS = {
-    "AssertionError": (
-        ". If it is about what tensors hold: a prediction mostly does not know that, and takes "
-        "for False what depends on it. With PYTHONOPTIMIZE=1 Python leaves asserts out"
-    ),
-    "LocalEntryNotFoundError": (
-        ". It needs the network here, too, or the files in Hugging Face's cache"
-    ),
-    "MisconfigurationException": (  # Lightning's, if it is asked for more devices than there are
-        ". bfc predicts for one GPU: if it asks for more, give it arguments that ask for one"
-    ),
-    "FileNotFoundError": ". It needs that file here, too: bfc runs the whole script",
-    "ModuleNotFoundError": _PACKAGE,
-    "ImportError": (
-        ". If a package is missing, it is needed here, too: bfc runs the whole script. In place of "
-        "kernels that need a GPU, such as flash_attn, give the program what "
-        'PyTorch has: attn_implementation="sdpa" for flash_attention_2'
-    ),
-    **dict.fromkeys(
-        ("ConnectionError", "ConnectError", "URLError", "gaierror", "TimeoutError", "HTTPError"),
-        ". It needs the network here, too: bfc runs the whole script",
-    ),
-}
 
 
 def _ran_out(ran: Ran) -> bool:
@@ -466,19 +362,3 @@ def _text(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None, table: s
     stopped = ran.stopped and ran.stopped + all_of_it
     said = texts.lines(ran.prediction, verdict, table, advice=advice, hint=hint, stopped=stopped)
     return "\n".join(said)
-
-
-def _json(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None) -> str:
-    import json
-
-    error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
-    figures = ran.prediction._figures(verdict) | {
-        "hint": hint,
-        "steps": ran.steps,
-        "forwards": ran.stopping.forwards,
-        "stopped": bool(ran.stopped),
-        "stopped_after": ran.stopped,
-        "error": error,
-        "advice": None if advice is None else json.loads(advice.to_json()),
-    }
-    return json.dumps(figures, indent=1, default=str)

@@ -35,4 +35,12 @@ The program runs on tensors that are only shapes. What its operators would alloc
     waiting.py            what a program is doing that makes no step
     endings.py            signals, and other ends of its process
     script.py             a script, run as `python` would run it
+    failures.py           what is said of a script that failed
+    asked.py              a program, and what is asked of it
+    axes.py               an argument that is varied
+    bounds.py             a search for the largest value that fits
+    tries.py              many predictions, each in a process
+    largest.py            `bfc.largest`
+    search.py             the same for arguments of scripts
+    cheapest.py           the GPUs on which a script fits
 """

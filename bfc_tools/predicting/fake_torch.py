@@ -137,8 +137,14 @@ def forget() -> None:
     _fake_class.cache_clear()
 
 
+#: Whether this process has begun a prediction: PyTorch's engine has threads then.
+engine_runs = False
+
+
 def try_backward(mode: Any, too_late: str) -> None:
     """A backward pass of one number: it fails if the engine has counted its devices before."""
+    global engine_runs
+    engine_runs = True
     with mode:
         x = torch.ones(1, device="cuda", requires_grad=True)
         try:

@@ -32,6 +32,7 @@ _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RUNS = (
     *("/runpy.py", "/bin/bfc", "/bfc/__main__.py"),
     *("/bfc_tools/command.py", "/bfc_tools/cli/__init__.py", "/bfc_tools/cli/predict.py"),
+    "/bfc_tools/cli/searching.py",
 )
 _MACHINERY = ("/torch/_subclasses/", "/torch/utils/_python_dispatch.py", "/torch/_ops.py")
 

@@ -157,6 +157,12 @@ class Prediction:
         return self._memory.peak_requested
 
     @property
+    def requested_in_all(self) -> int:
+        """The bytes of all requests together, also of those whose memory was freed."""
+        trace = self.trace
+        return int(trace.size[trace.op == ALLOCATE].sum(dtype=np.int64))
+
+    @property
     def peak_reserved(self) -> int:
         """The most bytes taken from the device, as `torch.cuda.max_memory_reserved()` counts."""
         self._memory.note_peaks()
@@ -621,6 +627,7 @@ class Prediction:
             "allocator": self._memory.rules,
             "allocator_differs": self.allocator_differs,
             "settings": self.settings,
+            "requested_in_all": self.requested_in_all,
             "peak_requested": self.peak_requested,
             "peak_allocated": self.peak_allocated,
             "peak_reserved": self.peak_reserved,

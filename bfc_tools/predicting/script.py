@@ -55,10 +55,30 @@ def run(
     """
     if not module:
         _refuse_what_is_no_script(script)
+    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
+
+    def program() -> None:
+        with _as_main(script, arguments, folder):
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
+
+    return follow(program, folder, limits=limits, progress=progress, **device)
+
+
+def follow(
+    program: Callable[[], object],
+    folder: str,
+    *,
+    limits: Limits | None = None,
+    progress: Callable[[Ran], object] | None = None,
+    **device: Any,
+) -> Ran:
+    """Calls a program under `predict`, which gets the other arguments. Its own files are those in
+    `folder`. It is stopped at the `limits`."""
     ran: Ran | None = None
     process = os.getpid()
-
-    folder = os.getcwd() if module else os.path.dirname(os.path.abspath(script))
     stopping = Stopping(limits or Limits(), folder, lambda: bool(ran and ran.prediction.snapshots))
 
     def tell(found: Prediction) -> None:
@@ -74,17 +94,13 @@ def run(
     ) as found:
         ran = Ran(found, stopping)
         with (
-            _as_main(script, arguments, folder),
             _threads_count(ran),
             ended_in_order(ran),
             waiting.told(lambda: stopping.steps, lambda: found.operators),
         ):
             try:
                 with stopping.clock():
-                    if module:
-                        runpy.run_module(script, run_name="__main__", alter_sys=True)
-                    else:
-                        runpy.run_path(script, run_name="__main__")
+                    program()
             except Stopped:
                 pass
             except Left as error:

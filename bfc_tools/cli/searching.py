@@ -1,0 +1,95 @@
+"""The questions of `bfc predict` that take several predictions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from bfc.units import format_bytes
+from bfc_tools.cli.endings import ended_in_order
+from bfc_tools.cli.streams import tell
+from bfc_tools.predicting.asked import Asked
+from bfc_tools.predicting.axes import Axis
+from bfc_tools.predicting.cheapest import Cheapest
+from bfc_tools.predicting.search import Search
+from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.study.workers import usable_cores
+
+#: The options that ask one of them.
+QUESTIONS = ("largest", "cheapest")
+#: Those that belong to a single prediction.
+SINGLE = ("save", "by", "markdown")
+
+
+def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
+    """The options that ask for several predictions."""
+    add = parser.add_argument
+    add(
+        "--largest",
+        action="append",
+        metavar="NAME=A..B",
+        default=default,
+        help="the largest value of an argument with which it fits",
+    )
+    add(
+        "--cheapest",
+        action="store_true",
+        default=default or False,
+        help="the smallest of all GPUs that are known on which it fits",
+    )
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        default=default,
+        help="so many predictions at a time (default: one for each core)",
+    )
+
+
+def asked_for(arguments: argparse.Namespace) -> list[str]:
+    """Which questions the options ask. Raises ValueError if they do not go together."""
+    found = [name.replace("_", "-") for name in QUESTIONS if getattr(arguments, name)]
+    if len(found) > 1:
+        named = " and ".join(f"--{name}" for name in found)
+        raise ValueError(f"{named} are two questions: ask one after the other")
+    for name in SINGLE if found else ():
+        if getattr(arguments, name):
+            raise ValueError(
+                f"--{name} is about one prediction, and --{found[0]} makes several: leave it out, "
+                "and predict the one that you want to look at"
+            )
+    if "cheapest" in found and arguments.device is not None:
+        raise ValueError("--cheapest goes through all GPUs: leave --device out")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs is 1 or more, not {arguments.jobs}")
+    return found
+
+
+def search(arguments: argparse.Namespace, asked: Asked) -> bool:
+    """Answers a question, and prints what was found, also after Ctrl-C. Returns whether anything
+    fits. Raises RuntimeError if that is not known of anything."""
+    found: Search | Cheapest
+    if arguments.cheapest:
+        found = Cheapest(asked, lambda name, tried: _tell({"--device": name}, tried))
+    else:
+        found = Search(asked, [Axis.parse(text) for text in arguments.largest], _tell)
+    try:
+        with ended_in_order(), Tries(arguments.jobs or usable_cores()) as tries:
+            found.run(tries)
+    finally:
+        if found.is_known:
+            print(json.dumps(found.to_dict(), indent=1) if arguments.json else str(found))
+            sys.stdout.flush()
+    if not found.is_known:
+        raise RuntimeError(found.failure)
+    return found.fits
+
+
+def _tell(values: Any, tried: Tried) -> None:
+    """A line on standard error for each try."""
+    named = ", ".join(f"{name} {value}" for name, value in values.items())
+    answers = {True: "it fits", False: "it does not fit", None: tried.error or "it failed"}
+    held = f", {format_bytes(tried.needs)} reserved" if tried.needs else ""
+    tell(f"bfc: {named}: {answers[tried.fits]}{held}")

@@ -1,0 +1,105 @@
+"""The GPUs on which a script fits: each of the table is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from bfc.units import format_bytes, printable
+from bfc_tools.predicting.asked import Asked
+from bfc_tools.predicting.devices import DEVICES
+from bfc_tools.predicting.tries import Tried, Tries
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a script needs on one GPU, in bytes, and what PyTorch can take there."""
+
+    device: str  # as --device has it
+    fits: bool | None  # None if the program failed
+    limit: int
+    live: int
+    reserved: int
+    error: str = ""
+
+    @property
+    def spare(self) -> float:
+        """What is left, as a share of what PyTorch can take."""
+        return 1 - self.reserved / self.limit if self.limit else 0.0
+
+
+class Cheapest:
+    """A script on all GPUs of the table, from the one with least memory. What has been found so far
+    can be read at any time. `told` is called with each GPU's name, and what the try came to."""
+
+    def __init__(self, asked: Asked, told: Callable[[str, Tried], object]) -> None:
+        self.asked, self.told = asked, told
+        self.rows: list[Row] = []
+
+    def run(self, tries: Tries) -> None:
+        """Tries them all."""
+        places = sorted(DEVICES, key=lambda name: (DEVICES[name].usable, name))
+        questions = {name: replace(self.asked, device=name) for name in places}
+        for name, tried in tries.outcomes(questions):
+            limit = tried.figures.get("limit", 0)
+            error = tried.error if tried.fits is None else ""
+            self.rows.append(Row(name, tried.fits, limit, tried.live, tried.needs, error))
+            self.told(name, tried)
+        self.rows.sort(key=lambda row: places.index(row.device))
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits on one."""
+        return any(row.fits for row in self.rows)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything is known of any GPU."""
+        return any(row.fits is not None for row in self.rows)
+
+    @property
+    def failure(self) -> str:
+        """What is said if nothing is known."""
+        return self.rows[0].error if self.rows else "nothing was tried"
+
+    @property
+    def answer(self) -> str:
+        """The first line."""
+        smallest = next((row for row in self.rows if row.fits), None)
+        if smallest is not None:
+            return (
+                f"The smallest GPU that it fits on is {smallest.device}: it reserves "
+                f"{format_bytes(smallest.reserved)} of {format_bytes(smallest.limit)}, which "
+                f"leaves {smallest.spare:.0%}."
+            )
+        known = [row for row in self.rows if row.fits is False]
+        if known:
+            return (
+                f"It fits on none of {len(known)} GPUs: on {known[-1].device} it would reserve "
+                f"{format_bytes(known[-1].reserved)} of {format_bytes(known[-1].limit)}."
+            )
+        return f"No answer: {self.failure}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON: sizes are in bytes."""
+        rows = [asdict(row) | {"spare": row.spare} for row in self.rows]
+        return {"fits": self.fits, "answer": self.answer, "devices": rows}
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in DEVICES)
+        lines = [
+            self.answer,
+            "bfc knows no prices. These are all of its GPUs, the smallest first:",
+            "",
+            f"{'device':{width}}  fits     for PyTorch         live     reserved  to spare",
+        ]
+        for row in self.rows:
+            answer = {True: "yes", False: "no", None: "failed"}[row.fits]
+            start = f"{row.device:{width}}  {answer:6}"
+            if row.limit:
+                sizes = (row.limit, row.live, row.reserved)
+                start += "".join(f" {format_bytes(size):>12}" for size in sizes)
+                start += f"{row.spare:>10.0%}" if row.fits else ""
+            lines.append(f"{start}  {row.error}".rstrip())
+        return "\n".join(map(printable, lines))

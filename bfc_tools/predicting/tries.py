@@ -1,0 +1,227 @@
+"""Many predictions of one program, each in a process of its own, on the cores of this machine.
+
+PyTorch is imported once. Each try is a fork of that process, with the files of its program kept
+apart as those of a single prediction are.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import IO, Any, NoReturn, Protocol, TypeVar
+
+from bfc_tools.predicting import guard, kernel, outside
+
+Key = TypeVar("Key")
+#: The lines of what a program printed that are told if it failed.
+LINES = 25
+#: Seconds between two signals to a try that is to end: the second ends it at once.
+APART = outside.ONE + 0.1
+
+
+class Question(Protocol):
+    """What is asked of one process. `Asked` is one."""
+
+    @property
+    def real_files(self) -> bool:
+        """Whether the program works on the user's files."""
+
+    def answer(self) -> dict[str, Any]:
+        """Runs in that process, and returns figures."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a try came to."""
+
+    figures: dict[str, Any] = field(default_factory=dict)  # empty if there is no answer
+    error: str = ""  # what went wrong, in a line
+    output: str = ""  # the end of what the program printed
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None if the program failed before that was known."""
+        return self.figures.get("fits")
+
+    @property
+    def needs(self) -> int:
+        """The most that is reserved on a device that never refuses, in bytes: at other addresses of
+        the driver and after more steps, too. 0 if that is not known."""
+        figures = self.figures
+        if not figures:
+            return 0
+        after = figures["peak_reserved_after_repeats"] or 0
+        return int(max(figures["peak_reserved"], figures["peak_reserved_range"][1], after))
+
+    @property
+    def live(self) -> int:
+        """The most that the program asked for and did not free, in bytes; 0 if it is not known."""
+        return int(self.figures.get("peak_requested", 0))
+
+    @property
+    def was_rejected(self) -> bool:
+        """Whether the program ended before it used the GPU, as one does that does not know its
+        arguments."""
+        return not self.figures
+
+
+@dataclass
+class _Running:
+    key: Any
+    process: int
+    output: IO[bytes]
+
+
+class Tries:
+    """Runs tries, `width` at a time. PyTorch is imported when it is made, so that tries need not.
+    Use it in a `with` block, which ends what still runs."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._running: dict[Connection, _Running] = {}
+        _import_what_all_need()
+
+    def __enter__(self) -> Tries:
+        gc.collect()
+        gc.freeze()  # else each try copies what its collections look at
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends what still runs: politely, so that their folders are removed, then at once."""
+        gc.unfreeze()
+        for number in (signal.SIGTERM, signal.SIGTERM):
+            for one in self._running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.process, number)
+            if self._running:
+                time.sleep(APART)
+        for connection, one in self._running.items():
+            os.waitpid(one.process, 0)
+            connection.close()
+            one.output.close()
+        self._running.clear()
+
+    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
+        """What each of the questions comes to, by its key, as they end."""
+        left = collections.deque(questions.items())
+        while left or self._running:
+            while left and len(self._running) < self.width:
+                self._start(*left.popleft())
+            yield self._next()
+
+    def _start(self, key: object, question: Question) -> None:
+        ours, theirs = Pipe(duplex=False)
+        output = tempfile.TemporaryFile()  # noqa: SIM115  (it is closed when it has been read)
+        parent = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        process = os.fork()
+        if not process:
+            ours.close()
+            _be_a_try(question, theirs, output, parent)
+        theirs.close()
+        self._running[ours] = _Running(key, process, output)
+
+    def _next(self) -> tuple[Any, Tried]:
+        """Waits for the first that ends."""
+        connection = wait(list(self._running))[0]
+        assert isinstance(connection, Connection)
+        try:
+            found = json.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            found = None
+        one = self._running[connection]
+        os.waitpid(one.process, 0)
+        del self._running[connection]
+        connection.close()
+        with one.output:
+            printed = _last_lines(one.output)
+        if found is None:  # the process outside it has said why
+            error = (printed.splitlines() or ["it ended without an answer"])[-1]
+            return one.key, Tried({}, error.removeprefix("bfc: "), printed)
+        return one.key, Tried(found["figures"], found["error"], printed)
+
+
+def _import_what_all_need() -> None:
+    """PyTorch, and all of it that a prediction imports. Raises RuntimeError where no fork can make
+    a prediction."""
+    guard.supported_torch()
+    from bfc_tools.predicting import cuda_module, fake_torch, hooks, nvml, recorder, rules
+
+    del cuda_module, hooks, nvml, recorder, rules
+    if fake_torch.engine_runs:
+        raise RuntimeError(
+            "this process has made a prediction, and in a fork PyTorch makes no backward pass "
+            "then: search in another process, or before the prediction"
+        )
+    guard.load()
+    fake_torch.Mode()  # which imports torch._dynamo
+
+
+def _be_a_try(question: Question, answers: Connection, output: IO[bytes], parent: int) -> NoReturn:
+    """What a forked process does: it becomes the process outside of another one, which runs the
+    program, and ends when that does."""
+    code = 1
+    try:
+        os.setsid()  # Ctrl-C is for the process that waits
+        kernel.die_with_parent(signal.SIGTERM)
+        if os.getppid() == parent:
+            _redirect(output)
+            outside.begin(question.real_files)
+            _answer(question, answers)
+            code = 0
+    except SystemExit as end:  # the process outside
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        print(f"bfc: {error}", file=sys.stderr)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(output: IO[bytes]) -> None:
+    """What the process prints goes to a file, and there is nothing to read. Signals are as in a new
+    process."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for number in (1, 2):
+        os.dup2(output.fileno(), number)
+    text = io.TextIOWrapper(open(2, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
+    text.reconfigure(errors="backslashreplace")
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stderr = text
+
+
+def _answer(question: Question, answers: Connection) -> None:
+    """Runs the program in this process, and sends what was found."""
+    figures: dict[str, Any] = {}
+    try:
+        figures = question.answer()
+        error = figures["error"] or ""
+    except (ImportError, OSError, RuntimeError, ValueError) as problem:
+        error = str(problem)
+    found = {"figures": figures, "error": error}
+    answers.send_bytes(json.dumps(found, default=str).encode())
+    if outside.link is not None:
+        outside.link.answered(0)
+
+
+def _last_lines(file: IO[bytes]) -> str:
+    file.seek(0)
+    lines = collections.deque(file, LINES)
+    return b"".join(lines).decode(errors="backslashreplace").rstrip()
