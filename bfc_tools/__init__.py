@@ -4,6 +4,7 @@ memory; bfc_tools looks at what programs did with it, or would do.
 Users reach it through `bfc`: the command, `bfc.study`, and functions such as `bfc.predict`.
 In order:
 
+    scratch.py      folders for files, removed however a process ends
     study/          what a run needs under other settings, and what grew between two
     predicting/     PyTorch's programs, without a GPU
     browser/        a run as a page for the browser

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -17,7 +16,6 @@ import shutil
 import signal
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +27,7 @@ from bfc.files import replacing
 from bfc.units import format_bytes
 from bfc_tools.predicting import kernel
 from bfc_tools.predicting.file_layer import FREE, Changes, Layer, free, lay_over, summed_up, write
+from bfc_tools.scratch import scratch
 
 PREFIX = "bfc-predict-"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -36,8 +35,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 EVERY, AT_THE_END = 0.1, 0.002
 #: Two signals within that time are one.
 ONE = 0.5
-#: Seconds after its making in which a folder may be about to be locked.
-OLD = 60
 NO_ANSWER = 2
 NEITHER = (
     "this system offers bfc no way to keep your files as they are while the script runs: no mount "
@@ -141,7 +138,7 @@ def begin(real_files: bool) -> None:
         os.getcwd()
     except FileNotFoundError:
         raise FileNotFoundError("the working folder is gone: cd to one that is there") from None
-    with scratch() as folder:
+    with scratch(PREFIX) as folder:
         for name in ("over", "tmp"):
             os.mkdir(f"{folder}/{name}")
         reasons = []
@@ -154,20 +151,6 @@ def begin(real_files: bool) -> None:
                 raise SystemExit(keeper.stay())
             reasons.append(reason)
         raise RuntimeError(NEITHER.format(*reasons))
-
-
-@contextlib.contextmanager
-def scratch() -> Iterator[str]:
-    """A folder that this process removes, and if it is killed, the next prediction does."""
-    folder, owner = tempfile.mkdtemp(prefix=PREFIX), os.getpid()
-    try:
-        with open(f"{folder}/lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _remove_what_others_left(os.path.dirname(folder))
-            yield folder
-    finally:
-        if os.getpid() == owner:
-            _remove(folder)
 
 
 class _Keeper:
@@ -376,24 +359,3 @@ def _end_what_is_left() -> None:
             os.waitpid(int(child), 0)
         if not left:
             return
-
-
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    if os.path.lexists(folder):  # it has some that cannot be entered
-        for top, folders, _ in os.walk(folder):
-            for path in [os.path.join(top, name) for name in folders]:
-                if not os.path.islink(path):
-                    os.chmod(path, 0o700)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_what_others_left(folder: str) -> None:
-    """Of predictions whose process outside was killed: their locks are free."""
-    for name in os.listdir(folder):
-        if name.startswith(PREFIX):
-            with contextlib.suppress(OSError), open(f"{folder}/{name}/lock") as lock:
-                found = os.fstat(lock.fileno())
-                if found.st_uid == os.getuid() and found.st_mtime < time.time() - OLD:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(f"{folder}/{name}")

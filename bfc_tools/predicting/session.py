@@ -13,6 +13,7 @@ from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
 from bfc_tools.predicting.prediction import Prediction
+from bfc_tools.scratch import scratch
 
 STARTED_TOO_LATE = (
     "this process has made a backward pass already, and PyTorch counts its devices at the first "
@@ -150,7 +151,7 @@ def _kept_apart(started: Callable[[str], object]) -> Iterator[Layer | outside.Ou
     with contextlib.ExitStack() as stack:
         keeper: Layer | outside.Outside | None = outside.link
         if outside.link is None or not outside.link.apart:
-            folder = stack.enter_context(outside.scratch())
+            folder = stack.enter_context(scratch(outside.PREFIX))
             keeper = stack.enter_context(laid_over(folder, started))
         assert keeper is not None
         stack.callback(keeper.end)

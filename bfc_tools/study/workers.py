@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bfc.files import naming
 from bfc.libraries import np
 from bfc.trace import Trace
+from bfc_tools.scratch import scratch
 from bfc_tools.study.candidates import MOST_PAGES, Outcome, Point, replay
 from bfc_tools.study.cluster import Cluster
 from bfc_tools.study.counting import was_predicted
@@ -99,7 +99,7 @@ class Replays:
             return self
         with contextlib.ExitStack() as cleanup:
             with _without_interrupts():  # no folder is left that nobody knows of
-                folder = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="bfc-advise-"))
+                folder = cleanup.enter_context(scratch("bfc-advise-"))
                 self._path = str(Path(folder, "trace.npz"))
                 with naming(self._path):
                     _write(self.trace, self._path)

@@ -72,6 +72,23 @@ def test_a_signal_leaves_neither_folders_nor_workers(tmp_path: Path, number: int
     assert not any(map(is_running, workers))
 
 
+def test_what_a_killed_search_left_the_next_one_removes(tmp_path: Path):
+    words = ["advise", str(TRACES / "unet_buckets.npz"), "--device", "80GiB", "--jobs", "2"]
+    ours = os.environ | {"TMPDIR": str(tmp_path)}
+    command = subprocess.Popen([*COMMAND, *words, "--thorough"], cwd=ROOT, env=ours)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("bfc-advise-*/lock")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    command.kill()
+    command.wait()
+    (left,) = tmp_path.glob("bfc-advise-*")
+    os.utime(left / "lock", (0, 0))  # one that was made just now may be about to be locked
+    subprocess.run(
+        [*COMMAND, *words], cwd=ROOT, env=ours, check=True, stdout=subprocess.DEVNULL, timeout=120
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_file_that_is_half_written_goes(tmp_path: Path, number: int):
     code = f"""
