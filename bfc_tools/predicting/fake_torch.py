@@ -141,16 +141,46 @@ def forget() -> None:
 engine_runs = False
 
 
-def try_backward(mode: Any, too_late: str) -> None:
-    """A backward pass of one number: it fails if the engine has counted its devices before."""
-    global engine_runs
-    engine_runs = True
-    with mode:
-        x = torch.ones(1, device="cuda", requires_grad=True)
-        try:
-            (x * x).backward()
-        except RuntimeError as error:
-            raise RuntimeError(too_late) from error
+class _Passed(torch.autograd.Function):  # type: ignore[misc]
+    """Its gradient is that of its result: a backward pass without an operator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient
+
+
+class Backward:
+    """The thread of PyTorch's engine that runs what is on the GPU. The first pass fails if the
+    engine has counted its devices before."""
+
+    def __init__(self, mode: Any, too_late: str) -> None:
+        global engine_runs
+        engine_runs = True
+        with mode:  # of no numbers, which have no memory
+            self._x = torch.ones(0, device="cuda", requires_grad=True)
+            self._y = _Passed.apply(self._x)
+            self._gradient = torch.ones(0, device="cuda")
+            try:
+                self.let_go()
+            except RuntimeError as error:
+                raise RuntimeError(too_late) from error
+
+    def let_go(self) -> None:
+        """Waits until that thread holds nothing of the passes before. It lets go of a graph some
+        microseconds after `backward` has returned: what is live then would be left to chance."""
+        torch.autograd.Variable._execution_engine.run_backward(
+            (self._y,),
+            (self._gradient,),
+            True,  # keeps its graph
+            False,
+            (self._x,),
+            allow_unreachable=False,
+            accumulate_grad=False,
+        )
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ class Follower:
         self.places: Places = recorder.places
         self.after_step: Callable[[int], object] | None = None
         self.after_forward: Callable[[int], object] | None = None
+        #: Called after a backward pass, until which its graph may be held.
+        self.let_go: Callable[[], object] = lambda: None
         self.forwards = 0
         #: By the id of a parameter: itself, and its module.
         self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -102,7 +104,10 @@ class Follower:
             places.phase, places.backward_stack = BACKWARD, places.stack()
             places.backward_of = threading.get_ident()
             try:
-                return function(*args, **kwargs)
+                found = function(*args, **kwargs)
+                if before != BACKWARD:  # else this is the thread that holds it
+                    self.let_go()
+                return found
             finally:
                 places.phase = before if phase_after is None or before == BACKWARD else phase_after
                 places.backward_stack, places.backward_of = outer

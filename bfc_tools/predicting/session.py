@@ -125,7 +125,7 @@ def predict(
         stack.callback(fake_torch.forget)
         stack.enter_context(replaced(CudaModule(recorder, module).replacements()))
         stack.enter_context(replaced(fake_torch.replacements()))
-        fake_torch.try_backward(mode, STARTED_TOO_LATE)
+        follower.let_go = fake_torch.Backward(mode, STARTED_TOO_LATE).let_go
         if not real_files:
             recorder.files = found.files = stack.enter_context(_kept_apart(recorder.started))
         stack.enter_context(replaced(follower.replacements()))
