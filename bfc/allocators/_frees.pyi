@@ -1,4 +1,0 @@
-VIEWED: str
-PUT_OFF: str
-
-class Frees: ...

@@ -1,3 +1,0 @@
-from bfc._core import PoolPages
-
-class Pages(PoolPages): ...

@@ -1,3 +1,0 @@
-from bfc.allocators.mapping._address_ranges import AddressRanges
-
-class ExpandableSegments(AddressRanges): ...
