@@ -17,6 +17,7 @@ cdef struct PrivatePool:
     PoolId id
     int64_t uses            # 0: what it holds goes back with the next emptying
     uint64_t next_region    # under TensorFlow's policy: the bytes of its next region; 0: it had none
+    uint64_t tag            # with which its memory sleeps; 0: with none
 
 cdef enum ScopeKind:
     EVERY_STREAM

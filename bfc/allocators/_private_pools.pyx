@@ -99,7 +99,7 @@ cdef class PrivatePools:
         return is_default(id) or self.find(id) != NULL or self.add(id)
 
     cdef cbool add(self, PoolId id) noexcept nogil:
-        return try_add(self.known, id, PrivatePool(id, 0, 0))
+        return try_add(self.known, id, PrivatePool(id, 0, 0, 0))
 
     cdef cbool use(self, PoolId id) noexcept nogil:
         """Adds a reference to a pool, and the pool if it is new. Returns False if there is no memory."""

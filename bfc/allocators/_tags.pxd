@@ -7,6 +7,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport Pool, Reasons
 from bfc.allocators._lock cimport Lock
+from bfc.allocators._private_pools cimport PoolId, PrivatePool, PrivatePools
 
 
 cdef enum:
@@ -17,11 +18,6 @@ cdef extern from *:
     static const uint64_t BFC_TAG_POOLS = uint64_t{1} << 62;
     """
     const uint64_t TAG_POOLS "BFC_TAG_POOLS"    # the first number of the id of a tag's pool; the second is the tag's
-
-
-cdef struct JoinedPool:             # a private pool whose memory sleeps with a tag
-    uint64_t pool[2]
-    uint64_t tag
 
 
 @cython.final
@@ -43,18 +39,18 @@ cdef class Entry:
 cdef class Tags:
     cdef dict by_name
     cdef vector[uint64_t] asleep    # their numbers: nothing is allocated in these. Guarded by the lock
-    cdef vector[JoinedPool] joined  # guarded by the lock
+    cdef PrivatePools private_pools     # which of them sleep with a tag
     cdef int64_t scopes_open        # that were entered and not left; guarded by the GIL
     cdef Lock* lock                 # the allocator's, and so are its reasons
     cdef Reasons* reasons
 
-    cdef int attach(self, Lock* lock, Reasons* reasons) except -1
+    cdef int attach(self, Lock* lock, Reasons* reasons, PrivatePools private_pools) except -1
     cdef int count_scopes(self, int64_t more) except -1
     cdef Tag find(self, name)
     cdef Tag known(self, name)
     cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil
-    cdef cbool join(self, const JoinedPool* row) noexcept nogil
+    cdef cbool join(self, PoolId pool, uint64_t tag) noexcept nogil
     cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil
     cdef uint64_t asleep_with(self, const uint64_t* pool) noexcept nogil
     cdef uint64_t find_asleep_with(self, const uint64_t* pool) noexcept nogil

@@ -12,10 +12,10 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport IN_USE, STATE, ChunkHandle, Pool, Reasons
 from bfc.buffers._scopes cimport NO_OWNER, Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._private_pools cimport PoolId, PrivatePool, PrivatePools
 from bfc.allocators._reasons cimport IN_A_TAG
 
 from bfc.errors import AsleepError, SettingsError
@@ -128,9 +128,10 @@ cdef class Tags:
     def __cinit__(self):
         self.by_name = {}
 
-    cdef int attach(self, Lock* lock, Reasons* reasons) except -1:
+    cdef int attach(self, Lock* lock, Reasons* reasons, PrivatePools private_pools) except -1:
         self.lock = lock
         self.reasons = reasons
+        self.private_pools = private_pools
         return 0
 
     cdef int count_scopes(self, int64_t more) except -1:
@@ -171,28 +172,23 @@ cdef class Tags:
                 return True
         return False
 
-    cdef cbool join(self, const JoinedPool* row) noexcept nogil:
+    cdef cbool join(self, PoolId pool, uint64_t tag) noexcept nogil:
         """Notes that a private pool without memory sleeps with a tag. False: the host has no memory. Needs the lock."""
-        cdef size_t i
-        for i in range(self.joined.size()):
-            if self.joined[i].pool[0] == row.pool[0] and self.joined[i].pool[1] == row.pool[1]:
-                self.joined[i].tag = row.tag
-                return True
-        return try_push_back(self.joined, row[0])
+        cdef cbool known = self.private_pools.know(pool)
+        if known:
+            self.private_pools.find(pool).tag = tag
+        return known
 
     cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil:
         """The tag that the memory of a pool sleeps with, or NO_TAG. Needs the lock."""
-        cdef size_t i
         if pool[0] == TAG_POOLS:
             return pool[1]
-        for i in range(self.joined.size()):
-            if self.joined[i].pool[0] == pool[0] and self.joined[i].pool[1] == pool[1]:
-                return self.joined[i].tag
-        return NO_TAG
+        cdef PrivatePool* found = self.private_pools.find(PoolId(pool[0], pool[1]))
+        return found.tag if found != NULL else <uint64_t>NO_TAG
 
     cdef uint64_t asleep_with(self, const uint64_t* pool) noexcept nogil:
         """The tag that a private pool sleeps with now, or NO_TAG. Needs the lock."""
-        if self.joined.empty():
+        if self.asleep.empty():
             return NO_TAG
         cdef uint64_t tag = self.tag_of(pool)
         return tag if self.is_asleep(tag) else <uint64_t>NO_TAG

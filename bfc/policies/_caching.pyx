@@ -22,7 +22,7 @@ from bfc.allocators._reasons cimport FREES_DEFERRED
 from bfc.allocators._source cimport GrowingPool
 from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, JoinedPool, no_mapping
+from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators.mapping._blocks cimport blocks_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
@@ -754,21 +754,21 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef int join_tag(self, Request* request, PoolId pool) except -1:
-        cdef JoinedPool row = JoinedPool([pool.first, pool.second], request.tag)
+        cdef uint64_t[2] name = [pool.first, pool.second]
         cdef GrowingPool growing = GrowingPool(pool.first, pool.second)
         if not self.sub_allocator.supports_virtual_memory:
             raise no_mapping(self)
         blocks_of(self.mapped)
         self.acquire()
-        cdef uint64_t joined = self.tags.tag_of(row.pool)
+        cdef uint64_t joined = self.tags.tag_of(name)
         cdef cbool used = joined != request.tag and (holds_memory(self.pool, pool) or self.source.is_growing(growing))
-        cdef cbool added = joined == request.tag or used or self.tags.join(&row)
+        cdef cbool added = joined == request.tag or used or self.tags.join(pool, request.tag)
         self.lock.release()
         if used:
             where = f"tag {self.tags.name_of_pool(TAG_POOLS, joined)!r}" if joined else "no tag"
-            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
+            wanted = self.tags.name_of_pool(TAG_POOLS, request.tag)
             raise RuntimeError(f"private pool {(pool.first, pool.second)} has memory of {where}, and cannot belong to "
-                               f"tag {name!r} as well: give the tag a pool of its own")
+                               f"tag {wanted!r} as well: give the tag a pool of its own")
         if not added:
             raise out_of_host_memory()
         request.tag = 0     # it lies in the private pool

@@ -104,7 +104,7 @@ cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_def
                            vector[ChunkHandle]& out) noexcept nogil:
     """What `empty_cache` gives back, in upstream's order; `with_default`: of the default pool too. If the host has no
     memory, only the first part."""
-    cdef PrivatePool private = PrivatePool(default_pool(), 0, 0)
+    cdef PrivatePool private = PrivatePool(default_pool(), 0, 0, 0)
     if with_default and not (list_whole(pool, default_pool(), LARGE, out)
                              and list_whole(pool, default_pool(), SMALL, out)):
         return False
@@ -218,7 +218,7 @@ cdef class Emptying:
         """Gives back what is cached, that of the default pool only if `with_default`, and also what the source failed
         to take back before. Returns the bytes, and counts the regions and pieces that went in `changes`. While another
         thread maps or unmaps, the ranges stay as they are."""
-        cdef PrivatePool pool = PrivatePool(default_pool(), 0, 0)
+        cdef PrivatePool pool = PrivatePool(default_pool(), 0, 0, 0)
         cdef uint64_t released
         cdef uint32_t kind
         cdef Faults faults = Faults()

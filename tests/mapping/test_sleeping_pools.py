@@ -107,6 +107,29 @@ def test_what_is_freed_while_it_sleeps_leaves_the_sums_right(make) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS)
+def test_a_pool_that_is_gone_is_forgotten(make) -> None:
+    """A new one of the same id once slept with the tag of the old one."""
+    pool, name = make(bfc.HostSubAllocator("1 GiB")), (0, 7)
+    with pool.tag("graph"):
+        pool.begin_allocate_to_pool(name)
+        filled(pool, 3 * MIB, 1).free()
+        pool.end_allocate_to_pool(name)
+    pool.release_pool(name)
+    pool.empty_cache()
+    pool.begin_allocate_to_pool(name)
+    awake = filled(pool, 3 * MIB, 2)
+    pool.end_allocate_to_pool(name)
+    with pool.tag("graph"), bfc.use_mem_pool(bfc.MemPool(pool)):
+        asleep = filled(pool, 3 * MIB, 3)
+    pool.sleep()
+    assert holds(awake, 2)
+    awake.free()
+    asleep.free()
+    pool.release_pool(name)
+    pool.close()
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_pool_that_sleeps_with_a_tag_lends_nothing(make) -> None:
     """The borrower belongs to no tag, and its contents were dropped with the tag's."""
     pool = make(bfc.HostSubAllocator("1 GiB"), memory_limit=48 * MIB)
