@@ -2946,7 +2946,8 @@ cdef class Allocator(BufferOwner):
             needed = wake_up(self.mapped, wanted, fill)
         if needed:
             refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
-            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look)
+            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look,
+                                waking=[(<Tag>tag).name for tag in wanted if (<Tag>tag).is_asleep])
 
     def tag_stats(self):
         """What each tag has.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bfc.errors import OutOfMemoryError, PagesInUse
 from bfc.snapshots.memory_report import MOST_CHUNKS, chunk_count, report
@@ -150,13 +150,20 @@ def out_of_memory(
     against_pieces: str = "",
     pages: PagesInUse | None = None,
     look: Callable[[], Snapshot] | None = None,
+    waking: Sequence[str] = (),
 ) -> OutOfMemoryError:
     """The error for a request without room, and what to try. The device has `total_bytes`, and
     gives at most `largest_block` at a time. `against_pieces`: an option of the policy
     against fragmentation that is not in use. `pages`: the use of pages, if pages are stitched.
-    `look` takes a snapshot, where the error may show one."""
+    `look` takes a snapshot, where the error may show one. `waking`: tags that were to wake."""
     in_use = max(0, stats.bytes_in_use - stats.bytes_asleep)
     not_taken = format_bytes(limit_left(stats))
+    advice = _advice(
+        requested, stats, total_bytes, largest_block, against_pieces, pages, bool(refused_by)
+    )
+    if waking:
+        again = f"wake({', '.join(map(repr, waking))}) again"
+        advice = (f"letting other tags sleep, or freeing something, and {again}", *advice)
     error = OutOfMemoryError(
         requested,
         in_use,
@@ -165,9 +172,7 @@ def out_of_memory(
         stats.largest_free_block_bytes,
         stats.fragmentation,
         refused=refused_by or f"the memory limit, of which {not_taken} are not taken yet",
-        advice=_advice(
-            requested, stats, total_bytes, largest_block, against_pieces, pages, bool(refused_by)
-        ),
+        advice=advice,
         pages=pages,
         by_owner=stats.by_owner,
     )

@@ -174,15 +174,18 @@ class HostCopy:
                 self._pieces.pop().close()
 
 
-def fill_with(source: SubAllocator, allocations: Iterable[SavedAllocation], byte: int) -> None:
+def fill_with(source: SubAllocator, allocations: list[SavedAllocation], byte: int) -> None:
     """Fills allocations of `source` with one byte."""
-    piece = HostPiece(PIECE)
+    length = min(PIECE, max((allocation.nbytes for allocation in allocations), default=0))
+    if not length:
+        return
+    piece = HostPiece(length)
     try:
-        ctypes.memset(piece.address, byte, PIECE)
+        ctypes.memset(piece.address, byte, length)
         stream = _stream_of(source)
         for allocation in allocations:
-            for start in range(0, allocation.nbytes, PIECE):
-                nbytes = min(PIECE, allocation.nbytes - start)
+            for start in range(0, allocation.nbytes, length):
+                nbytes = min(length, allocation.nbytes - start)
                 source.copy(allocation.ptr + start, piece.address, nbytes, stream)
     finally:
         piece.close()
