@@ -15,6 +15,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
+from bfc_tools.cli import launchers
 from bfc_tools.cli.endings import Ended
 from bfc_tools.cli.program import add_program
 from bfc_tools.cli.searching import add_questions, asked_for, search
@@ -66,6 +67,11 @@ takes as --batch-size 8, --batch-size=8 or batch-size=8: it says which. The last
 first that does not are the proof. Values may be 8..512:8 (in steps of 8) or 8,16,32, and a variable
 of the environment is env:BATCH=1..512. Given twice, it is found for some values of the second.
 --cheapest tries all GPUs. A search imports PyTorch once, and forks that process for each try.
+
+--nproc 8 --nnodes 2 predicts a program of 16 processes as torchrun would start them, each with its
+RANK: a table, the worst first, and what that has more of than the others. Of more than
+8 ranks it runs those that may differ, and says which. torchrun, accelerate launch and
+-m torch.distributed.run before the script, with their options, ask for the same.
 
 With --oom the program gets torch.OutOfMemoryError where it runs out of memory. That may be caught;
 the first line says what was refused all the same. A program that finds its batch size by running
@@ -187,6 +193,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         settings=arguments.settings,
         oom=arguments.oom,
         real_files=arguments.real_files,
+        environment=getattr(arguments, "environment", ()),
     )
 
 
@@ -251,6 +258,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
         command = command[1:]
     if not command:
         raise ValueError("which script? bfc predict train.py --device 24GiB")
+    command = _launched(arguments, command)
     script = command.pop(0)
     end = command.index("--") if "--" in command else len(command)
     mixed, own = command[:end], command[end + 1 :]
@@ -274,13 +282,28 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     return script, [word.removeprefix(HIDDEN) for word in rest] + own
 
 
+def _launched(arguments: argparse.Namespace, command: list[str]) -> list[str]:
+    """The command without the launcher that it begins with, which says how many processes."""
+    launch = launchers.read(command, arguments.module is not None)
+    if launch is None:
+        return command
+    if arguments.nproc is not None or arguments.nnodes is not None:
+        raise ValueError(
+            f"{command[0]} says how many processes there are: leave --nproc and --nnodes out"
+        )
+    arguments.nproc, arguments.nnodes = launch.nproc, launch.nnodes
+    arguments.environment = launch.environment
+    arguments.module = [] if launch.module else None
+    return list(launch.words)
+
+
 #: Before a word that is the script's, so that our parser leaves it where it is.
 HIDDEN = "\0"
 #: Our options that may stand behind the script.
 NAMES = (
     *("device", "budget", "cc", "sms", "steps", "forwards", "seconds", "settings", "oom"),
     *("real-files", "save", "by", "no-advice", "json", "markdown"),
-    *("largest", "cheapest", "jobs"),
+    *("largest", "cheapest", "jobs", "nproc", "nnodes"),
 )
 OPTIONS = re.compile(rf"--({'|'.join(NAMES)})(=.*)?", re.DOTALL)
 

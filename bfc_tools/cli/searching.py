@@ -13,12 +13,14 @@ from bfc_tools.cli.streams import tell
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis
 from bfc_tools.predicting.cheapest import Cheapest
+from bfc_tools.predicting.ranks import Ranks
 from bfc_tools.predicting.search import Search
 from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.world import World
 from bfc_tools.study.workers import usable_cores
 
 #: The options that ask one of them.
-QUESTIONS = ("largest", "cheapest")
+QUESTIONS = ("largest", "cheapest", "nproc")
 #: Those that belong to a single prediction.
 SINGLE = ("save", "by", "markdown")
 
@@ -40,6 +42,14 @@ def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
         help="the smallest of all GPUs that are known on which it fits",
     )
     add(
+        "--nproc",
+        type=int,
+        metavar="N",
+        default=default,
+        help="predict all of so many processes (on each node)",
+    )
+    add("--nnodes", type=int, metavar="N", default=default, help="the number of nodes (default: 1)")
+    add(
         "--jobs",
         type=int,
         metavar="N",
@@ -50,7 +60,7 @@ def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
 
 def asked_for(arguments: argparse.Namespace) -> list[str]:
     """Which questions the options ask. Raises ValueError if they do not go together."""
-    found = [name.replace("_", "-") for name in QUESTIONS if getattr(arguments, name)]
+    found = [name for name in QUESTIONS if getattr(arguments, name) not in (None, False)]
     if len(found) > 1:
         named = " and ".join(f"--{name}" for name in found)
         raise ValueError(f"{named} are two questions: ask one after the other")
@@ -62,16 +72,22 @@ def asked_for(arguments: argparse.Namespace) -> list[str]:
             )
     if "cheapest" in found and arguments.device is not None:
         raise ValueError("--cheapest goes through all GPUs: leave --device out")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise ValueError(f"--jobs is 1 or more, not {arguments.jobs}")
+    for name in ("jobs", "nproc", "nnodes"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            raise ValueError(f"--{name} is 1 or more, not {getattr(arguments, name)}")
+    if arguments.nnodes is not None and arguments.nproc is None:
+        raise ValueError("--nnodes says on how many nodes; --nproc, how many processes each has")
     return found
 
 
 def search(arguments: argparse.Namespace, asked: Asked) -> bool:
     """Answers a question, and prints what was found, also after Ctrl-C. Returns whether anything
     fits. Raises RuntimeError if that is not known of anything."""
-    found: Search | Cheapest
-    if arguments.cheapest:
+    found: Search | Cheapest | Ranks
+    if arguments.nproc is not None:
+        world = World(arguments.nproc, arguments.nnodes or 1)
+        found = Ranks(asked, world, lambda rank, tried: _tell_of_rank(rank, world, tried))
+    elif arguments.cheapest:
         found = Cheapest(asked, lambda name, tried: _tell({"--device": name}, tried))
     else:
         found = Search(asked, [Axis.parse(text) for text in arguments.largest], _tell)
@@ -82,9 +98,17 @@ def search(arguments: argparse.Namespace, asked: Asked) -> bool:
         if found.is_known:
             print(json.dumps(found.to_dict(), indent=1) if arguments.json else str(found))
             sys.stdout.flush()
-    if not found.is_known:
+    if found.fits is None or not found.is_known:
         raise RuntimeError(found.failure)
     return found.fits
+
+
+def _tell_of_rank(rank: int, world: World, tried: Tried) -> None:
+    """A line on standard error for each rank, and what its program printed if it failed."""
+    if tried.error:
+        for line in tried.output.splitlines():
+            tell(f"[rank {rank}] {line}")
+    _tell({f"rank {rank} of": world.size}, tried)
 
 
 def _tell(values: Any, tried: Tried) -> None:

@@ -5,6 +5,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
 
     kernel.py             mounts of a process's own, and Landlock
     ordinal.py            the number of the GPU, as the program calls it
+    letters.py            what processes send to one another
     devices.py            the usual GPUs
     cudnn.py              cuDNN itself, asked what a convolution works in
     file_layer.py         files of a program, kept apart by functions of Python
@@ -41,6 +42,8 @@ The program runs on tensors that are only shapes. What its operators would alloc
     bounds.py             a search for the largest value that fits
     tries.py              many predictions, each in a process
     largest.py            `bfc.largest`
+    world.py              the processes of a program, and which are alike
+    ranks.py              what each of these needs
     search.py             the same for arguments of scripts
     cheapest.py           the GPUs on which a script fits
 """

@@ -184,6 +184,11 @@ class Prediction:
         return self._recorder.operators
 
     @property
+    def process(self) -> tuple[int, int]:
+        """The rank of the process that was predicted, and how many its program has."""
+        return self._recorder.process
+
+    @property
     def snapshots(self) -> list[str]:
         """The files that the program has written with `_dump_snapshot`."""
         return list(self._memory.dumped)
@@ -642,6 +647,8 @@ class Prediction:
             "assumptions": self.assumptions,
             "events": len(self.trace),
             "operators": self.operators,
+            "rank": self.process[0],
+            "processes": self.process[1],
             "snapshots": self.snapshots,
             "files_written": self.files_written,
             "files_removed": self.files_removed,

@@ -292,6 +292,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.assumptions: dict[tuple[str, str], list[Any]] = {}
         self.unknown: dict[str, str] = {}
         self.operators = 0
+        #: The rank of the process, and how many there are.
+        self.process = (0, 1)
         self.progress: Callable[[], object] | None = None
         #: Makes a fake tensor of one that has values.
         self.fake: Callable[[Any], Any] = lambda tensor: tensor

@@ -40,6 +40,9 @@ def lines(
         yield from ["", str(advice)] if advice is not None else []
         return
     yield verdict.answer
+    rank, size = found.process
+    if size > 1:
+        yield f"This is rank {rank} of {size}. With --nproc, bfc predict answers for all of them."
     yield from _peaks(found)
     if found.allocator_differs:
         yield f"           {found.allocator_differs}"

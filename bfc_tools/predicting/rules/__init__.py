@@ -35,6 +35,7 @@ solvers.py            factorisations, and systems of equations
 compressed.py         tensors of compressed rows or columns
 sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
+sending.py            what it sends to others, and gets from them
 triton_kernels.py     kernels of Triton, which are not run
 """
 
@@ -57,6 +58,7 @@ from bfc_tools.predicting.rules import (
     recurrent,
     reductions,
     sdpa,
+    sending,
     shapes,
     solvers,
     sorting,
@@ -102,6 +104,7 @@ __all__ = [
     "reductions",
     "rule",
     "sdpa",
+    "sending",
     "shapes",
     "solvers",
     "sorting",

@@ -20,6 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
+from bfc_tools.predicting import letters, ordinal
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.kinds import BUCKETS
 from bfc_tools.predicting.rules.interface import Call, answer, around
@@ -98,8 +99,8 @@ def one_of_many(recorder: Any) -> Iterator[None]:
 @around
 @contextmanager
 def first_process(recorder: Any) -> Iterator[None]:
-    """`torch.multiprocessing.spawn` runs what the first process would run, in this one: a new one
-    would not know of the prediction."""
+    """`torch.multiprocessing.spawn` runs what one process would run, in this one: a new one would
+    not know of the prediction. It is the first, or that of LOCAL_RANK."""
     import torch.multiprocessing as multiprocessing
 
     def run(
@@ -109,8 +110,12 @@ def first_process(recorder: Any) -> Iterator[None]:
         *others: Any,
         **kw: Any,
     ) -> Any:
-        recorder.assume(f"{nprocs} processes: the first of them, in this one", "rank 0")
-        fn(0, *args)
+        if letters.here.world and nprocs != ordinal.count():
+            raise ValueError(_another_world(nprocs))
+        rank = ordinal.number() if ordinal.number() < nprocs else 0
+        which = "the first" if rank == 0 else f"number {rank}"
+        recorder.assume(f"{nprocs} processes: {which} of them, in this one", f"rank {rank}")
+        fn(rank, *args)
         join = others[0] if others else kw.get("join", True)
         return None if join else _Joined()
 
@@ -226,6 +231,7 @@ def _with_ranks(build: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(build)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         build(self, *map(_ranks, args), **{name: _ranks(one) for name, one in kwargs.items()})
+        letters.here.meshes.append(tuple(self.shape))
 
     return init
 
@@ -290,7 +296,6 @@ OBJECTS: dict[str, Callable[..., None]] = {
     "gather_object": _gather_object,
     "scatter_object_list": _scatter_object_list,
     "broadcast_object_list": _nothing,
-    "send_object_list": _nothing,
     "monitored_barrier": _nothing,  # which only gloo has
 }
 
@@ -328,6 +333,14 @@ def _begin(recorder: Any, replace: Callable[[Any, str, Any], None]) -> None:
         import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
 
 
+def _another_world(size: int) -> str:
+    asked = letters.here.world
+    return (
+        f"bfc predict was asked for {asked} processes (--nproc times --nnodes), and the program "
+        f"makes a group of {size}: ask for {size}, or let it take WORLD_SIZE from the environment"
+    )
+
+
 def _group(
     function: Callable[..., Any], recorder: Any, replace: Callable[[Any, str, Any], None]
 ) -> Callable[..., Any]:
@@ -342,6 +355,9 @@ def _group(
         size = kwargs.get("world_size", -1)
         rank = int(os.environ.get("RANK", 0)) if rank < 0 else rank
         size = int(os.environ.get("WORLD_SIZE", 1)) if size < 0 else size
+        if letters.here.world not in (0, size):
+            raise ValueError(_another_world(size))
+        recorder.process = rank, size
         recorder.assume(f"a process group of {size} that sends nothing", f"rank {rank}")
         with _disable_current_modes():
             _begin(recorder, replace)
