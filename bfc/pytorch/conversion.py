@@ -37,7 +37,9 @@ from bfc.pytorch.words import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
+    SLEEPS,
     SNAPSHOT,
+    WAKES,
 )
 
 MOST_STREAMS = 1 << 16
@@ -236,6 +238,7 @@ def _facts(player: _Player, layout: Layout, spans: list[Span]) -> dict[str, Any]
         "segments": player.segments,
         "segment_events": player.segment_events,
         "registered": player.registered(spans),
+        "asleep": player.asleep,
         "oom": player.refused,
         "oom_calls": player.refused_calls,
         "pools": recording.pools,
@@ -340,6 +343,8 @@ class _Player:
     refused: list[list[int]] = field(default_factory=list)
     #: Of each of these [segment entries before it, stack, stream, *id of its pool].
     refused_calls: list[list[int]] = field(default_factory=list)
+    #: [event, bytes that sleep more, tag] of each tag that fell asleep, or woke.
+    asleep: list[list[Any]] = field(default_factory=list)
     repairs: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     #: The number of blocks whose free_completed does not follow free_requested at once: other
@@ -373,6 +378,10 @@ class _Player:
             self._segment(event)
         elif action in POOL_MARKS:
             self.marks.mark(len(self.columns), action, event.pool, event.stream)
+        elif action.startswith((SLEEPS, WAKES)):
+            is_asleep, tag = action.startswith(SLEEPS), action.partition(": ")[2].partition(": ")[2]
+            change = event.size if is_asleep else -event.size
+            self.asleep.append([len(self.columns), change, tag])
         elif action == OOM:
             pool_id = self.recording.table.id_of(event.pool)
             call = [len(self.segment_events), event.stack, event.stream, *pool_id]

@@ -26,9 +26,9 @@ from bfc.pytorch.words import (
     INACTIVE,
     OOM,
     PENDING,
-    POOL_MARKS,
     SEGMENT_ACTIONS,
     STATES,
+    is_mark,
 )
 
 #: The largest file, the longest history, and the most blocks that are read.
@@ -314,7 +314,7 @@ class _Entries:
         else:
             _dict(entry, f"{where}[{number}]")
             event, note = self._checked(entry, f"{where}[{number}]"), entry.get("user_metadata")
-            note = None if event.action in POOL_MARKS else note
+            note = None if is_mark(event.action) else note
             if self._stacks is not None:
                 stack = self._stacks.number_of(entry.get("frames"))
         event.number(stack, self._owners.number_of(note))
@@ -326,10 +326,11 @@ class _Entries:
             raise TraceError(f"{where}['action'] is {shown(action)}: a text is expected")
         time_us = entry.get("time_us", 0)
         time_us = time_us if type(time_us) is int and 0 <= time_us < TOP else 0
-        if action == ANNOTATE and entry.get("user_metadata") in POOL_MARKS:
+        if action == ANNOTATE and is_mark(entry.get("user_metadata")):
+            size = _number(entry.get("size", 0), f"{where}['size']")
             stream = _number(entry.get("stream", 0), f"{where}['stream']", low=-TOP)
             pool = self._pool(entry, where)
-            return Event(entry["user_metadata"], stream=stream, pool=pool, time_us=time_us)
+            return Event(entry["user_metadata"], 0, size, stream, pool, time_us=time_us)
         if action not in _CHECKED:
             return Event(action, time_us=time_us)
         name = "device_free" if action == OOM else "addr"

@@ -54,8 +54,17 @@ POOL_MARKS = (
     "bfc: a stream is captured into the pool",
     "bfc: a stream is captured no more",
 )
+#: What the entries of bfc with the action "annotate" say of a tag, before its name: the entry's
+#: bytes went back to the device, or came.
+SLEEPS, WAKES = "bfc: falls asleep: ", "bfc: wakes: "
 #: What a replay does with a pool beside what the marks say: it holds the pool from now on.
 HOLD = len(POOL_MARKS)
+
+
+def is_mark(text: object) -> bool:
+    """Whether what an annotation says was written by bfc itself."""
+    return text in POOL_MARKS or (isinstance(text, str) and text.startswith((SLEEPS, WAKES)))
+
 
 ALLOCATED, PENDING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 #: The states of a block, by what `ChunkInfo.state` calls them.

@@ -17,7 +17,7 @@ from bfc.pytorch.owners import Owners
 from bfc.pytorch.releases import GOES, NO_FRAMES, what_frames_say
 from bfc.pytorch.rules import NEWEST
 from bfc.pytorch.version import Version
-from bfc.pytorch.words import ANNOTATE, OUR_FILE, OUR_OWN, POOL_MARKS, SEGMENT_MAP
+from bfc.pytorch.words import ANNOTATE, OUR_FILE, OUR_OWN, SEGMENT_MAP, is_mark
 from bfc.pytorch.writer import ordinal_of, settings_as_torch
 from bfc.snapshots.columns import ASLEEP, CHUNK, IN_RANGE, RECORD, REGION, STATES
 
@@ -101,7 +101,7 @@ def _events(
             frames = frames or _OF_ITS_OWN
             named = what_frames_say([{"filename": row[0], "name": row[2]} for row in frames])
         said, name = history.actions[action], history.owners[owner]
-        if said == ANNOTATE and name in POOL_MARKS:
+        if said == ANNOTATE and is_mark(name):
             said, name = name, ""
         number = table.number_of((pool[0], pool[1]))
         event = Event(said, address, size, stream, number, named, latest)

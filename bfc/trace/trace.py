@@ -701,6 +701,9 @@ class Trace:
           it was first mapped, in the order in which the device gave them. Those from before the
           history come first: the file does not say in which order, and here it is that of their
           addresses.
+        - "asleep": [event, bytes, tag] of each tag of a pool of bfc that fell asleep, or woke: then
+          the bytes are negative. The event is as in "segment_events". Segments that sleep stay
+          among the segments.
         - "oom": [event, size, free bytes of the device] of each refusal.
         - "oom_calls": [entries of "segment_events" before it, stack, handle of its stream, first,
           second] of each refusal, with the two numbers of its pool's id; the stack is 0 where none
@@ -770,9 +773,9 @@ class Trace:
         memory was stitched, or sleeps. Of a snapshot of one pool (`Snapshot.of_pool`) it has those
         of the pool.
 
-        A history has no entry for memory that falls asleep or wakes: in `meta["torch"]`, which is
-        that of `from_torch`, it stays a segment. Where memory was stitched, the bytes of segments
-        are exact, but a block may lie outside all of them.
+        In `meta["torch"]`, which is that of `from_torch`, memory that sleeps stays a segment:
+        "asleep" says when it falls asleep and wakes. Where memory was stitched, the bytes of
+        segments are exact, but a block may lie outside all of them.
 
         Cost: about as much as `from_torch`, without reading a file.
 

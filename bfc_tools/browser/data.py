@@ -46,10 +46,13 @@ runs : what stands beside each other on one axis; at most 16. "live_at_peak", "b
     peak_live, peak_event : of what this run served
     peak_reserved
     remarks : texts, what a reader must know
+    asleep : of a recorded run, [[event, bytes, tag], ...], at most 400: before that event the tag
+        fell asleep, or, with negative bytes, it woke. Only pools of bfc record it
     timeline : null for a state; else columns of one length, at most 4,000 (8,000 divided by the
         runs, where there are more than two): event, which does not fall and may repeat, where more
         was in use within an event than after it; time_us (microseconds since 1970, or null); live,
-        reserved, driver_calls; and in replays in_use, largest_free, refused
+        reserved, driver_calls; in replays in_use, largest_free, refused; and asleep where tags of a
+        recorded run slept: bytes that are live, and not among those reserved
     map : null, or columns (at most 1,200) and rows (512): ends, how many events come before the end
         of each column; ranges, [address, bytes] in rising order, which the rows cover end to end
         from row 0 on (the addresses in between were never used); ranges_left_out; row_bytes, where

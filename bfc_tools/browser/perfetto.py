@@ -30,6 +30,7 @@ COUNTERS = {
     "in_use": "bytes",
     "reserved": "bytes",
     "largest_free": "bytes",
+    "asleep": "bytes",
     "refused": "requests",
     "driver_calls": "calls",
 }
@@ -46,10 +47,10 @@ def write_perfetto(
     is whole. Raises ValueError without a trace: what is live at one moment has no timeline.
 
     Each run is a process with the counters "live bytes", "in_use bytes", "reserved bytes",
-    "largest_free bytes", "refused requests" and "driver_calls calls", as far as they are known. The
-    first run of each trace also has the lives of the largest allocations, 10,000 in all, as slices.
-    A slice has the name of the owner, else of the line, and arguments: bytes, stream, owner, line,
-    stack, and the events of its allocation and free.
+    "largest_free bytes", "asleep bytes", "refused requests" and "driver_calls calls", as far as
+    they are known. The first run of each trace also has the lives of the largest allocations,
+    10,000 in all, as slices. A slice has the name of the owner, else of the line, and arguments:
+    bytes, stream, owner, line, stack, and the events of its allocation and free.
 
     Times are those of the trace, from its first event on; a trace without times has a microsecond
     for each event. "otherData" says so, and how many allocations and bytes are left out, and so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def shown(run: Any, title: str = "") -> dict[str, Any]:
             data = data_of([(snapshot.device, Trace.from_snapshot(snapshot))], title=title)
         except TraceError as error:
             return data_of_state(snapshot, title=title, remark=f"its history is left out: {error}")
-        data["runs"][0]["remarks"] += _remarks(snapshot)
+        data["runs"][0]["remarks"] += _remarks(snapshot, data["runs"][0].get("asleep", ()))
         return data
     return data_of_state(snapshot, title=title)
 
@@ -104,12 +105,14 @@ def _snapshot_of(run: Any) -> Snapshot:
     return snapshot
 
 
-def _remarks(snapshot: Snapshot) -> list[str]:
+def _remarks(snapshot: Snapshot, asleep: Iterable[list[Any]]) -> list[str]:
     """Remarks on what a history has no entries for."""
     remarks = []
-    if snapshot.stats.bytes_asleep:
-        sleeping = format_bytes(snapshot.stats.bytes_asleep)
-        remarks.append(f"{sleeping} sleep now, and count as reserved: a history does not say when")
+    unsaid = snapshot.stats.bytes_asleep - sum(row[1] for row in asleep)
+    if unsaid > 0:
+        remarks.append(
+            f"{format_bytes(unsaid)} sleep now, and count as reserved: the history begins later"
+        )
     if any(row[-1] & IS_VIEW for row in REGION.iter_unpack(snapshot._region_columns().regions)):
         remarks.append("blocks were stitched from pages of other segments, and lie in none of them")
     return remarks

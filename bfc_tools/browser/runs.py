@@ -12,7 +12,7 @@ from bfc.libraries import NDArray, np
 from bfc.pytorch.words import SEGMENT_ALLOC, SEGMENT_CHANGES
 from bfc.trace import Occupancy, Trace
 from bfc.trace.timeline import sampled
-from bfc.units import format_bytes
+from bfc.units import format_bytes, printable
 from bfc_tools.browser.encoding import packed
 from bfc_tools.browser.lifetimes import Lives
 from bfc_tools.browser.painted import Groups, paint
@@ -33,6 +33,8 @@ MOST_STREAMS = 64
 SHADE = 8
 #: No address and no size of a device reaches this.
 TOP = 1 << 60
+#: The most entries on sleep that a page has.
+MOST_SLEEPS = 400
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,12 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, TraceError):
         return None  # a meta of somebody else's, or that was damaged
     addresses, reserved, calls, refusals, held = found
+    asleep = _asleep(trace)
     at = sampled((subject.live, reserved), limits.samples)
     columns = {"live": subject.live[at], "reserved": reserved[at], "driver_calls": calls[at]}
+    if asleep:
+        columns["asleep"] = np.array(_sleeping(asleep, len(trace)), np.int64)[at]
+        columns["reserved"] = np.maximum(columns["reserved"] - columns["asleep"], 0)
     return _run(
         subject,
         addresses,
@@ -164,8 +170,45 @@ def as_recorded(subject: Subject, limits: Limits) -> Run | None:
         first_refusal=min(refusals, default=-1),
         driver_calls=int(calls[-1]),
         peak_reserved=said.peak_reserved,
-        remarks=list(said.remarks),
+        asleep=asleep[:MOST_SLEEPS],
+        remarks=[*said.remarks, *said_of_sleep(trace)],
     )
+
+
+def _asleep(trace: Trace) -> list[list[Any]]:
+    """When tags fell asleep and woke: [event, bytes that sleep more, tag]. Empty where a meta does
+    not say so in rising order."""
+    try:
+        rows = trace.meta["torch"].get("asleep", ())
+        found: list[list[Any]] = [[int(at), int(change), str(tag)] for at, change, tag in rows]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+    events = [row[0] for row in found]
+    whole = events == sorted(events) and all(0 <= event <= len(trace) for event in events)
+    return found if whole and all(abs(row[1]) < TOP for row in found) else []
+
+
+def _sleeping(asleep: list[list[Any]], events: int) -> NDArray[np.int64]:
+    """The bytes that sleep at each event. A history may begin when some sleep already."""
+    changes = np.zeros(events + 1, np.int64)
+    for event, change, _tag in asleep:
+        changes[event] += change
+    sums = np.cumsum(changes)
+    return (sums - np.minimum.accumulate(np.minimum(sums, 0)))[:events]
+
+
+def said_of_sleep(trace: Trace) -> list[str]:
+    """A remark on each tag that slept while a trace was recorded."""
+    said, asleep = [], _asleep(trace)
+    for tag in dict.fromkeys(row[2] for row in asleep):
+        changes = [change for _event, change, its in asleep if its == tag]
+        slept = sum(change > 0 for change in changes)
+        if slept:
+            left = sum(changes)
+            now = f", and {format_bytes(left)} sleep at the end" if left > 0 else ""
+            times = "once" if slept == 1 else f"{slept} times"
+            said.append(f"tag {printable(tag)} slept {times}, {format_bytes(max(changes))}{now}")
+    return said
 
 
 def _of_torch(subject: Subject, torch: dict[str, Any]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from bfc.pytorch.rules import NEWEST
 from bfc_tools.browser.data import data_of, data_of_state
 from bfc_tools.browser.perfetto import write_perfetto
 from bfc_tools.browser.report import write
+from bfc_tools.browser.runs import said_of_sleep
 from bfc_tools.cli.policies import device_maker, of_version, policies, tried, with_steps
 from bfc_tools.cli.replay import add_options_of_allocators
 from bfc_tools.cli.runs import (
@@ -105,6 +106,9 @@ def run(arguments: argparse.Namespace) -> bool:
             else f"{ran_out['trace']}: {ran_out['sentence']}"
         )
     print(f"{output}: {data['title']}, {data['events']} events. {line_of(first)}")
+    for name, trace in traces:
+        for remark in said_of_sleep(trace):
+            print(remark if len(traces) == 1 else f"{name}: {remark}")
     return True
 
 

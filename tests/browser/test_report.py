@@ -35,6 +35,41 @@ def pool(size: str = "1 GiB") -> bfc.CachingAllocator:
     return bfc.CachingAllocator(bfc.SimulatedSubAllocator(size))
 
 
+def test_when_what_slept(page: Path, tmp_path: Path) -> None:
+    """Of an allocator, and of its file: on the axis, in the bytes reserved, and in words."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), stitch=True)
+    allocator.record_history()
+    with allocator.tag("weights"):
+        weights = allocator.allocate("40 MiB")
+    with allocator.tag("kv"):
+        cache = allocator.allocate("100 MiB")
+    for _ in range(2):
+        allocator.sleep(drop=["kv"])
+        beside = allocator.allocate("60 MiB")
+        beside.free()
+        allocator.wake()
+    allocator.sleep(drop=["weights"])
+    allocator.allocate("1 MiB").free()
+    allocator.snapshot().dump(tmp_path / "run.pickle")
+    for run in (tmp_path / "run.pickle", allocator):
+        bfc.report(run, page)
+        (found,) = block_of(page)["runs"]
+        kv = [[100 * MIB, "kv"], [-100 * MIB, "kv"]]
+        assert [row[1:] for row in found["asleep"]] == [*kv, *kv, [40 * MIB, "weights"]]
+        assert (
+            found["remarks"][-2:]
+            == [
+                "tag weights slept once, 40.00 MiB, and 40.00 MiB sleep at the end",
+                "tag kv slept 2 times, 100.00 MiB",
+            ][::-1]
+        )
+    assert found["timeline"]["asleep"] == [it * MIB for it in (0, 0, 100, 100, 100, 100, 40, 40)]
+    # Of the allocator itself, what was stitched is exact, too: 60 MiB lie beside what is awake.
+    assert found["timeline"]["reserved"][:4] == [it * MIB for it in (40, 140, 100, 100)]
+    for buffer in (weights, cache):
+        buffer.free()
+
+
 def test_a_trace(page: Path) -> None:
     trace = random_trace(3)
     bfc.report(trace, page)

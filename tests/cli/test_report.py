@@ -43,6 +43,18 @@ def test_one_run(capsys, page):
     assert [run["label"] for run in found["runs"]] == ["caching"]
 
 
+def test_when_tags_slept_is_said(capsys, page, tmp_path):
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), stitch=True)
+    allocator.record_history()
+    with allocator.tag("kv"):
+        allocator.allocate("100 MiB").free()
+    allocator.sleep()
+    allocator.snapshot().dump(tmp_path / "run.pickle")
+    assert main(["report", str(tmp_path / "run.pickle"), "-o", str(page)]) == 0
+    said = "tag kv slept once, 100.00 MiB, and 100.00 MiB sleep at the end"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+
+
 def test_runs_and_policies_stand_side_by_side(page):
     policies = ["--policy", "caching:max_split_size_mb:128", "--policy", "bfc"]
     assert main(["report", RECORDING, SMALL, *policies, "-o", str(page), "--title", "two"]) == 0

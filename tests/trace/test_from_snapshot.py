@@ -147,7 +147,7 @@ def test_it_has_what_sleeps(kind: str) -> None:
         assert reserved_at_the_end(trace) == sum(region.size for region in snapshot.regions)
         growth = bfc.diff(from_file(snapshot), allocator).end
         assert growth.total.bytes == 5 * MIB  # which the file lost
-        assert any("sleep now" in remark for remark in shown(snapshot)["runs"][0]["remarks"])
+        assert any("sleep at the end" in remark for remark in shown(snapshot)["runs"][0]["remarks"])
         allocator.wake()
 
 

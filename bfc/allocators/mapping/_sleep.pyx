@@ -16,8 +16,11 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
-from bfc._core cimport EXPORTED, IN_USE, STATE, WAITING, BinSet, Chunk, ChunkHandle
+from bfc._core cimport (
+    EXPORTED, HISTORY_ANNOTATE, IN_USE, STATE, WAITING, BinSet, Chunk, ChunkHandle, HistoryRecord,
+)
 from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.buffers._scopes cimport number_of_owner
 from bfc.allocators._changes cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
@@ -29,8 +32,12 @@ from bfc.allocators.mapping._blocks cimport Blocks
 
 from bfc.allocators.mapping.host_copy import HostCopy, SavedAllocation, fill_with, maker
 from bfc.errors import AsleepError, SettingsError, SubAllocatorError, out_of_host_memory
+from bfc.pytorch.words import SLEEPS, WAKES
 from bfc.snapshots.asleep import SleepReport
 from bfc.units import format_bytes
+
+cdef extern from "history.hpp":     # what _core.pxd only names
+    pass
 
 _POLL_SECONDS = 0.001
 
@@ -347,6 +354,32 @@ cdef void fall_asleep(AddressRanges memory, list transitions) noexcept:
         memory.shrink(transition.tag.number)
     note_held(memory)
     memory.note_change()
+    note_in_history(memory, transitions, SLEEPS)
+
+
+cdef void note_in_history(AddressRanges memory, list transitions, str said) noexcept:
+    """Writes into a history which tags fell asleep, or woke, and the bytes of their pages."""
+    cdef TagTransition transition
+    cdef Page page
+    cdef HistoryRecord record
+    acquire_lock(memory.lock[0])
+    cdef bint is_recorded = memory.pool.history != NULL
+    memory.lock.release()
+    for transition in transitions if is_recorded else ():
+        try:
+            record.owner = number_of_owner(said + transition.tag.name)
+        except BaseException:
+            continue    # no memory or no number for the name: what has happened stands
+        record.action = <uint32_t>HISTORY_ANNOTATE
+        record.addr = record.size = record.stream = 0
+        record.pool[0], record.pool[1] = TAG_POOLS, transition.tag.number
+        record.allocation_id = 0
+        for page in transition.pages:
+            record.size += page.nbytes
+        acquire_lock(memory.lock[0])
+        if memory.pool.history != NULL:
+            memory.pool.history.add(record)
+        memory.lock.release()
 
 
 cdef void note_held(AddressRanges memory) noexcept:
@@ -604,6 +637,7 @@ cdef void rise(AddressRanges memory, list transitions) noexcept:
         close_kept(transition.kept)
     note_held(memory)
     memory.note_change()
+    note_in_history(memory, transitions, WAKES)
 
 
 # -- forks --------------------------------------------------------------------------------------------------------

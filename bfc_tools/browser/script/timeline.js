@@ -53,7 +53,7 @@ function chartOptions(width, height) {
     ],
     cursor: { drag: { x: true, y: false, setScale: false }, y: false, points: { size: 7 }, bind: { dblclick: () => () => { setRange(...report.whole); return null; } } },
     series: [{}, ...lines.map(chartLine)],
-    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawPeak] },
+    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawSleep, drawPeak] },
   };
 }
 
@@ -105,6 +105,39 @@ function pointed(plot) {
 }
 
 const whenText = (event) => `event ${count(event)}${report.hasTime ? `, after ${duration(timeOf(event))}` : ""}`;
+
+/** A band for each time that a tag slept, at the foot of the drawing, with its name where there is room. */
+function drawSleep(plot) {
+  const { ctx } = plot;
+  const scale = devicePixelRatio || 1;
+  const { top, height, left, width } = plot.bbox;
+  const place = (event) => Math.min(left + width, Math.max(left, plot.valToPos(toAxis(event), "x", true)));
+  ctx.save();
+  ctx.font = `${11 * scale}px system-ui, sans-serif`;
+  ctx.textAlign = "left";
+  const rows = [];
+  for (const { tag, from, to } of sleeps()) {
+    if (!rows.includes(tag)) rows.push(tag);
+    const [x, end] = [place(from), place(to)];
+    const y = top + height - (rows.indexOf(tag) % 4 + 1) * 14 * scale;
+    ctx.fillStyle = `${colour("mark")}30`;
+    ctx.fillRect(x, y, Math.max(end - x, 2 * scale), 13 * scale);
+    ctx.fillStyle = colour("soft");
+    if (end - x > ctx.measureText(tag).width + 6 * scale) ctx.fillText(tag, x + 3 * scale, y + 10 * scale);
+  }
+  ctx.restore();
+}
+
+/** The times that tags of the first run slept. */
+function sleeps() {
+  const found = [];
+  const open = new Map();
+  for (const [event, change, tag] of report.runs[0]?.asleep ?? []) {
+    if (change > 0) { open.set(tag, { tag, from: event, to: report.events }); found.push(open.get(tag)); }
+    else if (open.has(tag)) open.get(tag).to = event;
+  }
+  return found;
+}
 
 function drawPeak(plot) {
   const [event, text] = [report.peak_event, `peak ${bytes(report.peak_live)} live`];
