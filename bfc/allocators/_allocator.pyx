@@ -49,7 +49,7 @@ from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Captures, Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, count_tag, no_mapping, scope_of, some_kept, some_sleep
+from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, count_tag, names_asleep, no_mapping, scope_of, some_kept
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._sleep cimport bytes_asleep, put_to_sleep, wake_up
 from bfc.allocators._plans cimport Planned, new_step
@@ -2935,7 +2935,7 @@ cdef class Allocator(BufferOwner):
             raise ClosedError("this allocator is closed")
         cdef uint64_t needed
         cdef list wanted = self.tags.to_wake(tags, fill)
-        if not some_sleep(wanted):
+        if not names_asleep(wanted):
             return
         if fill is not None and self.device.kind == "simulated":
             raise SettingsError("a simulated device has no contents to fill", key="fill", where="wake()")
@@ -2947,7 +2947,7 @@ cdef class Allocator(BufferOwner):
         if needed:
             refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
             raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look,
-                                waking=[(<Tag>tag).name for tag in wanted if (<Tag>tag).is_asleep])
+                                waking=names_asleep(wanted))
 
     def tag_stats(self):
         """What each tag has.

@@ -65,5 +65,5 @@ cdef class Tags:
 cdef uint64_t count_tag(Pool pool, Lock& lock, Tags tags, uint64_t number, uint64_t* allocations) noexcept
 cdef object scope_of(object allocator, Tags tags, object name)
 cdef object no_mapping(object allocator)
-cdef bint some_sleep(list tags) noexcept
+cdef list names_asleep(list tags)
 cdef bint some_kept(dict ways) noexcept

@@ -297,12 +297,13 @@ cdef object no_mapping(object allocator):
                               "bfc.BFCAllocator(sub_allocator, virtual_memory=True)")
 
 
-cdef bint some_sleep(list tags) noexcept:
+cdef list names_asleep(list tags):
     cdef Tag tag
+    cdef list names = []
     for tag in tags:
         if tag.is_asleep:
-            return True
-    return False
+            names.append(tag.name)
+    return names
 
 
 cdef bint some_kept(dict ways) noexcept:
