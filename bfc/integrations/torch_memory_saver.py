@@ -58,7 +58,8 @@ class TorchMemorySaver:
         enable_disk_backup : bool, optional
             Keep them in files, in the folder of `set_disk_backup_dir`.
         cpu_backup_backend : {"pinned", "mmap"}, optional
-            Pinned memory of the host, the default, or ordinary memory.
+            Pinned memory of the host, or ordinary memory. The default is what
+            TMS_INIT_CPU_BACKUP_BACKEND says, else pinned memory.
 
         Returns
         -------
@@ -80,7 +81,7 @@ class TorchMemorySaver:
             raise ValueError("contents are kept on the host or on the disk: name one of the two")
         way = "disk" if enable_disk_backup else None
         if enable_cpu_backup:
-            way = "host" if cpu_backup_backend == "mmap" else "pinned"
+            way = "host" if (cpu_backup_backend or _backend()) == "mmap" else "pinned"
         return self._by_tag.scope(self._named(tag, way))
 
     @contextmanager
@@ -239,6 +240,22 @@ class TorchMemorySaver:
             return mmap.mmap(file.fileno(), nbytes)
 
 
+#: Settings in the environment, and what to do instead.
+_NOT_FOLLOWED = dict.fromkeys(
+    ("TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP"),
+    "what is allocated outside of every region stays awake. Put it into "
+    "`with torch_memory_saver.region(...)`",
+) | {"TMS_RETAIN_CPU_BACKUP": "the host's memory is given back at each resume"}
+
+
+def _backend() -> str:
+    """Where contents are kept by default."""
+    chosen = os.environ.get("TMS_INIT_CPU_BACKUP_BACKEND") or "pinned"
+    if chosen not in ("pinned", "mmap"):
+        raise ValueError(f"TMS_INIT_CPU_BACKUP_BACKEND is 'pinned' or 'mmap', not {chosen!r}")
+    return chosen
+
+
 def _warn(name: str, instead: str) -> None:
     warnings.warn(f"{name} is not followed under bfc: {instead}", RuntimeWarning, stacklevel=3)
 
@@ -271,8 +288,12 @@ def configure_subprocess() -> Iterator[None]:
 
 
 def stand_in() -> None:
-    """Have `import torch_memory_saver` find this module, unless the package was imported."""
-    sys.modules.setdefault(_LIBRARY, sys.modules[__name__])
+    """Have `import torch_memory_saver` find this module, unless the package was imported. Warns of
+    settings in the environment that are not followed."""
+    if sys.modules.setdefault(_LIBRARY, sys.modules[__name__]) is sys.modules[__name__]:
+        for name, instead in _NOT_FOLLOWED.items():
+            if os.environ.get(name, "").lower() in ("1", "true", "yes"):
+                _warn(name, instead)
 
 
 #: The one of this process.

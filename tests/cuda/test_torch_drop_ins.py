@@ -114,6 +114,19 @@ with saver.region("both", enable_cpu_backup=True, cpu_backup_backend="mmap"):
     other = filled(2 * MIB, 6)
 with saver.region("disk", enable_disk_backup=True):
     files = filled(2 * MIB, 8)
+os.environ["TMS_INIT_CPU_BACKUP_BACKEND"] = "mmap"
+with saver.region("both", enable_cpu_backup=True):      # where "both" is kept already
+    pass
+os.environ["TMS_INIT_CPU_BACKUP_BACKEND"] = "nmap"
+try:
+    with saver.region("both", enable_cpu_backup=True):
+        pass
+except ValueError as error:
+    assert "TMS_INIT_CPU_BACKUP_BACKEND" in str(error)
+else:
+    raise AssertionError
+del os.environ["TMS_INIT_CPU_BACKUP_BACKEND"]
+assert sorted(pool.tag_stats()) == ["both", "disk", "kv", "kv (pinned)", "weights"]
 places = [it.data_ptr() for it in (weights, cache, table)]
 assert saver.get_cpu_backup(weights) is None
 for turn in range(4):
