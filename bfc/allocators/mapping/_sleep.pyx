@@ -19,8 +19,8 @@ from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     EXPORTED, HISTORY_ANNOTATE, IN_USE, STATE, WAITING, BinSet, Chunk, ChunkHandle, HistoryRecord,
 )
-from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.buffers._scopes cimport number_of_owner
+from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._changes cimport count_asleep
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
