@@ -22,6 +22,7 @@ import os
 import re
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -429,6 +430,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             DynamicOutputShapeException,
         ) as error:
             if known.mutates and not func._schema.returns:
+                # Frames of PyTorch's hold the error, and with it the arguments, until Python looks
+                # for cycles.
+                traceback.clear_frames(error.__traceback__)
                 return None
             raise NotImplementedError(_no_fake_form(known.name)) from error
 

@@ -274,3 +274,20 @@ def test_what_is_live_after_a_backward_pass_is_not_left_to_chance() -> None:
             del x, y
             left.add(torch.cuda.memory_allocated())
     assert left == {0}
+
+
+def test_what_a_step_overwrites_is_freed_at_once() -> None:
+    """PyTorch has no fake form of SGD's fused step, and its error holds the gradients in a cycle:
+    they would live until Python looks for cycles."""
+    with bfc.predict("h100"):
+        weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True)
+        weight.sum().backward()
+        gradient = weakref.ref(weight.grad)
+        gc.disable()
+        try:
+            optimizer.step()
+            optimizer.zero_grad()
+            assert gradient() is None
+        finally:
+            gc.enable()
