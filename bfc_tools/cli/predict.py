@@ -24,6 +24,7 @@ from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
 from bfc_tools.predicting import text as texts
 from bfc_tools.predicting.asked import Asked, figures
+from bfc_tools.predicting.changes import BY_NAME, named
 from bfc_tools.predicting.failures import allocated_nothing, failed, how_it_ended
 from bfc_tools.predicting.stopping import STEPS, Limits
 from bfc_tools.predicting.summary import markdown
@@ -66,7 +67,10 @@ A device is the name of a GPU, such as h100 or "RTX 4090", or what it leaves to 
 takes as --batch-size 8, --batch-size=8 or batch-size=8: it says which. The last that fits and the
 first that does not are the proof. Values may be 8..512:8 (in steps of 8) or 8,16,32, and a variable
 of the environment is env:BATCH=1..512. Given twice, it is found for some values of the second.
---cheapest tries all GPUs. A search imports PyTorch once, and forks that process for each try.
+--cheapest tries all GPUs. --what-if names what holds the memory, and tries changes that need no
+editing: {", ".join(BY_NAME)}.
+--with checkpoint,bf16 makes some of them in a single prediction, or in a search. A search imports
+PyTorch once, and forks that process for each try.
 
 --nproc 8 --nnodes 2 predicts a program of 16 processes as torchrun would start them, each with its
 RANK: a table, the worst first, and what that has more of than the others. Of more than
@@ -90,6 +94,11 @@ EVERY = 10.0
 MOST_SECONDS = 1e8
 #: Values of an option --device that are the script's, not ours.
 SCRIPTS_DEVICES = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|meta)(:\d+)?", re.IGNORECASE)
+#: What is said where it does not fit.
+ASK_WHAT_IF = (
+    "With --what-if, the same command names what holds the memory, and tries changes of the "
+    "program."
+)
 TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
 
 
@@ -194,6 +203,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         oom=arguments.oom,
         real_files=arguments.real_files,
         environment=getattr(arguments, "environment", ()),
+        changes=named(getattr(arguments, "with") or ""),
     )
 
 
@@ -303,7 +313,7 @@ HIDDEN = "\0"
 NAMES = (
     *("device", "budget", "cc", "sms", "steps", "forwards", "seconds", "settings", "oom"),
     *("real-files", "save", "by", "no-advice", "json", "markdown"),
-    *("largest", "cheapest", "jobs", "nproc", "nnodes"),
+    *("largest", "cheapest", "what-if", "with", "jobs", "nproc", "nnodes"),
 )
 OPTIONS = re.compile(rf"--({'|'.join(NAMES)})(=.*)?", re.DOTALL)
 
@@ -384,4 +394,5 @@ def _text(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None, table: s
     all_of_it = "; --steps 0 runs all of it" if ran.stopping.limits.is_default else ""
     stopped = ran.stopped and ran.stopped + all_of_it
     said = texts.lines(ran.prediction, verdict, table, advice=advice, hint=hint, stopped=stopped)
-    return "\n".join(said)
+    more = [] if verdict.fits or ran.prediction.changes else ["", ASK_WHAT_IF]
+    return "\n".join([*said, *more])

@@ -16,11 +16,12 @@ from bfc_tools.predicting.cheapest import Cheapest
 from bfc_tools.predicting.ranks import Ranks
 from bfc_tools.predicting.search import Search
 from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.whatif import WhatIf
 from bfc_tools.predicting.world import World
 from bfc_tools.study.workers import usable_cores
 
 #: The options that ask one of them.
-QUESTIONS = ("largest", "cheapest", "nproc")
+QUESTIONS = ("largest", "cheapest", "what_if", "nproc")
 #: Those that belong to a single prediction.
 SINGLE = ("save", "by", "markdown")
 
@@ -42,6 +43,18 @@ def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
         help="the smallest of all GPUs that are known on which it fits",
     )
     add(
+        "--what-if",
+        action="store_true",
+        default=default or False,
+        help="what holds the memory, and what each change of the program would save",
+    )
+    add(
+        "--with",
+        metavar="CHANGES",
+        default=default,
+        help="make changes of the program, such as checkpoint,bf16",
+    )
+    add(
         "--nproc",
         type=int,
         metavar="N",
@@ -60,7 +73,8 @@ def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
 
 def asked_for(arguments: argparse.Namespace) -> list[str]:
     """Which questions the options ask. Raises ValueError if they do not go together."""
-    found = [name for name in QUESTIONS if getattr(arguments, name) not in (None, False)]
+    asked = [name for name in QUESTIONS if getattr(arguments, name) not in (None, False)]
+    found = [name.replace("_", "-") for name in asked]
     if len(found) > 1:
         named = " and ".join(f"--{name}" for name in found)
         raise ValueError(f"{named} are two questions: ask one after the other")
@@ -83,10 +97,12 @@ def asked_for(arguments: argparse.Namespace) -> list[str]:
 def search(arguments: argparse.Namespace, asked: Asked) -> bool:
     """Answers a question, and prints what was found, also after Ctrl-C. Returns whether anything
     fits. Raises RuntimeError if that is not known of anything."""
-    found: Search | Cheapest | Ranks
+    found: Search | Cheapest | WhatIf | Ranks
     if arguments.nproc is not None:
         world = World(arguments.nproc, arguments.nnodes or 1)
         found = Ranks(asked, world, lambda rank, tried: _tell_of_rank(rank, world, tried))
+    elif arguments.what_if:
+        found = WhatIf(asked, _tell)
     elif arguments.cheapest:
         found = Cheapest(asked, lambda name, tried: _tell({"--device": name}, tried))
     else:

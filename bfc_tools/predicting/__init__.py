@@ -7,6 +7,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     ordinal.py            the number of the GPU, as the program calls it
     letters.py            what processes send to one another
     devices.py            the usual GPUs
+    changes.py            changes of a program that can be tried
     cudnn.py              cuDNN itself, asked what a convolution works in
     file_layer.py         files of a program, kept apart by functions of Python
     outside.py            the process that stays outside, while a script runs apart
@@ -26,7 +27,9 @@ The program runs on tensors that are only shapes. What its operators would alloc
     legacy_types.py       `torch.cuda.FloatTensor` and its like
     cuda_module.py        what `torch.cuda` answers
     nvml.py               what `pynvml` answers
+    changing.py           changes of a program, while it runs
     repeats.py            a step that is made again and again
+    holders.py            what holds the memory at the peak
     verdict.py            whether it fits
     text.py               what is said of it
     summary.py            the same as a comment on a pull request
@@ -46,4 +49,5 @@ The program runs on tensors that are only shapes. What its operators would alloc
     ranks.py              what each of these needs
     search.py             the same for arguments of scripts
     cheapest.py           the GPUs on which a script fits
+    whatif.py             what a script needs with each of the changes
 """

@@ -39,6 +39,7 @@ class Asked:
     settings: str | None = None
     oom: bool = False
     real_files: bool = False
+    changes: tuple[str, ...] = ()
     #: Variables of the environment that it gets.
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -57,6 +58,7 @@ class Asked:
             settings=self.settings,
             oom=self.oom,
             real_files=self.real_files,
+            changes=self.changes,
         )
 
     def answer(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from bfc.trace.trace import ALLOCATE, FREE
 from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.file_layer import Changes
+from bfc_tools.predicting.holders import Holder, alive_at, holders, operator_of
 from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE, told
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc_tools.predicting.places import BACKWARD, PHASES, layer
@@ -33,6 +34,7 @@ from bfc_tools.predicting.verdict import (
 from bfc_tools.study.source_lines import Lines, short
 
 if TYPE_CHECKING:
+    from bfc_tools.predicting.changing import Change
     from bfc_tools.predicting.file_layer import Layer
     from bfc_tools.predicting.outside import Outside
     from bfc_tools.predicting.recorder import Recorder
@@ -137,6 +139,8 @@ class Prediction:
         self._until = ""  # how the program ended too early
         #: What keeps the program's files apart, unless they are real.
         self.files: Layer | Outside | None = None
+        #: The changes of the program that were tried.
+        self.changes: list[Change] = []
         self._trace: Trace | None = None
         self._state: tuple[int, ...] = ()
         self._runs: tuple[Run, ...] = ()
@@ -542,6 +546,14 @@ class Prediction:
             )
         return ""
 
+    @property
+    def holders(self) -> list[Holder]:
+        """What holds the memory at the peak, in a person's words, with what to do about it."""
+        if not len(self.trace):
+            return []
+        memory = self._memory
+        return holders(self.trace, memory, self.peak.event, self.kept_for_backward)
+
     def _in_ranges(self) -> bool:
         return "expandable_segments:true" in self.settings.lower().replace(" ", "")
 
@@ -641,6 +653,8 @@ class Prediction:
             "peak_reserved_after_repeats": self.reserved_after(),
             "repeats": REPEATS,
             "kept_for_backward": self.kept_for_backward,
+            "holders": [asdict(one) for one in self.holders],
+            "changes": [one.to_dict() for one in self.changes],
             "peak": asdict(self.peak) if len(self.trace) else None,
             "not_counted": [asdict(one) for one in self.not_counted],
             "unknown": self.unknown,
@@ -698,16 +712,7 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
     signed[trace.op == ALLOCATE] = sizes[trace.op == ALLOCATE]
     signed[trace.op == FREE] = -sizes[trace.op == FREE]
     at = int(np.argmax(np.cumsum(signed)))
-    alive = np.zeros(len(memory.kinds), bool)
-    events = np.full(len(memory.kinds), -1, np.int64)
-    upto = slice(0, at + 1)
-    for op, lives in ((ALLOCATE, True), (FREE, False)):
-        numbers = trace.id[upto][trace.op[upto] == op]
-        alive[numbers] = lives
-        if lives:
-            events[numbers] = np.flatnonzero(trace.op[upto] == op)
-    numbers = np.flatnonzero(alive)
-    where = events[numbers]
+    numbers, where = alive_at(trace, at)
     held = sizes[where]
     kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]
     lines, stacks = Lines(trace), np.frombuffer(memory.made_for, np.uint32)
@@ -726,10 +731,10 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
         line=line,
         of_line="" if of_line == line else of_line,
         module=trace.owners[int(trace.owner[at])],
-        operator=_operator(trace, int(trace.stacks[int(trace.stack[at]), 1])),
+        operator=operator_of(trace, int(trace.stacks[int(trace.stack[at]), 1])),
         by_kind=_sums(kinds, held, lambda number: KINDS[number]),
         by_module=_sums(trace.owner[where], held, lambda number: trace.owners[number]),
-        by_operator=_sums(operators, held, lambda number: _operator(trace, number)),
+        by_operator=_sums(operators, held, lambda number: operator_of(trace, number)),
         by_line=_sums(of_lines, held, lambda number: short(lines.text(number))),
     )
 
@@ -744,10 +749,6 @@ def _sums(keys: Any, held: Any, name: Any) -> dict[str, int]:
         text = name(int(number))
         totals[text] = totals.get(text, 0) + int(total)
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
-
-
-def _operator(trace: Trace, frame: int) -> str:
-    return trace.frames[frame].name.removeprefix("at::_ops::").removesuffix("::call")
 
 
 def _line(lines: Lines, stack: int) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import SupportsIndex
 
 from bfc.pytorch.rules import nearest_rules
 from bfc_tools.predicting import devices, guard, ordinal, outside
+from bfc_tools.predicting.changes import named
 from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
@@ -30,6 +31,7 @@ def predict(
     settings: str | None = None,
     oom: bool = False,
     real_files: bool = False,
+    changes: Sequence[str] = (),
     after_step: Callable[[int], object] | None = None,
     after_forward: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
@@ -56,6 +58,9 @@ def predict(
     real_files : bool, optional
         Whether what the program writes is written. Otherwise its files lie over the user's while
         the prediction runs, and are thrown away then.
+    changes : sequence of str, optional
+        Changes of the program that are tried without editing it, as `bfc predict --with` has them:
+        "checkpoint", "bf16" and so on.
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
@@ -75,7 +80,7 @@ def predict(
     DeviceUnavailableError
         If there is no torch, or one of a version that is not known, or no C++ compiler.
     ValueError
-        If the GPU is not known.
+        If the GPU is not known, or a change.
     SettingsError
         If the settings are wrong; it names the variable that they stand in.
     RuntimeError
@@ -103,7 +108,7 @@ def predict(
     module = guard.load()
 
     from bfc.pytorch.extension import torch_version
-    from bfc_tools.predicting import fake_torch, hooks, nvml, rules
+    from bfc_tools.predicting import changing, fake_torch, hooks, nvml, rules
     from bfc_tools.predicting.cuda_module import CudaModule, replaced
     from bfc_tools.predicting.recorder import Recorder
 
@@ -115,8 +120,7 @@ def predict(
     places.get_stream = module.stream
     found = Prediction(gpu, memory, recorder)
     follower.after_step, follower.after_forward = after_step, after_forward
-    if progress is not None:
-        recorder.progress = lambda: progress(found)
+    recorder.progress = progress and (lambda: progress(found))
     with contextlib.ExitStack() as stack:
         mode = fake_torch.Mode()  # which imports torch._dynamo: before torch is changed
         recorder.fake, mode.converted = mode.from_tensor, recorder.known.stored.put_tensor
@@ -130,11 +134,11 @@ def predict(
             recorder.files = found.files = stack.enter_context(_kept_apart(recorder.started))
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
+        found.changes = stack.enter_context(changing.changed(named(*changes), places))
         for around in (nvml.answered, *rules.interface.AROUND):
             stack.enter_context(around(recorder))
-        stack.callback(gc.collect)
-        stack.callback(recorder.close)
-        stack.callback(follower.mark_gradients)
+        for at_the_end in (gc.collect, recorder.close, follower.mark_gradients):
+            stack.callback(at_the_end)
         stack.enter_context(mode)
         stack.enter_context(recorder)
         stack.enter_context(fake_torch.in_threads(mode, recorder))

@@ -49,6 +49,7 @@ def lines(
     yield from _at_other_addresses(found)
     yield from _repeated(found, verdict)
     yield from _refusals(found)
+    yield from _changes(found)
     yield from [hint] if hint else []
     yield ""
     yield from _moment(found)
@@ -99,6 +100,17 @@ def _at_other_addresses(found: Prediction) -> Iterator[str]:
             f"           {format_bytes(low)} to {format_bytes(high)} by the addresses that the "
             "driver gives: PyTorch 2.13 and later do not depend on them"
         )
+
+
+def _changes(found: Prediction) -> Iterator[str]:
+    """The changes of the program that were tried."""
+    for one in found.changes:
+        told = one.to_dict()
+        if one.times:
+            where = f" of {', '.join(told['where'])}" if told["where"] else ""
+            yield f"with       {one.name}{where}: {told['line']}"
+        else:
+            yield f"with       {one.name}, which has changed nothing: {told['reason']}"
 
 
 def _repeated(found: Prediction, verdict: Verdict) -> Iterator[str]:
