@@ -251,12 +251,19 @@ class Ranks:
             ]
         return "\n".join(map(printable, lines))
 
+    def _first(self, ranks: list[int]) -> int:
+        """The first of some ranks that was predicted."""
+        return min(rank for rank in ranks if rank in self.found)
+
     def _table(self) -> list[str]:
-        alike = self.alike
-        names = {rank: in_words(alike[rank] or [rank]) for rank in self.found}
+        alike, signs = self.alike, self._signs()
+        rows: dict[Hashable, list[int]] = {}  # of ranks that use memory alike
+        for rank in self.worst_first:
+            rows.setdefault(signs[rank], []).extend(alike[rank] or [rank])
+        names = {self._first(ranks): in_words(ranks) for ranks in rows.values()}
         width = max(5, *map(len, names.values()))
         lines = [f"{'rank':{width}}  fits           live     reserved  peak in"]
-        for rank in self.worst_first:
+        for rank in names:
             tried = self.found[rank]
             answer = {True: "yes", False: "no", None: "failed"}[tried.fits]
             start = f"{names[rank]:{width}}  {answer:6}"
