@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from documents import block_of
 from torch_runtime import Run, with_torch
 
 BEGIN = """
@@ -168,6 +169,10 @@ except ValueError as error:
     assert "enable_cpu_backup" in str(error)
 else:
     raise AssertionError
+Model, trained = lambda: torch.nn.Linear(4, 4), []
+train_one_epoch = lambda: trained.append(pool.asleep)
+exec(sys.argv[1])                   # the how-to's
+assert trained == [{"weights"}] and not pool.asleep and holds(weights, 3)
 before = dict(os.environ)
 from torch_memory_saver import configure_subprocess
 with configure_subprocess():
@@ -187,14 +192,15 @@ os._exit(0)
 '''], capture_output=True, text=True)
 assert child.stdout == f"{4 * MIB}\\n", child.stderr
 assert dict(os.environ) == before
-del weights, beside, cache, table, other, files, x, y, graph
+del model, weights, beside, cache, table, other, files, x, y, graph
 gc.collect()
 """
 
 
 @with_torch
 def test_torch_memory_savers_calls_are_answered(run: Run) -> None:
-    assert run(BEGIN + SAVER + END) == "done\n"
+    how_to = block_of("how-to/sleep.md", "torch_memory_saver.pause(")
+    assert run(BEGIN + SAVER + END, how_to) == "done\n"
 
 
 #: What of vLLM 0.33 calls an allocator of its own: the registry of back ends, the singleton, and
@@ -285,6 +291,17 @@ for turn in range(6):
     allocator.wake_up()
     torch.cuda.empty_cache()
     assert free() == awake
+class LLM:
+    def sleep(self, level=1):
+        backend.suspend(level)
+
+    def wake_up(self, tags=None):
+        backend.resume(tags)
+
+llm, trained = LLM(), []
+train_one_epoch = lambda: trained.append(pool.asleep)
+exec(sys.argv[1])                   # the how-to's
+assert {"weights", "kv_cache"} < trained[0] and not pool.asleep and holds(weights, 3)
 allocator.sleep()
 assert pool.stats().bytes_reserved <= 4 * MIB
 allocator.wake_up()
@@ -296,7 +313,8 @@ gc.collect()
 
 @with_torch
 def test_vllms_calls_are_answered(run: Run) -> None:
-    assert run(BEGIN + VLLM + ENGINE + END) == "done\n"
+    how_to = block_of("how-to/sleep.md", "llm.sleep(", "llm.wake_up(")
+    assert run(BEGIN + VLLM + ENGINE + END, how_to) == "done\n"
 
 
 UNSERVED = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cuda_machine import ON_GPU
+from documents import block_of
 from torch_runtime import Run, with_torch
 
 BEGIN = """
@@ -82,7 +83,18 @@ for turn in range(int(sys.argv[1])):
     assert places == [it.data_ptr() for it in (*weights, cache)]
     torch.cuda.empty_cache()
     assert torch.cuda.mem_get_info()[0] >= awake, "nothing is left behind"
-del weights, cache, x, y
+
+trained = []
+def train_one_epoch():
+    filled(90 * MIB, 7)
+    trained.append(pool.asleep)
+with pool.tag("engine"):
+    engine = filled(4 * MIB, 6)
+del cache
+torch.cuda.empty_cache()
+exec(sys.argv[2])                   # the three lines of the how-to
+assert trained == [{"engine"}] and not pool.asleep and holds(engine, 6)
+del weights, x, y
 print("done", flush=True)
 os._exit(0)
 """
@@ -90,7 +102,9 @@ os._exit(0)
 
 @with_torch
 def test_tensors_sleep_and_wake_where_they_were(run: Run) -> None:
-    assert run(BEGIN + IN_TURN, "4") == "done\n"
+    three_lines = block_of("how-to/sleep.md", 'wake("engine")')
+    assert three_lines.count("\n") == 3
+    assert run(BEGIN + IN_TURN, "4", three_lines) == "done\n"
 
 
 #: Each pattern is a function that takes one turn. What is free and reserved after each is the same

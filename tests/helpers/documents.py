@@ -32,6 +32,13 @@ def commands(path: Path, names: str) -> list[tuple[str, list[str]]]:
     return [one for one in found if one[1] and re.match(f"bfc (?:{names})", one[0])]
 
 
+def block_of(name: str, *words: str) -> str:
+    """The one block of code in a document below docs/ that has these words."""
+    blocks = BLOCK.findall((ROOT / "docs" / name).read_text())
+    (found,) = [code for _, code in blocks if all(word in code for word in words)]
+    return str(found)
+
+
 def not_printed(shown: list[str], printed: str) -> list[str]:
     """The lines that a document shows and a command did not print; "..." stands for others."""
     lines = set(map(_without_times, printed.splitlines()))
