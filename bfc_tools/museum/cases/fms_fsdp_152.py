@@ -13,18 +13,16 @@ def reproduce(trial: Trial) -> None:
         with bfc.predict(device="h100"):
             head = torch.zeros(VOCABULARY, 64, device="cuda", dtype=torch.bfloat16)
             states = torch.zeros(TOKENS, 64, device="cuda", dtype=torch.bfloat16)
-            output = states @ head.mT
-            del output
+            first = states[:8] @ head[:8].mT  # takes the workspace
             before = torch.cuda.memory_allocated()
             for _ in range(2):
                 output = states @ head.mT
                 if is_cured:
                     del output
             kept = torch.cuda.memory_allocated() - before
-            peak = torch.cuda.max_memory_allocated() - before
+            del first
         if is_cured:
             trial.cured("kept between steps", "0 GiB", kept)
-            trial.cured("at most", "1 GiB", peak)
         else:
             trial.published("kept between steps", "1 GiB", kept)
 

@@ -7,23 +7,18 @@ TOKENS, VOCABULARY, ROWS = 8192, 248_320, 1024
 
 
 def reproduce(trial: Trial) -> None:
-    import torch
-    from torch.utils.checkpoint import checkpoint
-
-    def chosen(rows: torch.Tensor) -> torch.Tensor:
-        rows = rows.float()
-        return rows[:, 0] - rows.logsumexp(-1)
+    import torch.utils.checkpoint
 
     for is_cured in (False, True):
         with bfc.predict(device="h100"):
             logits = torch.zeros(TOKENS, VOCABULARY, device="cuda", dtype=torch.bfloat16)
-            logits.requires_grad_()
-            before = torch.cuda.memory_allocated()
-            parts = logits.split(ROWS)
-            if is_cured:
-                kept = [checkpoint(chosen, part, use_reentrant=False) for part in parts]
-            else:
-                kept = [chosen(part) for part in parts]
+            kept, before = [], torch.cuda.memory_allocated()
+            for part in logits.requires_grad_().split(ROWS):
+                if is_cured:
+                    run = torch.utils.checkpoint.checkpoint
+                    kept += [run(lambda x: x.float().logsumexp(-1), part, use_reentrant=False)]
+                else:
+                    kept += [part.float().logsumexp(-1)]
             held = torch.cuda.memory_allocated() - before
             del kept
         if is_cured:
