@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import BLOCK, ROOT
 from fresh_commands import called, command
 
 #: With {} for what reads the size of the batch. Each row of the batch takes a MiB, or two.
@@ -220,6 +221,19 @@ def _of_a_function() -> tuple[Any, ...]:
 
     found = bfc.largest(makes, "1..1000", "64 MiB")
     return found.value, found.first_too_large, Path("made").exists(), str(found)
+
+
+def test_the_function_of_the_page() -> None:
+    value, first_too_large = called(_of_the_page)
+    assert first_too_large == value + 1 > 1
+
+
+def _of_the_page() -> tuple[int, int]:
+    page = (ROOT / "docs" / "how-to" / "what-then.md").read_text()
+    (code,) = (code for kind, code in BLOCK.findall(page) if kind == "py")
+    names: dict[str, Any] = {}
+    exec(compile(code, "what-then.md", "exec"), names)
+    return names["found"].value, names["found"].first_too_large
 
 
 def test_a_process_that_has_made_a_prediction_says_so() -> None:
