@@ -115,7 +115,7 @@ READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing 
 	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
 
 peers-nightly: $(VENV)/tests $(VENV)/built ## compare with a nightly build of TensorFlow, whose allocator XLA and JAX have, too (downloads once: 645 MB)
-	BFC_TEST_NIGHTLY=1 $(BIN)/python -m pytest -m peers tests/peers/test_tensorflow_nightly.py
+	BFC_TEST_NIGHTLY=1 $(BIN)/python -m pytest -m peers tests/peers/test_tensorflow_nightly.py tests/peers/test_logged_dumps.py
 
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)

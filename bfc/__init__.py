@@ -77,6 +77,7 @@ from bfc.pinned import PinnedAllocator
 from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
+from bfc.policies.ends import AllocationEnd, EndPolicy
 from bfc.policies.mem_pool import MemPool, use_mem_pool
 from bfc.pytorch.pinned_settings import PinnedSettings
 from bfc.pytorch.settings import CachingSettings
@@ -146,6 +147,7 @@ else:
 __all__ = [
     "Advice",
     "AdviceRow",
+    "AllocationEnd",
     "Allocator",
     "AsleepError",
     "BFCAllocator",
@@ -161,6 +163,7 @@ __all__ = [
     "DeviceUnavailableError",
     "Diff",
     "DriverError",
+    "EndPolicy",
     "Fence",
     "Frame",
     "GraphPool",

@@ -166,6 +166,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void came_back(int kind, int64_t size, int64_t requested, int neighbours, int64_t merged_size, cbool is_piece,
                        cbool was_waiting, cbool counts_pieces)
         void piece_went(int kind, int64_t size)
+        void came_apart(int kind, int64_t size, cbool was_piece)
         void region_came(int kind, int64_t size, cbool oversize)
         void region_went(int kind, int64_t size, cbool oversize)
         void memory_came(int kind, int64_t size)
@@ -441,7 +442,8 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint64_t cuts_below             # a request of at least this gets an unsplit chunk: `oversize`, or no limit
     uint64_t mapped_bytes           # in the ranges
     PageBitmap* bitmap                  # the slots of a range whose pages may have further addresses; else NULL
-    uint64_t asleep                 # 1: its ranges have no memory now, and are not counted as reserved
+    cbool asleep                    # its ranges have no memory now, and are not counted as reserved
+    cbool descends                  # of free chunks of one size, the one at the highest address is the best fit
     uint64_t is_plan                # 1: its regions are those of plans. 128 bytes in all: an index is a shift
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
@@ -467,6 +469,7 @@ cdef struct Events:                 # a trace, and the arrays that its replay wr
     const uint16_t* owner           # the owner of each allocation, by its number; NULL: none has an owner
     const uint16_t* pool            # the private pool of each event, by its number; NULL: none has one
     const uint64_t* pools           # the two numbers of the id of each pool
+    const uint8_t* end              # the end that each event asks from; NULL: the lower one
     Timeline* timeline              # the figures over time; NULL: none are recorded
 
 cdef enum:
@@ -478,7 +481,14 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     COUNTS = 1                      # keeps PyTorch's counts, and chunks of different lanes apart
     OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     PAGED = 4                       # pages may have several addresses
+    ENDS = 16                       # requests are served from two ends; OPTIONS, too
     PLAIN = 8                       # of a call: chunks in use are IN_USE and no more, and frees are not written down
+
+cdef enum:                          # where there are two ends: the set of bins of a chunk says whose it is
+    LOWER_END = 0
+    UPPER_END = 1
+    GAP = 2                         # the free memory between the ends: one chunk, which either may take from
+    WHOLE = 3                       # no chunk's: its rule splits nothing
 
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
@@ -540,6 +550,9 @@ cdef class Pool:
     cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
     cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
     cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
+    cdef uint64_t end_slack[4]          # what is kept whole of a hole, and of the gap, if less is left over
+    cdef uint64_t shared_begin          # the region that both ends share, as it came; 0: there is none
+    cdef uint64_t shared_end            # no request from the lower end reaches beyond it
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1
@@ -661,6 +674,26 @@ cdef class Pool:
     cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps,
                                      cbool options) noexcept nogil
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
+
+    cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1
+    cdef ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
+                                     uint64_t stream, uint64_t freed_before, uint64_t alignment, cbool indexed,
+                                     uint32_t features) noexcept nogil
+    cdef cbool reserve_at_ends(self) noexcept nogil
+    cdef cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
+                           uint64_t alignment) noexcept nogil
+    cdef ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                               uint64_t alignment) noexcept nogil
+    cdef ChunkHandle carve_high(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                                uint64_t alignment) noexcept nogil
+    cdef void list_at_ends(self, ChunkHandle handle) noexcept nogil
+    cdef void unlist_at_ends(self, ChunkHandle handle) noexcept nogil
+    cdef void return_to_gap(self, ChunkHandle handle) noexcept nogil
+    cdef ChunkHandle coalesce_at_ends(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+    cdef cbool may_join_at_ends(self, ChunkHandle one, ChunkHandle other, cbool ignore_timestamps) noexcept nogil
+    cdef BinSet* counted_with(self, uint32_t bin_set) noexcept nogil
+    cdef cbool has_two_records(self) noexcept nogil
+    cdef ChunkHandle cut_chunk(self, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil
 
 
 cdef inline uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:

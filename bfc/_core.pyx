@@ -137,6 +137,11 @@ cdef class SharedCounter:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
+cdef inline uint32_t end_of(Events* events, size_t i, uint32_t features) noexcept nogil:
+    """The set of bins that an event without a lane asks from."""
+    return events.end[i] if features & ENDS and events.end != NULL else LOWER_END
+
+
 cdef inline cbool enter_pool(Events* events, size_t i, uint32_t features, Lane* lane,
                              uint32_t* lane_set) noexcept nogil:
     """Puts the private pool of an event into a lane, and forgets the lane's set of bins if it was another one. False:
@@ -308,9 +313,11 @@ cdef class Pool:
 
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
         """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
-        default pool are the first pair for good."""
+        default pool are the first pair for good, and with two ends the second one, too."""
         cdef uint32_t kind, ranges
         if pair == self.kept_lane or (pair == 0 and not self.features & (COUNTS | PAGED)):
+            return False
+        if pair == GAP and self.features & ENDS:
             return False
         for kind in range(2):
             ranges = self.bin_sets[pair + kind].ranges
@@ -396,6 +403,9 @@ cdef class Pool:
         or a compile-time constant where a caller knows them."""
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found, in_ranges
+        if features & ENDS and bin_set <= UPPER_END:
+            return self.allocate_at_end(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed,
+                                        features)
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if features & OPTIONS and wanted.looks_in_ranges:
@@ -439,20 +449,25 @@ cdef class Pool:
 
     cdef ChunkHandle allocate_aligned(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                       uint64_t freed_before, uint64_t alignment, cbool indexed) noexcept nogil:
-        """Like allocate_chunk under BFC's policy, at a multiple of `alignment`, a power of two: the best fit is the
-        smallest chunk that is large enough behind its first such address. What lies before that stays free. Cost: O(n)
-        in the free chunks that are large enough, but not behind that address."""
+        """Like allocate_chunk, at a multiple of `alignment`, a power of two: the best fit is the smallest chunk that is
+        large enough behind its first such address. What lies before that stays free. 0: at any address. Cost: O(n) in
+        the free chunks that are large enough, but not behind that address."""
+        if alignment == 0:
+            return self.allocate_chunk(bin_set, rounded, requested, stream, freed_before, indexed)
+        if self.features & ENDS and bin_set <= UPPER_END:
+            return self.allocate_at_end(&self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
+                                        indexed, self.features)
         cdef BinSet* wanted = &self.bin_sets[bin_set]
         cdef FreeChunk found
         cdef ChunkHandle aligned
         cdef uint64_t before = 0
-        if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
+        if not self.has_two_records() or not wanted.bins.reserve() or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         cdef cbool some = wanted.bins.lower_bound(rounded, 0, found)
         while some:
             before = round_up(self.chunks[found.handle].ptr, alignment) - self.chunks[found.handle].ptr
-            if found.size - rounded >= before and (
-                    freed_before == 0 or freed_before >= self.chunks[found.handle].freed_at_count):
+            if (found.size - rounded >= before and (rounded >= wanted.oversize or found.size < wanted.oversize)
+                    and (freed_before == 0 or freed_before >= self.chunks[found.handle].freed_at_count)):
                 break
             some = wanted.bins.lower_bound(found.size, found.order + 1, found)
         if not some:
@@ -461,15 +476,163 @@ cdef class Pool:
         if before == 0:
             return self.hand_out(&self.counters, wanted, found.handle, rounded, requested, stream, indexed,
                                  self.features)
+        if self.usage != NULL:
+            self.usage.came_apart(wanted.kind, found.size, self.chunks[found.handle].prev != NO_CHUNK
+                                  or self.chunks[found.handle].next != NO_CHUNK)
         self.split_chunk(wanted.bins, found.handle, before, self.chunks[found.handle].freed_at_count, True)
         aligned = self.chunks[found.handle].next
         self.remove_free_chunk_from_bin(wanted.bins, aligned, True)
-        if not self.reserve(wanted.bins):       # room for what is split off behind it
-            self.join(found.handle, aligned)
-            self.insert_free_chunk_into_bin(wanted.bins, found.handle, True)
-            return NO_HOST_MEMORY
         self.insert_free_chunk_into_bin(wanted.bins, found.handle, True)
         return self.hand_out(&self.counters, wanted, aligned, rounded, requested, stream, indexed, self.features)
+
+    # -- two ends -----------------------------------------------------------------------------------------------------
+
+    # XLA's spatial partitioning (TensorFlow's behaviour, 2.17). Free memory of an end is a hole in its bins. What is
+    # free between the ends is the gap, alone in the bins of its own set. The set of a chunk, in use or free, is
+    # upstream's tag.
+
+    cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1:
+        """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
+        `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
+        cdef uint32_t i
+        for i in range(WHOLE + 1):
+            self.add_bin_set(UNLIMITED, False)
+            self.end_slack[i] = slack[i]
+        for i in range(UPPER_END + 1):
+            self.bin_sets[i].descends = descends[i]
+        self.features |= OPTIONS | ENDS
+        return 0
+
+    cdef inline ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded,
+                                            uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                            uint64_t alignment, cbool indexed, uint32_t features) noexcept nogil:
+        """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
+        """
+        cdef Bins* holes = self.bin_sets[end].bins
+        cdef FreeChunk found
+        cdef uint64_t slack = self.end_slack[end]
+        if not self.reserve_at_ends() or (indexed and not self.starts.reserve()):
+            return NO_HOST_MEMORY
+        cdef cbool some = holes.lower_bound(rounded, 0, found)
+        while some and not self.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+            some = holes.lower_bound(found.size, found.order + 1, found)
+        if some:
+            holes.erase(found.size, found.order)
+        else:
+            some = self.bin_sets[GAP].bins.lower_bound(rounded, 0, found)
+            if not some or not self.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+                return NO_CHUNK
+            self.bin_sets[GAP].bins.erase(found.size, found.order)
+            slack = self.end_slack[GAP + end]
+        if end == LOWER_END:
+            found.handle = self.carve_low(found.handle, slack, rounded, alignment)
+        else:
+            found.handle = self.carve_high(found.handle, slack, rounded, alignment)
+        return self.hand_out(counters, &self.bin_sets[WHOLE], found.handle, rounded, requested, stream, indexed,
+                             features)
+
+    cdef inline cbool reserve_at_ends(self) noexcept nogil:
+        """Makes room for what a request or a free at two ends may add. False: the host is out of memory."""
+        return (self.has_two_records() and self.bin_sets[LOWER_END].bins.reserve()
+                and self.bin_sets[UPPER_END].bins.reserve() and self.bin_sets[GAP].bins.reserve())
+
+    cdef inline cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
+                                  uint64_t alignment) noexcept nogil:
+        """Whether a free chunk that is large enough is so behind an aligned address, too."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef uint64_t start = chunk.ptr, stop = chunk.ptr + chunk.size
+        if freed_before and freed_before < chunk.freed_at_count:
+            return False
+        if alignment:
+            start = round_up(start, alignment)
+        return start + rounded <= (stop if end == UPPER_END else min(stop, self.shared_end))
+
+    cdef inline ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                                      uint64_t alignment) noexcept nogil:
+        """The part of a free chunk, in no bin now, that a request from the lower end gets. What lies before it becomes
+        a hole of that end; what lies behind stays what it was."""
+        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, before = 0, size, left
+        cdef ChunkHandle rest
+        if alignment:
+            before = round_up(self.chunks[handle].ptr, alignment) - self.chunks[handle].ptr
+        if before:
+            rest = self.cut_chunk(handle, before, freed_at)
+            self.chunks[handle].bin_set = LOWER_END
+            self.list_at_ends(handle)
+            handle = rest
+        size = min(self.chunks[handle].size, self.shared_end - self.chunks[handle].ptr)
+        left = size - rounded
+        if left >= slack or left >= rounded:
+            size = rounded
+        if self.chunks[handle].size > size:
+            self.list_at_ends(self.cut_chunk(handle, size, freed_at))
+        self.chunks[handle].bin_set = LOWER_END
+        return handle
+
+    cdef inline ChunkHandle carve_high(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                                       uint64_t alignment) noexcept nogil:
+        """The part of a free chunk, in no bin now, that a request from the upper end gets. What lies before it stays
+        what it was; what lies behind becomes a hole of that end."""
+        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, ptr = self.chunks[handle].ptr, left
+        cdef uint64_t first = ptr, start = ptr + self.chunks[handle].size - rounded
+        cdef ChunkHandle rest
+        if alignment:
+            first = round_up(ptr, alignment)
+            start &= ~(alignment - 1)
+        left = self.chunks[handle].size - (first - ptr) - rounded
+        if left < slack and left < rounded:
+            start = first
+        if start > ptr:
+            rest = self.cut_chunk(handle, start - ptr, freed_at)
+            self.list_at_ends(handle)
+            handle = rest
+        self.chunks[handle].bin_set = UPPER_END
+        left = self.chunks[handle].size - rounded
+        if left and (left >= slack or left >= rounded):
+            self.list_at_ends(self.cut_chunk(handle, rounded, freed_at))
+        return handle
+
+    cdef inline void list_at_ends(self, ChunkHandle handle) noexcept nogil:
+        self.insert_free_chunk_into_bin(self.bins_of(handle), handle, True)
+
+    cdef inline void unlist_at_ends(self, ChunkHandle handle) noexcept nogil:
+        self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
+
+    cdef inline void return_to_gap(self, ChunkHandle handle) noexcept nogil:
+        """Lets a chunk that has become free belong to the gap if nothing of its end lies between the two."""
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef ChunkHandle towards = chunk.next if chunk.bin_set == LOWER_END else chunk.prev
+        if chunk.bin_set > UPPER_END or (towards != NO_CHUNK and self.chunks[towards].bin_set == chunk.bin_set):
+            return
+        # a region of the upper end alone has no gap: there is nothing of another end in it
+        if towards != NO_CHUNK or self.shared_begin <= chunk.ptr < self.shared_end:
+            chunk.bin_set = GAP
+
+    cdef inline ChunkHandle coalesce_at_ends(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
+        """As try_to_coalesce. Holes of one end stay such; anything else that merges becomes the gap."""
+        cdef ChunkHandle right = self.chunks[handle].next, left = self.chunks[handle].prev
+        if not ignore_timestamps and self.chunks[handle].freed_at_count > 0:
+            return handle
+        if right != NO_CHUNK and self.may_join_at_ends(handle, right, ignore_timestamps):
+            self.unlist_at_ends(right)
+            if self.chunks[right].bin_set != self.chunks[handle].bin_set:
+                self.chunks[handle].bin_set = GAP
+            self.merge(handle, right)
+        if left != NO_CHUNK and self.may_join_at_ends(handle, left, ignore_timestamps):
+            self.unlist_at_ends(left)
+            if self.chunks[left].bin_set != self.chunks[handle].bin_set:
+                self.chunks[left].bin_set = GAP
+            self.chunks[left].requested_size = self.chunks[handle].requested_size
+            self.merge(left, handle)
+            return left
+        return handle
+
+    cdef inline cbool may_join_at_ends(self, ChunkHandle one, ChunkHandle other,
+                                       cbool ignore_timestamps) noexcept nogil:
+        """Two parts of the gap always join: upstream ends the process where it finds itself with two gaps."""
+        return self.chunks[other].state == FREE and (
+            ignore_timestamps or self.chunks[other].freed_at_count == 0
+            or (self.chunks[one].bin_set == GAP and self.chunks[other].bin_set == GAP))
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
@@ -596,7 +759,10 @@ cdef class Pool:
             self.free_in_range(counters, owner, handle)
         elif not features & PLAIN and self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
-            self.insert_free_chunk_into_bin(owner.bins, handle, False)
+            self.insert_free_chunk_into_bin(owner.bins, handle, features & ENDS)
+        elif features & ENDS:
+            self.return_to_gap(handle)
+            self.list_at_ends(self.coalesce_at_ends(handle, True))
         else:
             self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True, False), False)
         return True
@@ -1163,6 +1329,7 @@ cdef class Pool:
                     bin_set = lane_set + is_large(rounded)
                 else:
                     rounded = round_up(size, granularity)
+                    bin_set = end_of(events, i, features)
                 handle = self.find_and_hand_out(counters, bin_set, rounded, size, streams[i], 0, False, features)
                 if features & PAGED and handle == NO_CHUNK:
                     handle = self.find_elsewhere(counters, bin_set, rounded, size, streams[i])
@@ -1185,8 +1352,7 @@ cdef class Pool:
             i += 1
         if features & PLAIN:
             self.counters = own
-        tally.live = live
-        tally.peak_live = peak
+        tally[0] = Tally(live, peak)
         return i
 
     cdef inline uint64_t play_free(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil:
@@ -1279,14 +1445,22 @@ cdef class Pool:
 
         False: the host is out of memory, and nothing has changed.
         """
+        cdef cbool is_at_ends = self.features & ENDS and bin_set <= UPPER_END
+        cdef cbool is_shared = is_at_ends and self.shared_begin == 0
+        if is_at_ends:
+            bin_set = GAP if is_shared else UPPER_END
         cdef Bins* bins = self.bin_sets[bin_set].bins
         if not self.reserve(bins):
             return False
         cdef cmap[uint64_t, Region].iterator before = self.regions.find(ptr)
         cdef ChunkHandle last = NO_CHUNK
         cdef Region region = Region(ptr, ptr + size, NO_CHUNK, 0)
+        cdef uint32_t beside
         join = join and before != self.regions.end() and not self.bin_sets[bin_set].is_plan
-        if join and self.chunks[deref(before).second.first].bin_set == bin_set:
+        if join:
+            beside = self.chunks[deref(before).second.first].bin_set
+            join = beside == bin_set or (is_at_ends and beside <= GAP)
+        if join:
             region = deref(before).second
             region.end = ptr + size
             last = self.chunk_at_end(&deref(before).second)
@@ -1302,7 +1476,7 @@ cdef class Pool:
             self.chunks[last].next = handle
         self.fill_in(handle, ptr, size, bin_set, FREE)
         self.chunks[handle].prev = last
-        self.bin_sets[bin_set].regions += last == NO_CHUNK
+        self.counted_with(bin_set).regions += last == NO_CHUNK
         self.counters.pool_bytes += size
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
         if self.usage != NULL:
@@ -1310,9 +1484,19 @@ cdef class Pool:
             self.pool_usage.came(self.bin_sets[bin_set].lane.pool, self.bin_sets[bin_set].kind, size)
         if self.history != NULL:
             self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
+        if is_shared:
+            self.shared_begin = ptr
+            self.shared_end = ptr + size
+        if is_at_ends:
+            self.list_at_ends(self.coalesce_at_ends(handle, self.timing == NULL))
+            return True
         handle = self.try_to_coalesce(bins, handle, self.timing == NULL, True)
         self.insert_free_chunk_into_bin(bins, handle, True)
         return True
+
+    cdef inline BinSet* counted_with(self, uint32_t bin_set) noexcept nogil:
+        """The set of bins that a region counts in. Those of two ends count in one: their first chunk changes sides."""
+        return &self.bin_sets[GAP if self.features & ENDS and bin_set <= GAP else bin_set]
 
     cdef cbool enter_region(self, Region region) noexcept nogil:
         """Enters a region as the youngest one. False: the host is out of memory, and nothing has changed."""
@@ -1355,6 +1539,8 @@ cdef class Pool:
         which they do until a driver reuses an address, that is its address."""
         if options and self.by_number:
             return self.order_by_age(self.chunks[handle].ptr)
+        if options and self.features & ENDS and self.bin_sets[self.chunks[handle].bin_set].descends:
+            return ~self.chunks[handle].ptr
         return self.chunks[handle].ptr
 
     cdef inline uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:
@@ -1402,7 +1588,9 @@ cdef class Pool:
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
         cdef uint64_t size = region.end - region.ptr
         cdef cbool is_cut = chunk.size != size
-        owner.regions -= 1
+        self.counted_with(chunk.bin_set).regions -= 1
+        if region.ptr == self.shared_begin:
+            self.shared_begin = self.shared_end = 0
         if self.usage != NULL:
             self.usage.region_went(owner.kind, size, size >= owner.oversize)
             self.pool_usage.went(owner.lane.pool, owner.kind, size)
@@ -1452,6 +1640,10 @@ cdef class Pool:
                                  cbool options) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
         neighbours are free, and with them TensorFlow does not merge it either."""
+        self.insert_free_chunk_into_bin(bins, self.cut_chunk(handle, size, freed_at_count), options)
+
+    cdef inline ChunkHandle cut_chunk(self, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil:
+        """The same, but the tail is in no bin."""
         cdef ChunkHandle rest_handle = self.take_slot()
         cdef Chunk* chunk = &self.chunks[handle]
         cdef Chunk* rest = &self.chunks[rest_handle]
@@ -1469,7 +1661,7 @@ cdef class Pool:
         chunk.next = rest_handle
         if rest.next != NO_CHUNK:
             self.chunks[rest.next].prev = rest_handle
-        self.insert_free_chunk_into_bin(bins, rest_handle, options)
+        return rest_handle
 
     cdef inline void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
         self.chunks[left].freed_at_count = max(self.chunks[left].freed_at_count, self.chunks[right].freed_at_count)
@@ -1550,6 +1742,10 @@ cdef class Pool:
         if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
             return False
         return bins.reserve()
+
+    cdef inline cbool has_two_records(self) noexcept nogil:
+        """Makes room for two more chunks: before an aligned one, and behind it. False: the host is out of memory."""
+        return self.chunk_count + 2 <= self.chunk_capacity or self.grow_chunks()
 
     cdef cbool grow_chunks(self) noexcept nogil:
         cdef size_t capacity = max(<size_t>FIRST_CHUNKS, self.chunk_capacity + self.chunk_capacity // 2)
@@ -1637,10 +1833,15 @@ cdef size_t play_caching_paged(Pool pool, Events* events, size_t start, size_t e
     return pool.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
 
 
-cdef Loop[8] loops      # by the pool's features
+cdef size_t play_bfc_ends(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    return pool.play_loop(events, start, end, tally, PLAIN | OPTIONS | ENDS)
+
+
+cdef Loop[2 * ENDS] loops      # by the pool's features
 loops[0] = play_bfc
 loops[COUNTS] = play_caching
 loops[OPTIONS] = play_bfc_options
 loops[COUNTS | OPTIONS] = play_caching_options
+loops[OPTIONS | ENDS] = play_bfc_ends
 loops[PAGED] = loops[PAGED | OPTIONS] = play_bfc_paged
 loops[PAGED | COUNTS] = loops[PAGED | COUNTS | OPTIONS] = play_caching_paged

@@ -7,6 +7,7 @@ described twice: in `docs/behaviour/`, and here, so that it can be run. In order
     recorded_source.py      what a sub-allocator returned to an allocator, for the model
     torch_words.py          PyTorch's names
     tensorflow_model.py
+    partitioned_model.py    the same with requests from two ends
     torch_device.py         the device that PyTorch's model runs on
     torch_records.py
     torch_ranges.py         expandable segments

@@ -49,6 +49,7 @@ class Chunk:
     requested: int = 0
     allocation_id: int = -1
     deleted: bool = False
+    tag: str = ""  # whose it is, where requests come from two ends
 
     @property
     def in_use(self) -> bool:
@@ -141,6 +142,9 @@ class Model:
             chunk = self.cut(chunk, self.padding(chunk))
         if chunk.size >= 2 * rounded or chunk.size - rounded >= self.slack_cap:
             self.cut(chunk, rounded)
+        return self.mark_in_use(chunk, nbytes)
+
+    def mark_in_use(self, chunk: Chunk, nbytes: int) -> int:
         chunk.requested = nbytes
         chunk.allocation_id = next(self.ids)
         self.num_allocs += 1
@@ -151,7 +155,7 @@ class Model:
     def cut(self, chunk: Chunk, size: int) -> Chunk:
         """Leaves `size` bytes in a free chunk. Returns what lies behind them."""
         region = self.region_of(chunk.ptr)
-        rest = self.new_chunk(chunk.ptr + size, chunk.size - size, chunk.freed_at)
+        rest = self.new_chunk(chunk.ptr + size, chunk.size - size, chunk.freed_at, chunk.tag)
         region.insert(region.index(chunk) + 1, rest)
         chunk.size = size
         return rest
@@ -160,7 +164,7 @@ class Model:
         chunk = next(chunk for chunk in self.region_of(ptr) if chunk.ptr == ptr and chunk.in_use)
         chunk.allocation_id, chunk.requested = -1, 0
         if self.counter is None:
-            self.coalesce(chunk)
+            self.coalesce_freed(chunk)
         else:
             chunk.freed_at = next(self.counter)
             self.queue.append(chunk)
@@ -169,7 +173,8 @@ class Model:
         """Merges it with its right neighbour, then its left one. Returns the chunk that is left."""
 
         def mergeable(other: Chunk) -> bool:
-            return not other.in_use and (ignore_timestamps or other.freed_at == 0)
+            is_safe = ignore_timestamps or other.freed_at == 0
+            return not other.in_use and (is_safe or self.must_join(chunk, other))
 
         region = self.region_of(chunk.ptr)
         at = region.index(chunk)
@@ -189,8 +194,13 @@ class Model:
         region[at].freed_at = max(region[at].freed_at, right.freed_at)
         self.delete(right)
 
-    def new_chunk(self, ptr: int, size: int, freed_at: int = 0) -> Chunk:
+    def coalesce_freed(self, chunk: Chunk, ignore_timestamps: bool = False) -> Chunk:
+        """As coalesce, for what was in use."""
+        return self.coalesce(chunk, ignore_timestamps)
+
+    def new_chunk(self, ptr: int, size: int, freed_at: int = 0, tag: str = "") -> Chunk:
         chunk = self.spare.pop() if self.spare else Chunk()
+        chunk.tag = tag
         chunk.ptr, chunk.size, chunk.freed_at, chunk.deleted = ptr, size, freed_at, False
         return chunk
 
@@ -200,27 +210,39 @@ class Model:
 
     # -- regions ----------------------------------------------------------------------------------
 
+    @property
+    def available(self) -> int:
+        return max(self.limit - self.pool_bytes, 0) // GRANULE * GRANULE
+
     def extend(self, rounded: int) -> bool:
-        available = max(self.limit - self.pool_bytes, 0) // GRANULE * GRANULE
-        if rounded > available:
+        return self.extend_by(rounded, rounded)
+
+    def extend_by(self, rounded: int, least: int) -> bool:
+        """Adds a region of at least `least` bytes for a request."""
+        if least > self.available:
             return False
-        grew = rounded > self.next_region_size
-        while rounded > self.next_region_size:
+        grew = max(rounded, least) > self.next_region_size
+        while max(rounded, least) > self.next_region_size:
             self.double()
-        size = min(self.next_region_size, available)
+        came = self.ask(min(self.next_region_size, self.available), least)
+        if came and not grew:
+            self.double()
+        return came
+
+    def ask(self, size: int, least: int) -> bool:
+        """Asks the device for a region, and for less after each refusal, while it is enough."""
         self.asked_last = size
         block = self.device.alloc(max(GRANULE, self.alignment), size)
-        while block is None and size > rounded:
+        while block is None and size > least:
             size = backpedal(size, self.rules.rounds_down)
-            if size < rounded:
+            if size < least:
                 return False
             block = self.device.alloc(max(GRANULE, self.alignment), size)
             self.asked_last = size
-        if block is None:
-            return False
-        if not grew:
-            self.double()
-        self.add_region(*block)
+        return block is not None and self.take_in(*block)
+
+    def take_in(self, ptr: int, size: int) -> bool:
+        self.add_region(ptr, size)
         return True
 
     def add_just(self, rounded: int) -> bool:
@@ -236,8 +258,8 @@ class Model:
         if self.next_region_size <= LAST_DOUBLING:
             self.next_region_size *= 2
 
-    def add_region(self, ptr: int, size: int) -> None:
-        chunk = self.new_chunk(ptr, size)
+    def add_region(self, ptr: int, size: int, tag: str = "") -> None:
+        chunk = self.new_chunk(ptr, size, tag=tag)
         below = [region for region in self.regions if sum(span(region)) == ptr]
         if below and self.device.supports_coalescing:
             below[0].append(chunk)
@@ -292,7 +314,7 @@ class Model:
         queue, self.queue = self.queue, []
         listed: list[Chunk] = []
         for chunk in queue:
-            if chunk.in_use or chunk.deleted:
+            if chunk.in_use or chunk.deleted or self.is_in_no_bin(chunk):
                 continue
             if chunk.freed_at < self.frontier:
                 chunk.freed_at = 0
@@ -304,11 +326,17 @@ class Model:
             if satisfied:
                 self.queue.append(chunk)
                 continue
-            survivor = self.coalesce(chunk, ignore_timestamps=required > 0)
+            survivor = self.coalesce_freed(chunk, ignore_timestamps=required > 0)
             if required and survivor is not chunk and survivor.freed_at:
                 self.queue.append(survivor)
             satisfied = 0 < required <= survivor.size
         return satisfied
+
+    def is_in_no_bin(self, chunk: Chunk) -> bool:
+        return False
+
+    def must_join(self, one: Chunk, other: Chunk) -> bool:
+        return False
 
     # -- what can be seen -------------------------------------------------------------------------
 

@@ -44,11 +44,13 @@ cdef struct Request:
     uint64_t captured[2]        # the pool of the graph that captures its stream; (0, 0): none
     cbool in_capture            # whether its stream captures, and the capture is marked
     uint32_t owner              # the number of its owner in the pool; 0: none
+    uint32_t end                # LOWER_END or UPPER_END
     uint64_t alignment          # a power of two, if it must lie at multiples of more than all chunks do; else 0
 
 cdef enum:                      # how a request is asked, in bits
     CONTIGUOUS = 1              # it must be one physical allocation
     OR_NONE = 2                 # a refusal is an answer, and no error
+    FROM_UPPER_END = 4
 
 cdef struct Placement:
     ChunkHandle handle          # NO_CHUNK: refused
@@ -144,13 +146,13 @@ cdef class Allocator(BufferOwner):
     cdef bint is_unordered(self, uint64_t stream) except -1
 
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, object allocation_end, int how,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF
     cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
                                 uint64_t alignment, Placement* placed) except -1
     cdef int set_scopes_of(self, Request* request) except -1
     cdef int set_owner_of(self, Request* request) except -1
-    cdef int check_contiguous(self, Request* request) except -1
+    cdef int check_contiguous(self, Request* request, bint is_asked) except -1
     cdef int take_back(self, Placement* placed) except -1
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef void trace_allocation(self, Placement* placed) noexcept
@@ -207,6 +209,7 @@ cdef class Allocator(BufferOwner):
 
     cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)
     cdef object look(self, bint with_history, bint noted)
+    cdef int end_for(self, object allocation_end) except -1
 
 
 cdef inline cbool is_apart(Allocator allocator, const Lane* lane) noexcept nogil:

@@ -35,6 +35,7 @@ class Allocator(BufferOwner):
         *,
         alignment: SupportsIndex | None = None,
         freed_before: SupportsIndex | Callable[[], SupportsIndex] | None = None,
+        allocation_end: str | None = None,
     ) -> int: ...
     def try_allocate(
         self,
@@ -43,6 +44,7 @@ class Allocator(BufferOwner):
         *,
         alignment: SupportsIndex | None = None,
         contiguous: bool = False,
+        allocation_end: str | None = None,
     ) -> Buffer | None: ...
     def allocate(
         self,
@@ -51,6 +53,7 @@ class Allocator(BufferOwner):
         *,
         alignment: SupportsIndex | None = None,
         contiguous: bool = False,
+        allocation_end: str | None = None,
     ) -> Buffer: ...
     def allocate_many(
         self, sizes: Iterable[SupportsIndex], stream: StreamLike | None = None

@@ -22,9 +22,9 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_store
 from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
-    COUNTED, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NO_CHUNK,
-    NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
-    Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
+    COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
+    MARKS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet,
+    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -394,12 +394,17 @@ cdef class Allocator(BufferOwner):
         raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one. The "
                            f"private pools of a CachingAllocator can sleep")
 
+    cdef int end_for(self, object allocation_end) except -1:
+        """How a request is asked that names an end: bits of `how`. Refuses what the policy cannot serve."""
+        raise ValueError("allocation_end is for a BFCAllocator with enable_spatial_partitioning=True: other allocators "
+                         "serve all requests alike")
+
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
-    def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None):
+    def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None, allocation_end=None):
         """Allocate `nbytes` bytes and return their address.
 
         Parameters
@@ -411,13 +416,17 @@ cdef class Allocator(BufferOwner):
             is the stream of the enclosing `bfc.use_stream`, or else stream 0. A BFCAllocator treats a
             stream that is not its own as if `record_stream` had been called for it.
         alignment : int, optional
-            A power of two that the address must be a multiple of. Addresses are multiples of 256 (of
-            512 from a CachingAllocator) anyway. Only a BFCAllocator without `virtual_memory` places
-            requests at multiples of more. With `strict` and the rules of TensorFlow 2.21, it ignores
-            the alignment, as TensorFlow does.
+            A power of two that the address must be a multiple of, such as 4096 for O_DIRECT, or 2 MiB for
+            memory that NCCL registers. Addresses are multiples of 256 (of 512 from a CachingAllocator)
+            anyway; what lies before an address that is aligned to more stays free. Where memory is mapped
+            page by page, such a request gets a region, like one that is `contiguous`. With `strict`, a
+            BFCAllocator ignores it under the rules of TensorFlow 2.21, as TensorFlow does.
         freed_before : int or callable, optional
             Use only memory that was freed up to this count of the timing counter (see
             `SharedCounter`); a callable returns the count. Only for a BFCAllocator.
+        allocation_end : AllocationEnd or str, optional
+            "lower" or "upper": from which end of its memory a partitioned BFCAllocator serves the
+            request. None is the lower end.
 
         Returns
         -------
@@ -432,8 +441,8 @@ cdef class Allocator(BufferOwner):
             If an argument has the wrong type (a text such as "3 MiB" is for `allocate`), or a
             CachingAllocator gets `freed_before`.
         ValueError
-            If `nbytes` is negative or above 2**63 - 1, or if `alignment` is not a power of two or is
-            too large.
+            If `nbytes` is negative or above 2**63 - 1, if `alignment` is not a power of two or is
+            too large, or if `allocation_end` is no end of this allocator.
         SubAllocatorError
             If the device failed, with something other than "out of memory".
         ClosedError
@@ -453,18 +462,19 @@ cdef class Allocator(BufferOwner):
         """
         cdef Placement placed
         cdef uint64_t size, on = 0, more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
+        cdef int how = 0 if allocation_end is None else self.end_for(allocation_end)
         if stream is None and scopes_open:
             stream = current_stream()
-        if (freed_before is not None or more or not small_int(nbytes, &size)
+        if (freed_before is not None or more or how or not small_int(nbytes, &size)
                 or not (stream is None or small_int(stream, &on)) or not self.place_at_once(size, on, &placed)):
-            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, False, more,
+            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, how, more,
                                     &placed)
         cdef PyObject* address = self.addresses.get(placed.ptr)
         if address == NULL:
             self.take_back(&placed)
         return owned(address)
 
-    def allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False):
+    def allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False, allocation_end=None):
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
         Parameters
@@ -480,6 +490,8 @@ cdef class Allocator(BufferOwner):
             The memory must be one physical allocation of the device, and not pages that are mapped end to
             end: for a library that registers or shares memory by its physical allocation. It then comes
             from a region, which `release_free_regions` gives back once it is free.
+        allocation_end : AllocationEnd or str, optional
+            As in `allocate_raw`.
 
         Returns
         -------
@@ -518,15 +530,15 @@ cdef class Allocator(BufferOwner):
             size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        if alignment is not None or stream is not None or scopes_open or contiguous:
-            on = self.place_as_asked(size, stream, alignment, contiguous, &placed)
+        if alignment is not None or stream is not None or scopes_open or contiguous or allocation_end is not None:
+            on = self.place_as_asked(size, stream, alignment, allocation_end, CONTIGUOUS if contiguous else 0, &placed)
         elif not self.place_at_once(size, on, &placed):
             self.allocate_placement(size, on, None, None, False, 0, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
-    def try_allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False):
+    def try_allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False, allocation_end=None):
         """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
 
         Parameters
@@ -539,6 +551,8 @@ cdef class Allocator(BufferOwner):
             As in `allocate`.
         contiguous : bool, optional
             As in `allocate`.
+        allocation_end : AllocationEnd or str, optional
+            As in `allocate_raw`.
 
         Returns
         -------
@@ -579,33 +593,38 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes), on
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        on = self.place_as_asked(size, stream, alignment, OR_NONE | (CONTIGUOUS if contiguous else 0), &placed)
+        on = self.place_as_asked(size, stream, alignment, allocation_end,
+                                 OR_NONE | (CONTIGUOUS if contiguous else 0), &placed)
         if size and placed.allocation_id == 0:
             return None
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         self.live_buffers += placed.allocation_id != 0
         return buffer
 
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, int how,
+    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, object allocation_end, int how,
                                  Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
         """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
         cdef uint64_t on = self.home_stream
         cdef uint64_t more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
+        if allocation_end is not None:
+            how |= self.end_for(allocation_end)
         if stream is None and scopes_open:
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
-        if how & CONTIGUOUS or more or not self.place_at_once(size, on, placed):
+        if how & (CONTIGUOUS | FROM_UPPER_END) or more or not self.place_at_once(size, on, placed):
             self.allocate_placement(size, on, stream, None, how, more, placed)
         return on
 
     cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
         """What a request has to ask for, so that its address is a multiple of `alignment`: 0, where all addresses are
         such multiples. Refuses what the policy cannot place."""
-        if alignment > self.source.alignment:
-            raise ValueError(f"addresses here are multiples of {self.source.alignment}, not of {alignment}: ask for "
-                             f"{alignment - self.source.alignment} bytes more, and round the address up")
-        return 0
+        if alignment <= self.source.alignment:
+            return 0
+        if alignment > self.limit:
+            raise ValueError(f"no address can be asked for that is a multiple of {format_bytes(alignment)}: the memory "
+                             f"limit is {format_bytes(self.limit)}")
+        return alignment
 
     @cython.final
     cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
@@ -623,12 +642,13 @@ cdef class Allocator(BufferOwner):
         self.set_request(&request, size, self.home_stream if unordered else on)
         request.shared = unordered
         request.alignment = request.asking.alignment = alignment
+        request.end = UPPER_END if how & FROM_UPPER_END else LOWER_END
         if freed_before is not None:
             self.set_freed_before(&request, freed_before)
         self.set_scopes_of(&request)
-        if how & CONTIGUOUS:
+        if how & CONTIGUOUS or alignment:      # what is mapped page by page lies at any multiple of all addresses
             request.contiguous = True
-            self.check_contiguous(&request)
+            self.check_contiguous(&request, how & CONTIGUOUS != 0)
         cdef uint64_t seen = self.frees.count.get()
         cdef uint64_t changes = self.source.changes.get()
         self.attempt(&request, placed)
@@ -667,14 +687,15 @@ cdef class Allocator(BufferOwner):
             raise out_of_host_memory()
         return 0
 
-    cdef int check_contiguous(self, Request* request) except -1:
-        """Refuses a request that must be one physical allocation if the allocator cannot tell whether a chunk is one.
-        """
+    cdef int check_contiguous(self, Request* request, bint is_asked) except -1:
+        """Refuses a request that must lie in a region if it cannot, and, where that `is_asked`, one that must be one
+        physical allocation if the allocator cannot tell whether a chunk is one."""
         if request.tag:
             name = self.tags.name_of_pool(TAG_POOLS, request.tag)
-            raise ValueError(f"memory of tag {name!r} is mapped, so that it can sleep, and is not one physical "
-                             f"allocation: allocate contiguous memory outside of it")
-        if self.source.joins_regions:
+            raise ValueError(f"memory of tag {name!r} is mapped, so that it can sleep, and is neither one physical "
+                             f"allocation nor aligned to more than {self.source.alignment}: allocate contiguous or "
+                             f"aligned memory outside of it")
+        if is_asked and self.source.joins_regions:
             raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
                              f"chunk may lie in two of them: virtual_memory=True or a CachingAllocator joins none")
         return 0
@@ -869,6 +890,8 @@ cdef class Allocator(BufferOwner):
             gate = None     # a plan in pages needs hardly more than stitching does: it lends what is idle
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
+        if self.pool.features & ENDS:
+            raise ValueError("a plan has places of its own, and none at two ends of the memory")
         declined = None if gate is None else plan._declined(gate)
         self.stop_watch()
         planned.follows = steps is not None

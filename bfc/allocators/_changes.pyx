@@ -18,8 +18,9 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport (
-    DELETED, DIVIDED, FREE, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING, MAPPED_ELSEWHERE,
-    NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, PlanServer, Pool, Region,
+    DELETED, DIVIDED, ENDS, FREE, GAP, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING,
+    MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, PlanServer,
+    Pool, Region,
 )
 
 cdef extern from "bins.hpp":
@@ -51,7 +52,7 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
         return
     for handle in queued:
         chunk = &pool.chunks[handle]
-        if chunk.state != FREE:
+        if chunk.state != FREE or (pool.features & ENDS and chunk.bin_set == GAP):
             continue
         if chunk.freed_at_count < pool.safe_frontier:
             chunk.freed_at_count = 0
@@ -62,17 +63,29 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
     for handle in to_merge:
         if pool.chunks[handle].state != FREE:
             continue  # merged into another of the list
-        if (satisfied[0] and required > 0) or not pool.bins_of(handle).reserve():
+        if (satisfied[0] and required > 0) or not has_room_to_merge(pool, handle):
             pool.timestamped.push_back(handle)
         elif merge_one(pool, handle, required):
             satisfied[0] = True
 
 
+cdef cbool has_room_to_merge(Pool pool, ChunkHandle handle) noexcept nogil:
+    return pool.reserve_at_ends() if pool.features & ENDS else pool.bins_of(handle).reserve()
+
+
 cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept nogil:
     cdef Bins* bins = pool.bins_of(handle)
-    pool.remove_free_chunk_from_bin(bins, handle, False)
-    cdef ChunkHandle merged = pool.try_to_coalesce(bins, handle, required > 0, False)
-    pool.insert_free_chunk_into_bin(bins, merged, False)
+    cdef ChunkHandle merged
+    if pool.features & ENDS:
+        pool.unlist_at_ends(handle)
+        if pool.chunks[handle].freed_at_count == 0 or required > 0:
+            pool.return_to_gap(handle)
+        merged = pool.coalesce_at_ends(handle, required > 0)
+        pool.list_at_ends(merged)
+    else:
+        pool.remove_free_chunk_from_bin(bins, handle, False)
+        merged = pool.try_to_coalesce(bins, handle, required > 0, False)
+        pool.insert_free_chunk_into_bin(bins, merged, False)
     if required > 0 and merged != handle and pool.chunks[merged].freed_at_count > 0:
         pool.timestamped.push_back(merged)
     return required > 0 and pool.chunks[merged].size >= required
@@ -92,8 +105,8 @@ cdef void forget_queued(Pool pool) noexcept nogil:
 cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
     """The free bytes right behind a chunk, unless a stream may still use them (TensorFlow's behaviour, 2.9)."""
     cdef ChunkHandle right = pool.chunks[handle].next
-    if right == NO_CHUNK or pool.chunks[right].state != FREE:
-        return 0
+    if right == NO_CHUNK or pool.chunks[right].state != FREE or pool.features & ENDS:
+        return 0            # what is free between two ends is for both
     if pool.timing != NULL and pool.chunks[right].freed_at_count > 0:
         return 0
     return pool.chunks[right].size

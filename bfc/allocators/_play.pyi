@@ -39,6 +39,7 @@ class Run:
     def play(
         self, progress: Callable[[int], None] | None = None, rebuilt: int = 0, give_up: bool = False
     ) -> bool: ...
+    def set_ends(self, end: NDArray[np.uint8]) -> None: ...
     def set_pools(
         self,
         pool: NDArray[np.uint16],

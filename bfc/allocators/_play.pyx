@@ -9,8 +9,8 @@ from libc.string cimport memchr
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    ALLOCATE, DEALLOCATE, LOCK_TAKEN, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events, Lane, Tally,
-    Timeline, TimelineRow,
+    ALLOCATE, DEALLOCATE, ENDS, LOCK_TAKEN, LOWER_END, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events,
+    Lane, Tally, Timeline, TimelineRow,
 )
 from bfc.buffers._scopes cimport number_of_owner, owner_here
 from bfc.allocators._reading cimport end_peaks, start_peaks
@@ -100,7 +100,7 @@ cdef class Run:
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
-                                 lane, allocator.by_stream, NULL, NULL, NULL, NULL)
+                                 lane, allocator.by_stream, NULL, NULL, NULL, NULL, NULL)
         self.allocator = allocator
         self.set_owners(op.shape[0], owner, owners)
 
@@ -135,6 +135,19 @@ cdef class Run:
     def set_marks(self, marks):
         """The events at which steps of the allocator's plan begin, and their kinds. Before the first there is none."""
         self.marks = sorted(marks)
+
+    def set_ends(self, const uint8_t[::1] end not None):
+        """The end that each allocation asks from: 0 the lower, 1 the upper. It needs an allocator with two."""
+        cdef Py_ssize_t i
+        if <size_t>end.shape[0] != self.events.count:
+            raise ValueError(f"the columns differ in length: {sorted({end.shape[0], self.events.count})}")
+        if not self.allocator.pool.features & ENDS:
+            raise ValueError("this allocator has one end: two need enable_spatial_partitioning=True")
+        for i in range(end.shape[0]):
+            if end[i] > 1:
+                raise ValueError(f"event {i} asks from end {end[i]}: 0 is the lower, 1 the upper")
+        self.kept += (end,)
+        self.events.end = &end[0] if end.shape[0] else NULL
 
     def set_pools(self, const uint16_t[::1] pool not None, const uint64_t[:, ::1] ids not None, actions):
         """The private pool of each event, their ids, and what happens to them: (event, action, pool, stream), where an
@@ -334,6 +347,7 @@ cdef class Run:
             self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
             request.indexed = False
             request.owner = self.events.owner[i] if self.events.owner != NULL else 0
+            request.end = self.events.end[i] if self.events.end != NULL else LOWER_END
             if self.events.pool != NULL and self.events.pool[i]:
                 request.captured[0] = self.pool_ids[self.events.pool[i], 0]
                 request.captured[1] = self.pool_ids[self.events.pool[i], 1]

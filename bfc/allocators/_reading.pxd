@@ -1,6 +1,6 @@
 """What can be read from a pool: totals, a snapshot's rows of plain numbers, and which pages are used."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -17,7 +17,8 @@ cdef extern from "columns.hpp" namespace "bfc" nogil:
         uint64_t stream
         uint64_t freed_at_count
         int64_t allocation_id
-        uint32_t state
+        uint16_t state
+        uint16_t tag
         uint32_t owner
 
     cdef struct RegionRow:
@@ -33,10 +34,11 @@ cdef extern from "columns.hpp" namespace "bfc" nogil:
         uint32_t kind
         uint32_t flags
 
-    const uint32_t ROW_FREE "bfc::kRowFree"
-    const uint32_t ROW_IN_USE "bfc::kRowInUse"
-    const uint32_t ROW_WAITING "bfc::kRowWaiting"
-    const uint32_t ROW_LEAVING "bfc::kRowLeaving"
+    const uint16_t ROW_FREE "bfc::kRowFree"
+    const uint16_t ROW_IN_USE "bfc::kRowInUse"
+    const uint16_t ROW_WAITING "bfc::kRowWaiting"
+    const uint16_t ROW_LEAVING "bfc::kRowLeaving"
+    const uint16_t ROW_LOWER "bfc::kRowLower"
     const uint32_t IN_RANGE "bfc::kInRange"
     const uint32_t ASLEEP "bfc::kAsleep"
     const uint32_t IS_VIEW "bfc::kIsView"

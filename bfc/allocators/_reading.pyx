@@ -8,15 +8,15 @@ Functions that do not take the lock themselves need it.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cython.operator cimport dereference as deref, postincrement
 from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    BOTH_KINDS, DELETED, DIVIDED, FREE, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE, NO_CHUNK,
-    NO_PAGE, OPTIONS, OWNER_SHIFT, PAGED, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk,
+    BOTH_KINDS, DELETED, DIVIDED, ENDS, FREE, GAP, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE,
+    NO_CHUNK, NO_PAGE, OPTIONS, OWNER_SHIFT, PAGED, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk,
     ChunkHandle, Counters, FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
@@ -155,6 +155,7 @@ cdef inline cbool add_chunk(Pool pool, Chunk* chunk, vector[ChunkRow]& chunks) n
     row.allocation_id = chunk.allocation_id
     row.state = (ROW_FREE if state == FREE else ROW_IN_USE if state == IN_USE else ROW_WAITING if state == WAITING
                  else ROW_LEAVING)
+    row.tag = <uint16_t>(ROW_LOWER + chunk.bin_set) if pool.features & ENDS and chunk.bin_set <= GAP else 0
     row.owner = chunk.state >> OWNER_SHIFT
     return try_push_back(chunks, row)
 

@@ -13,11 +13,14 @@ struct ChunkRow {
     uint64_t stream;
     uint64_t freed_at_count;
     int64_t allocation_id;          // -1 if nobody owns it
-    uint32_t state;                 // a RowState
+    uint16_t state;                 // a RowState
+    uint16_t tag;                   // a RowTag
     uint32_t owner;                 // its number; 0: nobody
 };
 
-enum RowState : uint32_t { kRowFree, kRowInUse, kRowWaiting, kRowLeaving };
+enum RowState : uint16_t { kRowFree, kRowInUse, kRowWaiting, kRowLeaving };
+
+enum RowTag : uint16_t { kRowUntagged, kRowLower, kRowUpper, kRowGap };  // where requests come from two ends
 
 struct RegionRow {
     uint64_t ptr;

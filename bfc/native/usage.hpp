@@ -101,6 +101,15 @@ public:
         fall<kPieceBytes>(kind, size);
     }
 
+    // A free chunk is cut in two that are both free. `was_piece`: its region has others.
+    void came_apart(int kind, int64_t size, bool was_piece) {
+        pieces_risen_[kind] += was_piece ? 1 : 2;
+        rise<kPieces>(kind, was_piece ? 1 : 2);
+        if (was_piece) return;
+        more_piece_bytes_risen_[kind] += size;
+        rise<kPieceBytes>(kind, size);
+    }
+
     void region_came(int kind, int64_t size, bool oversize) {
         memory_came(kind, size);
         for (int k : {kind, kKinds}) segments_[k].raise(1);

@@ -36,11 +36,27 @@ class PinnedAllocator(BufferOwner):
     def is_pinned(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
-    def allocate_raw(self, nbytes: SupportsIndex, stream: StreamLike | None = None) -> int: ...
+    def allocate_raw(
+        self,
+        nbytes: SupportsIndex,
+        stream: StreamLike | None = None,
+        *,
+        alignment: SupportsIndex | None = None,
+    ) -> int: ...
     def try_allocate(
-        self, nbytes: SupportsIndex | str, stream: StreamLike | None = None
+        self,
+        nbytes: SupportsIndex | str,
+        stream: StreamLike | None = None,
+        *,
+        alignment: SupportsIndex | None = None,
     ) -> Buffer | None: ...
-    def allocate(self, nbytes: SupportsIndex | str, stream: StreamLike | None = None) -> Buffer: ...
+    def allocate(
+        self,
+        nbytes: SupportsIndex | str,
+        stream: StreamLike | None = None,
+        *,
+        alignment: SupportsIndex | None = None,
+    ) -> Buffer: ...
     def deallocate_raw(self, ptr: SupportsIndex) -> None: ...
     def record_event(
         self,

@@ -24,7 +24,7 @@ from bfc.interpreter._process cimport (
     Deferral, defer_handlers, exiting, is_finalizing, resume_handlers, run_handlers,
 )
 from bfc._core cimport ChunkHandle, Gauge
-from bfc.buffers._arguments cimport address_from, size_from
+from bfc.buffers._arguments cimport address_from, alignment_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferOwner, become
 from bfc.allocators._source cimport ask_for_block, offer_again
@@ -180,6 +180,11 @@ cdef void count_since(Timer* timer, object start) noexcept:
 
 # The garbage collector must not clear the reference to the sub-allocator before the blocks have gone back to it.
 @cython.final
+cdef uint64_t aligned_to(object alignment) except 0:
+    """The alignment that a block is asked for with."""
+    return ALIGNMENT if alignment is None else max(<uint64_t>ALIGNMENT, alignment_from(alignment))
+
+
 @cython.no_gc_clear
 cdef class Source:
     """A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: which blocks are on their way
@@ -195,7 +200,7 @@ cdef class Source:
     def __cinit__(self):
         self.rejected = []
 
-    cdef bint ask(self, uint64_t size, threads, Range* block) except -1:
+    cdef bint ask(self, uint64_t size, uint64_t alignment, threads, Range* block) except -1:
         """Asks the sub-allocator for a block, and returns whether there was room. `threads` is how many register it
         with CUDA; None: it is not registered."""
         source = self.sub_allocator
@@ -209,7 +214,7 @@ cdef class Source:
         try:
             if not self.keep_room():
                 raise out_of_host_memory()
-            got = ask_for_block(source, way, ALIGNMENT, size, False, &block.ptr, &block.nbytes, self.rejected)
+            got = ask_for_block(source, way, alignment, size, False, &block.ptr, &block.nbytes, self.rejected)
         finally:
             self.taken -= not got
         if got:
@@ -561,15 +566,16 @@ cdef class PinnedAllocator(BufferOwner):
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes) noexcept nogil:
-        """Takes the block of a bucket that was freed last and is large enough, or NO_BLOCK.
+    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes, uint64_t alignment) noexcept nogil:
+        """Takes the block of a bucket that was freed last, is large enough and lies well, or NO_BLOCK.
 
         Sizes in a bucket differ only if the settings limit the rounding; then the search is linear in the blocks that
-        are too small.
+        are too small, and always in those whose address is no multiple of the alignment.
         """
         cdef uint32_t* link = &self.stacks[bucket_of(size)]
         cdef uint32_t handle
-        while link[0] != NO_BLOCK and self.blocks[link[0]].size < size:
+        while link[0] != NO_BLOCK and (self.blocks[link[0]].size < size
+                                       or self.blocks[link[0]].ptr & (alignment - 1)):
             link = &self.blocks[link[0]].next
         handle = link[0]
         if handle != NO_BLOCK:
@@ -733,7 +739,7 @@ cdef class PinnedAllocator(BufferOwner):
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
-    def allocate_raw(self, nbytes, stream=None):
+    def allocate_raw(self, nbytes, stream=None, *, alignment=None):
         """Allocate `nbytes` bytes and return their address.
 
         Parameters
@@ -742,6 +748,9 @@ cdef class PinnedAllocator(BufferOwner):
             The size in bytes, from 0 to 2**63 - 1.
         stream : int, stream object or None, optional
             A stream that will use the memory: it is recorded, as by `record_stream`.
+        alignment : int, optional
+            A power of two that the address must be a multiple of, such as 4096 for O_DIRECT. A cached block
+            that lies so is used again; else the sub-allocator is asked for one.
 
         Returns
         -------
@@ -755,7 +764,7 @@ cdef class PinnedAllocator(BufferOwner):
         TypeError
             If an argument has the wrong type.
         ValueError
-            If `nbytes` is negative or above 2**63 - 1.
+            If `nbytes` is negative or above 2**63 - 1, or if `alignment` is not a power of two.
         SubAllocatorError
             If the device failed, with something other than "out of memory".
         ClosedError
@@ -766,7 +775,7 @@ cdef class PinnedAllocator(BufferOwner):
         Cost: asks the device about the oldest event, if there is one; no other driver call on a hit.
         Source: `CachingHostAllocatorImpl::allocate`, PyTorch's behaviour, 4.2.
         """
-        cdef uint32_t handle = self.take(size_from(nbytes))
+        cdef uint32_t handle = self.take(size_from(nbytes), aligned_to(alignment))
         if handle == NO_BLOCK:
             return 0
         cdef object ptr
@@ -780,7 +789,7 @@ cdef class PinnedAllocator(BufferOwner):
             self.used_first(handle, stream)
         return ptr
 
-    def allocate(self, nbytes, stream=None):
+    def allocate(self, nbytes, stream=None, *, alignment=None):
         """Allocate `nbytes` bytes as a `Buffer`, which frees itself.
 
         Parameters
@@ -788,6 +797,8 @@ cdef class PinnedAllocator(BufferOwner):
         nbytes : int or str
             The size in bytes, or a text such as "3 MiB".
         stream : int, stream object or None, optional
+            As in `allocate_raw`.
+        alignment : int, optional
             As in `allocate_raw`.
 
         Returns
@@ -821,9 +832,9 @@ cdef class PinnedAllocator(BufferOwner):
         """
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
-        return self.into_buffer(buffer, self.take(size), size, stream)
+        return self.into_buffer(buffer, self.take(size, aligned_to(alignment)), size, stream)
 
-    def try_allocate(self, nbytes, stream=None):
+    def try_allocate(self, nbytes, stream=None, *, alignment=None):
         """Allocate like `allocate`, but return None where that raises OutOfMemoryError.
 
         Parameters
@@ -831,6 +842,8 @@ cdef class PinnedAllocator(BufferOwner):
         nbytes : int or str
             The size in bytes, or a text such as "3 MiB".
         stream : int, stream object or None, optional
+            As in `allocate_raw`.
+        alignment : int, optional
             As in `allocate_raw`.
 
         Returns
@@ -866,7 +879,7 @@ cdef class PinnedAllocator(BufferOwner):
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef uint32_t handle
         try:
-            handle = self.try_to_take(size)
+            handle = self.try_to_take(size, aligned_to(alignment))
         except OutOfMemoryError:        # of the reserve
             return None
         if handle == NO_BLOCK and size:
@@ -903,9 +916,9 @@ cdef class PinnedAllocator(BufferOwner):
             raise
 
     @cython.final
-    cdef inline uint32_t take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef inline uint32_t take(self, uint64_t nbytes, uint64_t alignment) except? 0xFFFFFFFE:
         """A live block for `nbytes` bytes; NO_BLOCK for 0."""
-        cdef uint32_t handle = self.try_to_take(nbytes)
+        cdef uint32_t handle = self.try_to_take(nbytes, alignment)
         if handle == NO_BLOCK and nbytes:
             raise self.refusal_of(nbytes, f"last for {format_bytes(self.rounded(nbytes))}",
                                   "freeing something first, or pinned_max_round_threshold_mb: above it a request is "
@@ -913,7 +926,7 @@ cdef class PinnedAllocator(BufferOwner):
         return handle
 
     @cython.final
-    cdef inline uint32_t try_to_take(self, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef inline uint32_t try_to_take(self, uint64_t nbytes, uint64_t alignment) except? 0xFFFFFFFE:
         """A live block for `nbytes` bytes; NO_BLOCK for 0, and where there is no room."""
         cdef uint32_t handle
         cdef uint64_t size
@@ -924,9 +937,9 @@ cdef class PinnedAllocator(BufferOwner):
         if some_wait(self.events):
             self.drain()
         size = self.rounded(nbytes)
-        handle = self.pop(size, nbytes)
+        handle = self.pop(size, nbytes, alignment)
         if handle == NO_BLOCK:
-            handle = self.take_after_miss(size, nbytes)
+            handle = self.take_after_miss(size, nbytes, alignment)
         return handle
 
     cdef uint64_t rounded(self, uint64_t nbytes) except 0:
@@ -934,7 +947,7 @@ cdef class PinnedAllocator(BufferOwner):
             return min(self.applied.round_size(nbytes), <uint64_t>1 << 63)
         return <uint64_t>1 << bucket_of(nbytes)
 
-    cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef uint32_t take_after_miss(self, uint64_t size, uint64_t nbytes, uint64_t alignment) except? 0xFFFFFFFE:
         """Asks the source for a block. If it has no room, first gives back what is cached and asks again, then waits
         for the streams that use freed blocks, and does the same with those; upstream gives up at once. NO_BLOCK: there
         is no room."""
@@ -948,12 +961,12 @@ cdef class PinnedAllocator(BufferOwner):
                 fault = self.wait_for_queue()
                 if fault is not None:
                     report_unraisable(fault, _PUT_OFF)
-                handle = self.pop(size, nbytes)
+                handle = self.pop(size, nbytes, alignment)
                 if handle != NO_BLOCK:
                     return handle
             if attempt:
                 self.give_back_cached()
-            if size < <uint64_t>1 << 63 and self.ask(size, &block):
+            if size < <uint64_t>1 << 63 and self.ask(size, alignment, &block):
                 return self.heard(self.add(block, size, nbytes))
         return NO_BLOCK
 
@@ -975,16 +988,16 @@ cdef class PinnedAllocator(BufferOwner):
             raise
         return handle
 
-    cdef bint ask(self, uint64_t size, Range* block) except -1:
+    cdef bint ask(self, uint64_t size, uint64_t alignment, Range* block) except -1:
         """Takes memory from the reserve, or asks the source. Returns whether there was room. A piece of the reserve is
         marked by 0 bytes received."""
-        if self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
+        if alignment <= ALIGNMENT and self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
             return True
-        return self.ask_source(size, block)
+        return self.ask_source(size, alignment, block)
 
-    cdef bint ask_source(self, uint64_t size, Range* block) except -1:
+    cdef bint ask_source(self, uint64_t size, uint64_t alignment, Range* block) except -1:
         threads = self.applied.pinned_num_register_threads if self.applied.pinned_use_cuda_host_register else None
-        return self.source.ask(size, threads, block)
+        return self.source.ask(size, alignment, threads, block)
 
     cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
         """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
@@ -1001,7 +1014,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef int take_reserve(self, uint64_t size) except -1:
         cdef Range whole
         wanted = self.applied.pinned_reserve_segment_size
-        if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), &whole):
+        if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), ALIGNMENT, &whole):
             raise self.refusal_of(size, f"for a reserve of {format_bytes(wanted)}",
                                   "a smaller pinned_reserve_segment_size_mb")
         if self.reserve.nbytes == 0 and not self.is_closed:

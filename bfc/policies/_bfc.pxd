@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport ChunkHandle, Lane
+from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 
 cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil
@@ -19,6 +19,18 @@ cdef class BFCAllocator(Allocator):
     cdef readonly str tensorflow        # the version whose rules it follows
     cdef bint honours_alignment
     cdef bint rounds_down
+    cdef readonly bint enable_spatial_partitioning
+    cdef readonly uint64_t initial_region_bytes     # 0: the limit
+    cdef readonly object lower_end_policy
+    cdef readonly object upper_end_policy
+    cdef int set_up_ends(self, object rules, object initial_region_bytes) except -1
+    cdef int extend_by(self, Request* request, Placement* placed, uint64_t least, uint64_t wanted) except -1 nogil
+    cdef int extend_at_ends(self, Request* request, Placement* placed) except -1 nogil
+    cdef uint64_t lacking_anywhere(self, Request* request) noexcept nogil
+    cdef uint64_t lacking_behind(self, Request* request, Region* region) noexcept nogil
+    cdef cbool lies_well(self, Request* request, Region* block) noexcept nogil
+    cdef int give_back_block(self, Request* request, Region* block) except -1 nogil
+    cdef cbool has_lost(self, Request* request) noexcept nogil
     cdef uint64_t available(self) noexcept nogil
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil

@@ -4,6 +4,7 @@ from typing import SupportsIndex
 from bfc._core import SharedCounter
 from bfc.allocators._allocator import Allocator
 from bfc.plans.plan import Plan
+from bfc.policies.ends import EndPolicy
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
@@ -23,6 +24,10 @@ class BFCAllocator(Allocator):
         page_size: SupportsIndex | str | None = None,
         headroom: float = 0.0,
         tensorflow: str = "2.21",
+        enable_spatial_partitioning: bool = False,
+        initial_region_bytes: SupportsIndex | str | None = None,
+        lower_end_policy: EndPolicy | None = None,
+        upper_end_policy: EndPolicy | None = None,
         plan: Plan | None = None,
     ) -> None: ...
     @property
@@ -35,6 +40,14 @@ class BFCAllocator(Allocator):
     def fragmentation_fraction(self) -> float: ...
     @property
     def tensorflow(self) -> str: ...
+    @property
+    def enable_spatial_partitioning(self) -> bool: ...
+    @property
+    def initial_region_bytes(self) -> int: ...
+    @property
+    def lower_end_policy(self) -> EndPolicy: ...
+    @property
+    def upper_end_policy(self) -> EndPolicy: ...
     @property
     def next_region_size(self) -> int: ...
     def _empty_pool(self, pool: tuple[int, int]) -> int: ...

@@ -3,30 +3,35 @@
 import math
 
 cimport cython
+from cython.operator cimport dereference as deref, postincrement
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport (
-    IN_REGIONS, LARGE, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED, BinSet, ChunkHandle, Lane,
-    Region, SharedCounter, is_large, round_up,
+    ENDS, FREE, GAP, IN_REGIONS, LARGE, LOWER_END, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED,
+    BinSet, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
 from bfc.allocators._private_pools cimport (
     PoolId, PrivatePool, default_pool, id_of, is_private, pool_of, put_in_pool, this_thread,
 )
-from bfc.allocators._source cimport total_size
+from bfc.allocators._source cimport REFUSED, Taken, total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
-from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart, note_hit, set_plain_request
+from bfc.allocators._allocator cimport (
+    FROM_UPPER_END, Allocator, Placement, Request, is_apart, note_hit, set_plain_request,
+)
 from bfc.policies._paged cimport (
     SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, may_be_mapped, may_be_planned, page_size_for,
     place_in_pages, set_up_pages, trim_for,
 )
 
+from bfc.policies.ends import AllocationEnd, EndPolicy, check_ends, end_from
 from bfc.policies.tensorflow_rules import rules_of
-from bfc.units import format_bytes
+from bfc.units import format_bytes, parse_bytes
 
 cdef extern from *:
     """
@@ -140,7 +145,21 @@ cdef class BFCAllocator(Allocator):
         Whose rules to follow: "2.21", or "2.23", TensorFlow's main branch and the allocator of today's XLA
         and JAX. With `strict`, "2.21" ignores a request's alignment, as TensorFlow 2.21 does, and "2.23"
         places the request by it. After a refusal of the device, both ask for 0.9 times as much; "2.23"
-        rounds that down to a multiple of 256. Requests from two ends are not served.
+        rounds that down to a multiple of 256.
+    enable_spatial_partitioning : bool, optional
+        Serve requests from two ends of one region: those of the lower end (`allocation_end`) from its
+        first address upwards, those of the upper end from its last downwards. What lies free between them
+        is for both; a free chunk between others of one end is for that end alone. So the addresses of
+        each end depend on its own requests only, as long as the middle suffices: ranks that ask alike
+        get equal offsets. It needs `tensorflow="2.23"`.
+    initial_region_bytes : int or str, optional
+        With partitioning and `allow_growth`, the bytes of that region. Only the upper end grows beyond it:
+        in place where the source's blocks follow each other and are joined, else in regions of its own.
+        It needs `garbage_collection=False`.
+    lower_end_policy : EndPolicy, optional
+        With partitioning, how the lower end is served.
+    upper_end_policy : EndPolicy, optional
+        With partitioning, how the upper end is served.
     plan : Plan, optional
         A plan to serve: see `use_plan`. Beside a plan memory always grows, by what is needed. With
         `virtual_memory` the plan lies in pages, and lends those that it leaves idle.
@@ -157,6 +176,12 @@ cdef class BFCAllocator(Allocator):
         As given.
     tensorflow : str
         As given.
+    enable_spatial_partitioning : bool
+        As given.
+    initial_region_bytes : int
+        As given, in bytes; 0 without growth.
+    lower_end_policy, upper_end_policy : EndPolicy
+        As given, or the default.
 
     Raises
     ------
@@ -165,7 +190,7 @@ cdef class BFCAllocator(Allocator):
     ValueError
         If an argument is out of its range, if `stream` cannot be the stream of an allocator, or if
         `virtual_memory` is given together with `strict`, with a source that cannot map memory, or with
-        a limit below a page.
+        a limit below a page, or if `enable_spatial_partitioning` does not go with other arguments.
 
     Notes
     -----
@@ -183,13 +208,20 @@ cdef class BFCAllocator(Allocator):
 
     def __init__(self, sub_allocator, *, memory_limit=None, allow_growth=False, garbage_collection=True,
                  fragmentation_fraction=0.0, strict=False, retry_seconds=0.0, stream=0, virtual_memory=False,
-                 page_size=None, headroom=0.0, tensorflow="2.21", plan=None):
+                 page_size=None, headroom=0.0, tensorflow="2.21", enable_spatial_partitioning=False,
+                 initial_region_bytes=None, lower_end_policy=None, upper_end_policy=None, plan=None):
         if not 0 <= fragmentation_fraction <= 1:
             raise ValueError(f"fragmentation_fraction lies between 0 and 1, not {fragmentation_fraction}")
         if not 0 <= retry_seconds < math.inf:
             raise ValueError(f"retry_seconds is a number of seconds from 0 on, not {retry_seconds}")
         rules = rules_of(tensorflow)
         check_virtual_memory(sub_allocator, virtual_memory, page_size, headroom, strict)
+        self.enable_spatial_partitioning = enable_spatial_partitioning
+        self.lower_end_policy = EndPolicy() if lower_end_policy is None else lower_end_policy
+        self.upper_end_policy = EndPolicy() if upper_end_policy is None else upper_end_policy
+        check_ends(rules, partitioned=enable_spatial_partitioning, virtual_memory=virtual_memory,
+                   planned=plan is not None, grows=allow_growth, collects=garbage_collection,
+                   initial=initial_region_bytes, policies=(lower_end_policy, upper_end_policy))
         self.set_up(sub_allocator, memory_limit, stream, strict)
         if virtual_memory:
             set_up_pages(self, page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
@@ -203,7 +235,9 @@ cdef class BFCAllocator(Allocator):
         self.slack_cap = DEFAULT_SLACK_CAP
         if fragmentation_fraction > 0:
             self.slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
-        if not virtual_memory:
+        if enable_spatial_partitioning:
+            self.set_up_ends(rules, initial_region_bytes)
+        elif not virtual_memory:
             self.pool.add_bin_set(self.slack_cap, True)
             self.pool.add_bin_set(UNLIMITED, False)     # never used: those of lanes come in pairs
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
@@ -213,6 +247,21 @@ cdef class BFCAllocator(Allocator):
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
+
+    cdef int set_up_ends(self, object rules, object initial_region_bytes) except -1:
+        cdef uint64_t[4] slack
+        cdef cbool[2] descends
+        for i, policy in enumerate((self.lower_end_policy, self.upper_end_policy)):
+            slack[i] = 0 if policy.hole_split_policy == "exact" else self.slack_cap
+            slack[2 + i] = 0 if policy.gap_split_policy == "exact" else self.slack_cap
+            descends[i] = policy.hole_order == "descending"
+        if self.allow_growth:
+            self.initial_region_bytes = parse_bytes(initial_region_bytes)
+            if not 0 < self.initial_region_bytes <= self.limit or self.initial_region_bytes % self.source.alignment:
+                raise ValueError(f"initial_region_bytes is a multiple of {self.source.alignment} up to the memory "
+                                 f"limit, {self.limit}: not {self.initial_region_bytes}")
+        self.pool.use_ends(slack, descends)
+        return 0
 
     def __repr__(self):
         pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
@@ -292,14 +341,15 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
 
     cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
-        if alignment <= self.source.alignment or (self.strict and not self.honours_alignment):
+        if self.strict and not self.honours_alignment:
             return 0
-        if self.stitches:
-            return Allocator.alignment_for(self, alignment)
-        if alignment > self.limit:
-            raise ValueError(f"no address can be asked for that is a multiple of {format_bytes(alignment)}: the memory "
-                             f"limit is {format_bytes(self.limit)}")
-        return alignment
+        return Allocator.alignment_for(self, alignment)
+
+    cdef int end_for(self, object allocation_end) except -1:
+        end = end_from(allocation_end)
+        if not self.pool.features & ENDS and end is AllocationEnd.UPPER:
+            raise ValueError("this allocator has one end: two need enable_spatial_partitioning=True")
+        return FROM_UPPER_END if end is AllocationEnd.UPPER else 0
 
     cdef int set_freed_before(self, Request* request, object freed_before) except -1:
         request.freed_before = count_from(freed_before)
@@ -378,11 +428,8 @@ cdef class BFCAllocator(Allocator):
         cdef uint32_t bin_set = self.bin_set_of(request)
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
-        if request.alignment:
-            return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
-                                              request.freed_before, request.alignment, request.indexed)
-        return self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream,
-                                        request.freed_before, request.indexed)
+        return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
+                                          request.freed_before, request.alignment, request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
@@ -437,21 +484,79 @@ cdef class BFCAllocator(Allocator):
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
         """Adds a region of at least the rounded request, asking for less after each refusal (TensorFlow's
         behaviour, 2.4), and places the request there. `placed` does not change if there is no such region."""
-        cdef uint64_t rounded = request.rounded
-        cdef cbool grew = False
+        if self.pool.features & ENDS and not is_private(&request.lane):
+            return self.extend_at_ends(request, placed)
+        return self.extend_by(request, placed, request.rounded, 0)
+
+    cdef int extend_at_ends(self, Request* request, Placement* placed) except -1 nogil:
+        """As extend, where there are two ends: first the region of both, and then, if it grows, what the upper end
+        lacks (TensorFlow's behaviour, 2.17)."""
+        cdef cbool is_first
+        cdef uint64_t least
+        self.acquire()
+        is_first = self.pool.shared_begin == 0
+        self.lock.release()
+        if is_first:
+            least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
+            self.extend_by(request, placed, least, self.initial_region_bytes)
+        if placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
+            return 0
+        self.acquire()
+        least = self.lacking_anywhere(request)
+        self.lock.release()
+        return self.extend_by(request, placed, least, 0)
+
+    cdef uint64_t lacking_anywhere(self, Request* request) noexcept nogil:
+        """The bytes that a request lacks if the block that comes extends a region, whichever that is. Needs the lock.
+        """
+        cdef uint64_t least = UNLIMITED
+        cdef cmap[uint64_t, Region].iterator it = self.pool.regions.begin()
+        if not self.source.joins_regions:
+            return request.rounded
+        while it != self.pool.regions.end():
+            if self.pool.chunks[deref(it).second.first].bin_set <= GAP:     # others belong to private pools
+                least = min(least, self.lacking_behind(request, &deref(it).second))
+            postincrement(it)
+        return request.rounded if least == UNLIMITED else least
+
+    cdef uint64_t lacking_behind(self, Request* request, Region* region) noexcept nogil:
+        """The bytes that a request lacks behind a region, if that grows. Needs the lock."""
+        cdef ChunkHandle tail = self.pool.chunk_at_end(region)
+        cdef uint64_t start = region.end
+        if self.pool.chunks[tail].state == FREE and self.pool.chunks[tail].freed_at_count == 0:
+            start = self.pool.chunks[tail].ptr
+        if request.alignment:
+            start = round_up(start, request.alignment)
+        return start + request.rounded - region.end
+
+    cdef cbool lies_well(self, Request* request, Region* block) noexcept nogil:
+        """Whether a block that extends a region, or does not, is enough for the request. Needs the lock."""
+        cdef cmap[uint64_t, Region].iterator before = self.pool.regions.find(block.ptr)
+        if (self.source.joins_regions and before != self.pool.regions.end()
+                and self.pool.chunks[deref(before).second.first].bin_set <= GAP):
+            return block.end - block.ptr >= self.lacking_behind(request, &deref(before).second)
+        return block.end - block.ptr >= request.rounded
+
+    cdef int extend_by(self, Request* request, Placement* placed, uint64_t least, uint64_t wanted) except -1 nogil:
+        """Adds a region of at least `least` bytes; `wanted` is what is asked for first, or 0 for what growth says."""
+        cdef cbool grew = wanted > 0
         cdef uint64_t size = 0
         cdef Region block
         cdef int got
+        cdef cbool well
         self.acquire()
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
         cdef uint64_t* next_size = self.next_size_of(request)
         if next_size == NULL:
             placed.handle = NO_HOST_MEMORY
-        elif rounded <= available:
-            size = grow_to(next_size, rounded, available, &grew)
-            if self.pool.plan != NULL:
-                size = min(size, max(rounded, <uint64_t>FIRST_REGION))      # what lies beside a plan does not double
-        request.blocked = size == 0 and rounded <= available + self.source.set_aside - self.source.unreturned_bytes
+        elif least <= available:
+            if wanted:
+                size = min(wanted, available)
+            else:
+                size = grow_to(next_size, max(request.rounded, least), available, &grew)
+            if self.pool.plan != NULL:      # what lies beside a plan does not double
+                size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
+        request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:
             self.source.refused_bytes.set(0)
         self.source.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
@@ -459,19 +564,34 @@ cdef class BFCAllocator(Allocator):
         if size == 0:
             return 0
         got = self.source.ask(&request.asking, size, &block, True)
-        while not got and size > rounded and request.asking.fault == 0:
+        while not got and size > least and request.asking.fault == 0:
             size = backpedal(size, self.rounds_down)
-            if size < rounded:
+            if size < least:
                 return 0
             got = self.source.ask(&request.asking, size, &block, False)
         if got:
             self.acquire()
+            well = (wanted > 0 or not self.pool.features & ENDS or is_private(&request.lane)
+                    or self.lies_well(request, &block))
             next_size = self.next_size_of(request)
-            if next_size != NULL:
+            if next_size != NULL and well:
                 region_came(next_size, grew)
             self.lock.release()
+            if not well:
+                return self.give_back_block(request, &block)
             self.take_region(request, placed, &block)
         return 0
+
+    cdef int give_back_block(self, Request* request, Region* block) except -1 nogil:
+        """Gives back a block that does not lie where it would have sufficed."""
+        cdef vector[Region] blocks
+        cdef Taken taken
+        self.acquire()
+        taken = self.source.take_in(&request.asking, block, NO_LANE, blocks)
+        self.lock.release()
+        request.asking.changes += blocks.size()     # a change of this thread's own is no reason to try again
+        self.source.give_back(blocks, request.asking.without_gil)
+        return 0 if taken == REFUSED or request.asking.without_gil else self.refuse_region(block, taken, False)
 
     cdef uint64_t* next_size_of(self, Request* request) noexcept nogil:
         """The size of the next region for a request: a private pool has its own. NULL: the host is out of memory. Needs
@@ -493,6 +613,8 @@ cdef class BFCAllocator(Allocator):
         cdef cbool fits
         if self.strict or self.takes_pages(request) or request.asking.fault or request.asking.asked == rounded:
             return 0
+        if self.has_lost(request):
+            return 0
         self.acquire()
         fits = rounded <= self.available()
         if fits:
@@ -501,6 +623,12 @@ cdef class BFCAllocator(Allocator):
         if fits and self.source.ask(&request.asking, rounded, &block, True):
             self.take_region(request, placed, &block)
         return 0
+
+    cdef cbool has_lost(self, Request* request) noexcept nogil:
+        """Whether no further region may serve a request: where there are two ends, all but one are for the upper end.
+        """
+        return (self.pool.features & ENDS and not is_private(&request.lane) and self.pool.shared_begin
+                and (not self.allow_growth or request.end == LOWER_END))
 
     cdef int release_for(self, Request* request) except -1 nogil:
         """Gives all wholly free regions back, if a region of the rounded size would fit the limit then (TensorFlow's
@@ -576,7 +704,7 @@ cdef class BFCAllocator(Allocator):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane
         if not self.stitches and not is_private(&request.lane):
-            return 0
+            return request.end
         lane = self.pool.find_lane(&request.lane)
         if lane == NO_LANE:
             lane = self.pool.open_lane(&request.lane)

@@ -540,6 +540,12 @@ cdef class CachingAllocator(Allocator):
 
     # -- what this policy overrides -----------------------------------------------------------------------------------
 
+    cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
+        if self.strict and alignment > self.source.alignment:
+            raise ValueError(f"PyTorch's allocator has addresses at multiples of {self.source.alignment}, and knows no "
+                             f"other alignment than that: {alignment} needs strict=False")
+        return Allocator.alignment_for(self, alignment)
+
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
         if nbytes >= TOO_LARGE:
@@ -593,7 +599,8 @@ cdef class CachingAllocator(Allocator):
             if may_be_planned(request) and not self.is_in_capture(request):
                 handle = self.ask_plan(request)
             return handle if handle != NO_CHUNK else place_in_pages(self, request)
-        if is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request):
+        if (is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request)
+                and request.alignment == 0):
             handle = self.ask_plan(request)
         return handle if handle != NO_CHUNK else self.find(request)
 
@@ -605,7 +612,8 @@ cdef class CachingAllocator(Allocator):
             return NO_HOST_MEMORY
         if request.contiguous and self.expands:
             self.answer(bin_set, False)     # not among what is mapped
-        handle = self.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0, request.indexed)
+        handle = self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream, 0,
+                                            request.alignment, request.indexed)
         if request.contiguous and self.expands:
             self.answer(bin_set, True)
         return handle
@@ -872,8 +880,8 @@ cdef class CachingAllocator(Allocator):
                     continue
                 found += is_large(request.rounded)
                 self.answer(found, False)   # what lies in ranges is not lent
-                handle = self.pool.allocate_chunk(found, request.rounded, request.nbytes, request.stream, 0,
-                                                  request.indexed)
+                handle = self.pool.allocate_aligned(found, request.rounded, request.nbytes, request.stream, 0,
+                                                    request.alignment, request.indexed)
                 self.answer(found, self.expands)
                 if handle != NO_CHUNK:
                     self.fill(handle, request, placed)

@@ -81,8 +81,8 @@ cdef ChunkHandle place_in_pages(Allocator allocator, Request* request) noexcept 
     if handle == NO_CHUNK and not request.tag:
         request.lane.thread |= IN_REGIONS
         if allocator.pool.find_lane(&request.lane) != NO_LANE:
-            handle = allocator.pool.allocate_chunk(allocator.bin_set_of(request), request.rounded, request.nbytes,
-                                                   request.stream, 0, request.indexed)
+            handle = allocator.pool.allocate_aligned(allocator.bin_set_of(request), request.rounded, request.nbytes,
+                                                     request.stream, 0, request.alignment, request.indexed)
         request.lane.thread = thread
     return handle
 

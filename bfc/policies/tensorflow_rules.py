@@ -19,9 +19,14 @@ class Rules:
     #: After a refusal of the device, 0.9 times the size is rounded down to a multiple of 256. If
     #: False, it is rounded up.
     rounds_down: bool = True
+    #: Requests may come from two ends of one region (XLA's spatial partitioning).
+    has_ends: bool = True
 
 
-_RULES = {"2.21": Rules("2.21", honours_alignment=False, rounds_down=False), "2.23": Rules("2.23")}
+_RULES = {
+    "2.21": Rules("2.21", honours_alignment=False, rounds_down=False, has_ends=False),
+    "2.23": Rules("2.23"),
+}
 VERSIONS = tuple(_RULES)
 #: What an allocator follows that is not told which.
 USUAL = VERSIONS[0]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     Frames = tuple[Frame, ...]
 
 #: ptr, size, requested_size, last_requested_size, stream, freed_at_count; allocation_id; the
-#: indices of the state and of the owner.
-CHUNK = struct.Struct("=6Qq2I")
+#: indices of the state, of the tag and of the owner.
+CHUNK = struct.Struct("=6Qq2HI")
 #: ptr, size, stream, the two numbers of its pool, the start and the bytes of the reservation (or of
 #: the pool's region) that it lies in, and the number of that region; the ends of its chunks and of
 #: its pages, the index of its kind, and the bits below.
@@ -29,6 +29,7 @@ IN_RANGE, ASLEEP, IS_VIEW = 1, 2, 4
 RECORD = struct.Struct("=5Q2q2I")
 STATES = ("free", "in use", "waiting", "leaving")
 STATE_INDICES = {state: index for index, state in enumerate(STATES)}
+TAGS = ("", "lower", "upper", "central_gap")
 KINDS = ("small", "large")
 NOBODY = ("",)
 
@@ -107,6 +108,7 @@ def _packed_chunk(chunk: ChunkInfo, owner: int) -> bytes:
         chunk.freed_at_count,
         chunk.allocation_id,
         STATE_INDICES[chunk.state],
+        TAGS.index(chunk.tag),
         owner,
     )
 

@@ -89,7 +89,7 @@ def leaks_in(columns: RegionColumns, allocator: str) -> Leaks:
     found = []
     rows, owners = CHUNK.iter_unpack(columns.chunks), columns.owners
     for row, frames in zip(rows, columns.chunk_frames or repeat(()), strict=False):
-        ptr, _size, requested, _last, stream, _count, _number, state, owner = row
+        ptr, _size, requested, _last, stream, _count, _number, state, _tag, owner = row
         if state == IN_USE:
             found.append(Leak(ptr, requested, stream, frames, owners[owner]))
     return Leaks(found, allocator)

@@ -22,6 +22,7 @@ from bfc.snapshots.columns import (
     RECORD,
     REGION,
     STATES,
+    TAGS,
     HistoryColumns,
     RegionColumns,
     columns_of_history,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 BIN_COUNT = 21
 MINIMUM_BITS = 8
 INVALID_BIN = -1
+CENTRAL_GAP = "central_gap"
 
 
 def bin_index(size: int) -> int:
@@ -219,6 +221,9 @@ class ChunkInfo:
         Whose memory it is (`bfc.owner`); "" if it is nobody's, or free.
     step : int or None
         The step of the program at its allocation (`bfc.owner`), if a history keeps frames.
+    tag : str
+        Where a BFCAllocator serves two ends, whose the chunk is, in use or free: "lower", "upper",
+        or "central_gap" for the free memory between them. Else "".
     """
 
     ptr: int
@@ -232,6 +237,7 @@ class ChunkInfo:
     frames: tuple[Frame, ...] = ()
     owner: str = ""
     step: int | None = None
+    tag: str = ""
 
     @property
     def in_use(self) -> bool:
@@ -240,8 +246,9 @@ class ChunkInfo:
 
     @property
     def bin_num(self) -> int:
-        """The number of TensorFlow's bin of a free chunk; -1 if it is in use."""
-        return INVALID_BIN if self.in_use else bin_index(self.size)
+        """The number of TensorFlow's bin of a free chunk; -1 if it is in none, as a central gap."""
+        is_in_none = self.in_use or self.tag == CENTRAL_GAP
+        return INVALID_BIN if is_in_none else bin_index(self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +344,7 @@ def _chunks_from(columns: RegionColumns) -> Iterator[ChunkInfo]:
     rows, owners = CHUNK.iter_unpack(columns.chunks), columns.owners
     kept = columns.chunk_frames or repeat(()), columns.chunk_steps or repeat(None)
     for row, frames, step in zip(rows, *kept, strict=False):
-        ptr, size, requested, last_requested, stream, freed_at, number, state, owner = row
+        ptr, size, requested, last_requested, stream, freed_at, number, state, tag, owner = row
         at_free = freed_at, last_requested
         yield ChunkInfo(
             ptr,
@@ -350,6 +357,7 @@ def _chunks_from(columns: RegionColumns) -> Iterator[ChunkInfo]:
             frames,
             owners[owner],
             step,
+            TAGS[tag],
         )
 
 
@@ -520,6 +528,8 @@ class Snapshot:
         """TensorFlow's 21 bin summaries, as in its memory map: chunks by size, free or in use."""
         totals = [[0, 0, 0, 0, 0] for _ in range(BIN_COUNT)]
         for chunk in self.chunks():
+            if chunk.tag == CENTRAL_GAP:
+                continue
             row = totals[bin_index(chunk.size)]
             row[1] += chunk.size
             row[3] += 1

@@ -63,7 +63,7 @@ def _recording(snapshot: Snapshot, regions: RegionColumns, stacks: Stacks) -> Re
         if number:
             pools.append([start, size, *pool])
         for number in range(first, chunks_end):
-            ptr, nbytes, requested, _, its_stream, _, _, state, _ = chunks[number]
+            ptr, nbytes, requested, _, its_stream, _, _, state, _, _ = chunks[number]
             if STATES[state] in ("in use", "waiting"):
                 frames = regions.chunk_frames[number] if regions.chunk_frames else ()
                 stack = stacks.number_of_frames(frames)

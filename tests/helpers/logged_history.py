@@ -1,7 +1,7 @@
 """Plays random histories on ours and on the compiled original until both refuse a request, and
 keeps what the original has logged. Its logger writes to descriptor 2 of a whole process, so it runs
-in one of its own: `python logged_history.py FOLDER FIRST LAST` leaves a .log and a .json for each
-seed."""
+in one of its own: `python logged_history.py FOLDER FIRST LAST VERSION` leaves a .log and a .json
+for each seed. Of the nightly, every other history has two ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tensorflow_pairs import RULES, arguments_of
+
 import bfc
-from bench.peers.tensorflow import TensorFlowBFC
+from bench.peers.tensorflow import RELEASE, TensorFlowBFC
 
 MIB = 1 << 20
 
@@ -30,15 +32,18 @@ def options_of(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def play(seed: int, folder: Path) -> None:
+def play(seed: int, folder: Path, version: str) -> None:
     rng = random.Random(seed)
     options = options_of(rng)
-    ours_options = {name: options[name] for name in options if name != "timing_counter"}
+    if version != RELEASE and seed % 2:
+        options |= {"spatial_partitioning": True, "allow_growth": False}
+    has_ends = "spatial_partitioning" in options
     device = bfc.SimulatedSubAllocator(
-        ours_options.pop("capacity"), gap=ours_options.pop("gap"), supports_coalescing=False
+        options["capacity"], gap=options["gap"], supports_coalescing=False
     )
-    ours = bfc.BFCAllocator(device, strict=True, **ours_options)
-    theirs = TensorFlowBFC(**options)
+    rules = RULES[version]
+    ours = bfc.BFCAllocator(device, strict=True, tensorflow=rules, **arguments_of(options))
+    theirs = TensorFlowBFC(version=version, **options)
     live: list[int] = []
     limit = options["memory_limit"]
     for _ in range(rng.choice([3, 40, 400])):
@@ -48,9 +53,11 @@ def play(seed: int, folder: Path) -> None:
             theirs.deallocate_raw(address)
             continue
         nbytes = rng.randrange(2400, limit // rng.choice([4, 30, 200]))
-        address = theirs.allocate_raw(nbytes)
+        upper = has_ends and rng.random() < 0.5
+        address = theirs.allocate_raw(nbytes, upper=upper)
         try:
-            assert ours.allocate_raw(nbytes) == address
+            end = {"allocation_end": "upper"} if upper else {}
+            assert ours.allocate_raw(nbytes, **end) == address
             live.append(address)
         except bfc.OutOfMemoryError:
             assert not address
@@ -84,6 +91,6 @@ def play(seed: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    where, first, last = sys.argv[1:]
+    where, first, last, which = sys.argv[1:]
     for number in range(int(first), int(last)):
-        play(number, Path(where))
+        play(number, Path(where), which)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tensorflow_pairs import DEVICE_OPTIONS, options_of, play
+from tensorflow_pairs import DEVICE_OPTIONS, arguments_of, options_of, play
 
 import bfc
 from bench.peers.tensorflow import NIGHTLY, TensorFlowBFC
 
 FILE = Path(__file__).parents[1] / "recordings" / "answers" / "tensorflow_nightly.npz"
+#: The answers where requests come from two ends.
+ENDS_FILE = FILE.with_name("tensorflow_nightly_ends.npz")
 HISTORIES = 300
 ALIGNMENTS = (64, 64, 256, 512, 4096, 65536, 2 << 20)
 FIGURES = (
@@ -48,8 +50,11 @@ class NightlyAlone(Alone):
         self.fail_at = self.theirs.fail_at
         self.set_safe_frontier = self.theirs.set_safe_frontier
 
-    def allocate(self, nbytes: int, freed_before: int = 0, alignment: int = 64) -> int:
-        return self.noted(self.theirs.allocate_raw(nbytes, freed_before, alignment=alignment))
+    def allocate(
+        self, nbytes: int, freed_before: int = 0, alignment: int = 64, upper: bool = False
+    ) -> int:
+        place = self.theirs.allocate_raw(nbytes, freed_before, alignment=alignment, upper=upper)
+        return self.noted(place)
 
     def compare(self) -> None:
         figures = self.theirs.stats()
@@ -62,7 +67,7 @@ class OursAlone(Alone):
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
         device = {name: options[name] for name in DEVICE_OPTIONS if name in options}
-        rest = {name: options[name] for name in options.keys() - device.keys() - {"timing_counter"}}
+        rest = arguments_of(options)
         self.device = bfc.SimulatedSubAllocator(device.pop("capacity"), **device)
         self.ours = bfc.BFCAllocator(self.device, strict=True, tensorflow="2.23", **rest)
         if options["timing_counter"]:
@@ -71,10 +76,14 @@ class OursAlone(Alone):
         self.fail_at = self.device.fail_at
         self.set_safe_frontier = self.ours.set_safe_frontier
 
-    def allocate(self, nbytes: int, freed_before: int = 0, alignment: int = 64) -> int:
-        request = self.ours.allocate_raw
+    def allocate(
+        self, nbytes: int, freed_before: int = 0, alignment: int = 64, upper: bool = False
+    ) -> int:
+        asked: dict[str, Any] = {"freed_before": freed_before, "alignment": alignment}
+        if upper:
+            asked["allocation_end"] = "upper"
         try:
-            return self.noted(request(nbytes, freed_before=freed_before, alignment=alignment))
+            return self.noted(self.ours.allocate_raw(nbytes, **asked))
         except bfc.OutOfMemoryError:
             return self.noted(0)
 
@@ -85,20 +94,22 @@ class OursAlone(Alone):
         self.see([getattr(figures, name) for name in FIGURES], chunks, self.device.calls)
 
 
-def answers_of(kind: type[NightlyAlone] | type[OursAlone], seed: int) -> tuple[list[int], bytes]:
+def answers_of(
+    kind: type[NightlyAlone] | type[OursAlone], seed: int, partitioned: bool = False
+) -> tuple[list[int], bytes]:
     """The places that an allocator gives in a seed's history, and the digest of what is seen."""
     rng = random.Random(seed)
-    options = options_of(rng)
+    options = options_of(rng, partitioned)
     subject = kind(options)
     play(rng, subject, options, ALIGNMENTS)
     return subject.places, subject.seen.digest()
 
 
-def write_answers() -> None:
-    """Write the answers of the nightly to the file."""
-    answers = [answers_of(NightlyAlone, seed) for seed in range(HISTORIES)]
+def write_answers(file: Path) -> None:
+    """Write the answers of the nightly to one of the files."""
+    answers = [answers_of(NightlyAlone, seed, file == ENDS_FILE) for seed in range(HISTORIES)]
     np.savez_compressed(
-        FILE,
+        file,
         version=NIGHTLY,
         places=np.concatenate([np.array(places, np.uint32) for places, _ in answers]),
         counts=np.array([len(places) for places, _ in answers], np.uint32),

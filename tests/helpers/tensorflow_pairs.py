@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 import bfc
-from bench.peers.tensorflow import NIGHTLY, RELEASE, TensorFlowBFC
+from bench.peers.tensorflow import NIGHTLY, RELEASE, EndPolicy, TensorFlowBFC
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 #: Whose rules each version of the original has.
@@ -21,29 +21,53 @@ UNSET = {
 }
 
 
+def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of our allocator, but for its device, from the options of the original's."""
+    rest = {name: options[name] for name in options if name not in DEVICE_OPTIONS}
+    rest.pop("timing_counter", None)
+    if not rest.pop("spatial_partitioning", False):
+        return rest
+    rest["enable_spatial_partitioning"] = True
+    initial = rest.pop("initial_region", 0)
+    for end in ("lower", "upper"):
+        rest[f"{end}_end_policy"] = end_policy_of(rest.pop(f"{end}_end", EndPolicy.EXACT_GAP))
+    return rest | ({"initial_region_bytes": initial} if rest["allow_growth"] else {})
+
+
+def end_policy_of(bits: EndPolicy) -> bfc.EndPolicy:
+    return bfc.EndPolicy(
+        "descending" if bits & EndPolicy.DESCENDING else "ascending",
+        "exact" if bits & EndPolicy.EXACT_HOLES else "retain_padding",
+        "exact" if bits & EndPolicy.EXACT_GAP else "retain_padding",
+    )
+
+
 class Pair:
     """Both allocators, told the same."""
 
     def __init__(self, version: str = RELEASE, **options: Any) -> None:
         ours = {name: options[name] for name in options if name in DEVICE_OPTIONS}
         self.device = bfc.SimulatedSubAllocator(ours.pop("capacity"), **ours)
-        rest = {
-            name: options[name]
-            for name in options
-            if name not in DEVICE_OPTIONS and name != "timing_counter"
-        }
+        rest = arguments_of(options)
         self.ours = bfc.BFCAllocator(self.device, strict=True, tensorflow=RULES[version], **rest)
         self.theirs = TensorFlowBFC(version=version, **options)
         self.version = version
         if options.get("timing_counter"):
             self.ours.set_timing_counter(bfc.SharedCounter())
 
-    def allocate(self, nbytes: int, freed_before: int = 0, alignment: int = 64) -> int:
+    def allocate(
+        self, nbytes: int, freed_before: int = 0, alignment: int = 64, upper: bool = False
+    ) -> int:
+        more: dict[str, Any] = {"allocation_end": "upper"} if upper else {}
         try:
-            address = self.ours.allocate_raw(nbytes, freed_before=freed_before, alignment=alignment)
+            address = self.ours.allocate_raw(
+                nbytes, freed_before=freed_before, alignment=alignment, **more
+            )
         except bfc.OutOfMemoryError:
             address = 0
-        assert address == self.theirs.allocate_raw(nbytes, freed_before, alignment=alignment)
+        assert address == self.theirs.allocate_raw(
+            nbytes, freed_before, alignment=alignment, upper=upper
+        )
         if address:
             for question in ("requested_size", "allocated_size", "allocation_id"):
                 assert getattr(self.ours, question)(address) == getattr(self.theirs, question)(
@@ -130,6 +154,18 @@ def random_options(rng: random.Random) -> dict[str, Any]:
     }
 
 
+def partitioned_options(rng: random.Random) -> dict[str, Any]:
+    """The same for memory with two ends, each with a policy of its own."""
+    options = random_options(rng) | {"timing_counter": False, "spatial_partitioning": True}
+    if options["allow_growth"]:
+        limit = options["memory_limit"] // 256
+        options["garbage_collection"] = False
+        options["initial_region"] = 256 * rng.choice([limit, limit // 2, rng.randrange(1, limit)])
+    for end in ("lower_end", "upper_end"):
+        options[end] = rng.choice([EndPolicy.EXACT_GAP, EndPolicy(rng.randrange(8))])
+    return options
+
+
 def is_a_hazard(options: dict[str, Any]) -> bool:
     """Where upstream hangs or corrupts itself (TensorFlow's behaviour, CC-39 and 2.7): nothing
     to compare."""
@@ -155,17 +191,20 @@ def random_size(rng: random.Random, limit: int) -> int:
 class Subject(Protocol):
     """What a history is played on."""
 
-    def allocate(self, nbytes: int, freed_before: int = 0, alignment: int = 64) -> int: ...
+    def allocate(
+        self, nbytes: int, freed_before: int = 0, alignment: int = 64, upper: bool = False
+    ) -> int: ...
     def deallocate(self, address: int) -> None: ...
     def fail_at(self, n: int) -> None: ...
     def set_safe_frontier(self, count: int) -> None: ...
     def compare(self) -> None: ...
 
 
-def options_of(rng: random.Random) -> dict[str, Any]:
-    options = random_options(rng)
+def options_of(rng: random.Random, partitioned: bool = False) -> dict[str, Any]:
+    make = partitioned_options if partitioned else random_options
+    options = make(rng)
     while is_a_hazard(options):
-        options = random_options(rng)
+        options = make(rng)
     return options
 
 
@@ -195,6 +234,7 @@ def play(
                 max(0, random_size(rng, limit)),
                 rng.randrange(0, frees + 2) if constrained else 0,
                 rng.choice([it for it in alignments if it <= limit]),
+                bool(options.get("spatial_partitioning")) and rng.random() < 0.5,
             )
             if address:
                 live.append(address)
@@ -203,10 +243,12 @@ def play(
     subject.compare()
 
 
-def play_on_both(seed: int, version: str, alignments: tuple[int, ...] = (64,)) -> None:
+def play_on_both(
+    seed: int, version: str, alignments: tuple[int, ...] = (64,), partitioned: bool = False
+) -> None:
     """One random history on the original and on ours."""
     rng = random.Random(seed)
-    options = options_of(rng)
+    options = options_of(rng, partitioned)
     print(f"repeat with BFC_SEED={seed}: {options}")
     pair = Pair(version, **options)
     play(rng, pair, options, alignments)

@@ -1,4 +1,5 @@
-"""The log of TensorFlow's compiled allocator gives back what ours holds after the same history."""
+"""The log of TensorFlow's compiled allocator gives back what ours holds after the same history;
+with BFC_TEST_NIGHTLY=1 that of the nightly's, too, from one end and from two."""
 
 from __future__ import annotations
 
@@ -13,26 +14,28 @@ import logged_history
 import pytest
 
 import bfc
-from bench.peers.tensorflow import build
+from bench.peers.tensorflow import NIGHTLY, RELEASE, build
 from bfc_tools.study.logs.log import read_log
 
 pytestmark = pytest.mark.peers
 
 HISTORIES = 200
+VERSIONS = [RELEASE, NIGHTLY] if os.environ.get("BFC_TEST_NIGHTLY") == "1" else [RELEASE]
 
 
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=VERSIONS)
+def logged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The logs of random histories, and what ours held."""
-    build()
+    build(version=request.param)
     folder = tmp_path_factory.mktemp("logged")
     root = Path(__file__).parents[2]
     environment = os.environ | {
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "helpers")]),
         "TF_CPP_VMODULE": "bfc_allocator=2",  # so that each refusal is dumped
         "TF_CPP_MIN_LOG_LEVEL": "0",
     }
     command = [sys.executable, logged_history.__file__, str(folder), "0", str(HISTORIES)]
+    command.append(request.param)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
@@ -61,11 +64,14 @@ def test_every_chunk_comes_back(logged: Path) -> None:
     assert refused > HISTORIES // 2
 
 
-def test_the_words_of_the_helper_are_the_originals(logged: Path) -> None:
-    """Other tests make logs of ours with these words: of 2.21 they are the original's."""
+def test_the_words_of_the_helper_are_the_originals(
+    logged: Path, request: pytest.FixtureRequest
+) -> None:
+    """Other tests make logs of ours with these words."""
+    form = "2.21" if request.node.callspec.params["logged"] == RELEASE else "XLA 2026"
     allocator = bfc.BFCAllocator(bfc.SimulatedSubAllocator("64 MiB"), memory_limit="64 MiB")
     allocator.allocate_raw(1000)
-    words = {line.split()[0] for line in dump_texts.dump("2.21", allocator.snapshot(), 1 << 30)
+    words = {line.split()[0] for line in dump_texts.dump(form, allocator.snapshot(), 1 << 30)
              if line and not set(line) <= set("*x_")}  # fmt: skip
     texts = [(logged / f"{seed}.log").read_text() for seed in range(20)]
     original = {

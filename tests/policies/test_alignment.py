@@ -1,5 +1,5 @@
-"""Alignments of more than all addresses have, under TensorFlow's policy: beside the slow model, in
-the case that is described, and what is refused.
+"""Alignments of more than all addresses have: under TensorFlow's policy beside the slow model, in
+the case that is described, under every policy, and what is refused.
 
 `BFC_SEED=n` repeats one history.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -119,8 +120,63 @@ def test_an_unknown_version_is_refused_in_words(version: object) -> None:
         pool(tensorflow=version)
 
 
-def test_a_policy_that_cannot_place_by_alignment_says_what_to_ask_for() -> None:
-    device = bfc.SimulatedSubAllocator("1 GiB")
-    for ours in (bfc.CachingAllocator(device), pool(virtual_memory=True)):
-        with pytest.raises(ValueError, match="bytes more, and round the address up"):
-            ours.allocate(100, alignment=4096)
+def pools() -> list[tuple[str, Any]]:
+    def device() -> bfc.SimulatedSubAllocator:
+        return bfc.SimulatedSubAllocator("1 GiB")
+
+    return [
+        ("BFC", pool(allow_growth=True)),
+        ("BFC in pages", bfc.BFCAllocator(device(), virtual_memory=True)),
+        ("caching", bfc.CachingAllocator(device())),
+        ("expandable", bfc.CachingAllocator(device(), settings="expandable_segments:True")),
+        ("split limit", bfc.CachingAllocator(device(), settings="max_split_size_mb:32")),
+        ("stitched", bfc.CachingAllocator(device(), stitch=True)),
+        ("pinned", bfc.PinnedAllocator(device())),
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, _ in pools()])
+def test_every_policy_honours_an_alignment(name: str) -> None:
+    """Addresses are multiples, nothing overlaps, and the books agree."""
+    ours = dict(pools())[name]
+    rng = random.Random(7)
+    live: dict[int, int] = {}
+    for _ in range(400):
+        if live and rng.random() < 0.45:
+            address = rng.choice(list(live))
+            del live[address]
+            ours.deallocate_raw(address)
+            continue
+        size = rng.choice([rng.randrange(1, 4 * KIB), rng.randrange(1, 6 * MIB)])
+        alignment = 1 << rng.randrange(6, 22)
+        address = ours.allocate_raw(size, alignment=alignment)
+        assert address % alignment == 0
+        assert all(address + size <= at or at + live[at] <= address for at in live)
+        live[address] = size
+        ours.check()
+    for address in live:
+        ours.deallocate_raw(address)
+    ours.check()
+    ours.close()
+
+
+def test_what_lies_before_an_aligned_block_is_used() -> None:
+    ours = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    ours.allocate_raw(512)
+    aligned = ours.allocate_raw(512, alignment=4096)
+    before = [ours.allocate_raw(512) for _ in range(7)]
+    assert aligned - BASE == 4096
+    assert [it - BASE for it in before] == list(range(512, 4096, 512))
+
+
+def test_strict_pytorch_has_no_alignment() -> None:
+    ours = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), strict=True)
+    assert ours.allocate_raw(100, alignment=512) % 512 == 0
+    with pytest.raises(ValueError, match="strict=False"):
+        ours.allocate_raw(100, alignment=4096)
+
+
+def test_a_tag_has_no_aligned_memory() -> None:
+    ours = bfc.BFCAllocator(bfc.SimulatedSubAllocator("1 GiB"), virtual_memory=True)
+    with ours.tag("weights"), pytest.raises(ValueError, match="outside of it"):
+        ours.allocate(100, alignment=1 << 16)

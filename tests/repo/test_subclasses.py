@@ -18,6 +18,7 @@ KEPT = {
     "bfc.buffers._buffer.Buffer",  # a view of a buffer
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",
+    "bfc_slow_models.tensorflow_model.Model",  # with one end; the other has two
     "bfc_slow_models.torch_device.Subject",  # the model, and in tests/helpers an allocator of ours
 }
 CLASS = re.compile(r"^\s*(?:cdef\s+)?class\s+(\w+)\s*(?:\(([^)]*)\))?", re.MULTILINE)
