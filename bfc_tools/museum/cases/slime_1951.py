@@ -31,7 +31,7 @@ CASE = Case(
     why="The limit was not used where batches of the training are made, so that one had 205,280 "
     "tokens. Each of the log-probabilities and the entropy copies the logits, in single precision.",
     cure="batches that keep to the limit",
-    upstream="Later versions balance the tokens of batches; the copies became one (slime#2152).",
+    upstream="Later versions balance the tokens of batches; slime#2152 was merged, too.",
     inferred=(
         "An H200 with 140 GiB, and two copies beside the one that is refused.",
         "The numbers of tokens are the thread's, which has them from the sizes.",

@@ -42,7 +42,7 @@ CASE = Case(
     "log-softmax and two gradients: once 2 and four times 4 bytes. What is above 18 are segments "
     "of whole 2 MiB whose last MiB is not split off.",
     cure="neither copy kept in a variable, which leaves 12 bytes",
-    upstream="Merged: chunks are planned with 24 bytes a logit (unsloth-zoo#947).",
+    upstream="Merged: the plan has a term for the logits and one for the head (unsloth-zoo#947).",
     inferred=(
         "Logits in half precision, from 1,024 numbers a token, which do not count.",
         "cuBLAS's workspace was there before.",

@@ -29,7 +29,7 @@ CASE = Case(
     why="A sort along the last axis needs room for both keys and indices, four and eight bytes a "
     "logit, in one block. The 1,024 requests that the warm-up makes up are the limit of vLLM 0.8.",
     cure="--max-num-seqs 256",
-    upstream="Closed: the limit and the sampler were changed in the next versions.",
+    upstream="The issue was closed.",
     inferred=("1,024 requests, and a vocabulary of 152,064 tokens.",),
     reproduce=reproduce,
     needs_torch=True,
