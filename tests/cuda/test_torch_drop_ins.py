@@ -10,6 +10,7 @@ BEGIN = """
 import gc, os, sys, threading, types, torch, bfc
 
 MIB = 1 << 20
+torch.set_num_threads(1)    # what has several waits for them, on a busy machine
 bfc.integrations.torch.install(
     lambda device: bfc.CachingAllocator(
         bfc.CUDASubAllocator(device), memory_limit="160 MiB", stitch=True

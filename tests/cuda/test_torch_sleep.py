@@ -11,6 +11,7 @@ BEGIN = """
 import os, sys, threading, torch, bfc
 
 MIB = 1 << 20
+torch.set_num_threads(1)    # what has several waits for them, on a busy machine
 bfc.integrations.torch.install(
     lambda device: bfc.CachingAllocator(
         bfc.CUDASubAllocator(device), memory_limit="160 MiB", stitch=True
@@ -195,28 +196,27 @@ def update():
 def trainer():
     "Engine and training each have nearly all of the memory, and one copies to the other."
     with pool.tag("engine"):
-        engine = [filled(2 * MIB, 0), torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")]
-    pool.sleep(keep={"engine": lambda nbytes: bytearray(nbytes)})
+        engine = filled(2 * MIB, 0)
+    with pool.tag("cache"):
+        cache = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+    pool.sleep(keep={"engine": lambda nbytes: bytearray(nbytes)}, drop="cache")
     with pool.tag("training"):
         master = filled(2 * MIB, 0)
     def take(turn):
         with pool.tag("training"):
             gradient = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
         put(master, turn + 1)
-        del gradient                        # it stays cached, where the engine is to wake
+        del gradient                        # it stays cached, and the cache has no room beside it
         pool.wake("engine")
-        assert holds(engine[0], turn % 256)
-        engine[0].copy_(master)
+        assert holds(engine, turn % 256)
+        engine.copy_(master)
         pool.sleep(keep={"training": "pinned"})
-        assert holds(engine[0], (turn + 1) % 256)
-        engine[1] = None                    # or it would be copied
-        pool.sleep(keep={"engine": "pinned"})
+        pool.wake("cache")
+        put(cache[: 2 * MIB], turn)
+        assert holds(cache[: 2 * MIB], turn % 256) and holds(engine, (turn + 1) % 256)
+        pool.sleep(keep={"engine": "pinned"}, drop="cache")
         pool.wake("training")
         assert holds(master, (turn + 1) % 256)
-        pool.wake("engine")
-        with pool.tag("engine"):
-            engine[1] = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
-        pool.sleep(keep={"engine": "host"})
     return take
 """
 TAKE_TURNS = """

@@ -251,6 +251,7 @@ class Program:
 
 def main(seed: int, steps: int) -> None:
     driver.reset(devices=1)
+    torch.set_num_threads(1)  # what has several waits for them, on a busy machine
     sys.unraisablehook = lambda unraisable: (
         None
     )  # what a callback of the driver's failing calls says
