@@ -3,12 +3,14 @@ event, in order, and the same bytes reserved. The recordings are of A100s and Py
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformer_lm as programs
+from fresh_commands import command
 
 import bfc
 
@@ -78,6 +80,35 @@ def test_every_event_is_as_recorded(name, program, sizes, argument, warm, tmp_pa
     # all 495 segments are as recorded, in their order; no event says whose it was.
     if name != "wedsonlin_medium_256_training":
         assert a.peak_bytes_reserved == b.peak_bytes_reserved
+
+
+SCRIPT = """
+import sys
+import transformer_lm as programs
+
+context = int(sys.argv[1].partition("=")[2])
+programs.training(
+    programs.medium(context), programs.WARM_ONES, "snapshot.pickle", context == 512
+)
+"""
+
+
+@pytest.mark.long
+def test_the_largest_that_fits_is_that_of_the_recordings(tmp_path, monkeypatch) -> None:
+    """Where PyTorch may take what a run took that was recorded, that run is the largest."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    reserved = {}
+    for context in (256, 512):  # after 128, more steps would take more, which was not recorded
+        trace = bfc.Trace.load(RECORDINGS / f"rec_wedsonlin_medium_{context}_training.npz")
+        allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 TiB"))
+        reserved[context] = trace.replay(allocator).peak_bytes_reserved
+    words = ("predict", "train.py", "--device", "a100", "--budget", str(reserved[512]), "--json")
+    code, out, err = command(*words, "--largest", "context=256,512")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["value"], found["form"]) == (512, "--context=N")
+    assert {one["value"]: one["reserved"] for one in found["tries"]} == reserved
 
 
 @pytest.mark.long
