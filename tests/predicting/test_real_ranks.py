@@ -1,4 +1,4 @@
-"""Every rank of a program, predicted and run: real processes of gloo compute the same on the CPU, and
+"""Every rank of a program, predicted and run: processes of gloo compute the same on the CPU, and
 have tensors of as many bytes, made and freed in the same order.
 
 What a GPU's kernels work in is no tensor, and left out. So is what lies on the host there, and
@@ -107,8 +107,8 @@ def real(script: Path, world: int) -> list[list[int]]:
 
 
 def without_copies_of_gloo(sizes: list[int], world: int) -> list[int]:
-    """Without the copy that gloo scatters from: `world` times what each process gets, freed at once.
-    NCCL makes none."""
+    """Without the copy that gloo scatters from, which NCCL does not make: `world` times what each
+    process gets, freed at once."""
     left = list(sizes)
     for at in range(len(left) - 3, -1, -1):
         whole = left[at] * world
