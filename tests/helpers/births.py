@@ -80,8 +80,8 @@ class Births(TorchDispatchMode):
             self.events.append(nbytes)
 
     def as_without_a_mode(self) -> list[int]:
-        """The events as where no mode looks on: PyTorch adds gradients in place there. Here a sum is
-        made, and both that it is made of are freed at once, unless one is held."""
+        """The events as where no mode looks on: PyTorch adds gradients in place there. Here a sum
+        is made, and both that it is made of are freed at once, unless one is held."""
         left = list(self.events)
         for at in reversed(self._sums):
             if left[at + 1 : at + 3] == [-left[at]] * 2:
