@@ -180,7 +180,9 @@ cdef class BFCAllocator(Allocator):
         As given.
     initial_region_bytes : int
         As given, in bytes; 0 without growth.
-    lower_end_policy, upper_end_policy : EndPolicy
+    lower_end_policy : EndPolicy
+        As given, or the default.
+    upper_end_policy : EndPolicy
         As given, or the default.
 
     Raises
