@@ -113,6 +113,7 @@ WITH_TORCH = {
     *(
         f"bfc_tools.predicting.{name}"
         for name in (
+            "changing",
             "cuda_module",
             "even_choices",
             "fake_torch",
