@@ -834,6 +834,20 @@ def test_one_of_four_processes_has_buckets_of_gradients(group: Callable[[], None
     assert "a process group of 4 that sends nothing" in assumed(run)
 
 
+def test_ddp_sends_parameters_in_two_buckets_at_a_time(group: Callable[[], None]) -> None:
+    """As beside processes of gloo, whose tensors were followed. A bucket ends beyond 250 MiB."""
+    with bfc.predict("a100") as run:
+        group()
+        layers = [nn.Linear(8192, 4096, bias=False) for _ in range(7)]  # of 128 MiB
+        nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda())
+    trace = run.trace
+    buckets = {
+        number for number, size in zip(trace.id, trace.size, strict=True) if size == 256 * MIB
+    }
+    ops = [op for op, number in zip(trace.op, trace.id, strict=True) if number in buckets]
+    assert ops == [0, 0, 1, 0, 1, 1]  # two are made, and one ends before the third is made
+
+
 def test_a_process_may_keep_its_gradients_for_a_while(group: Callable[[], None]) -> None:
     with bfc.predict("a100"):
         group()

@@ -11,6 +11,7 @@ buffers are not counted.
 from __future__ import annotations
 
 import _thread
+import collections
 import functools
 import os
 import sys
@@ -84,7 +85,7 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         # it would send which gradients come first: the buckets stay as they were made
         replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
         replace(comm, "scatter", _scattered)
-        replace(parallel, "_sync_module_states", lambda *args, **kwargs: None)
+        replace(distributed, "_broadcast_coalesced", _broadcast_coalesced)
         new_group = _of_no_backend(distributed.new_group)
         for module in (distributed, distributed.distributed_c10d):
             replace(module, "new_group", new_group)
@@ -315,6 +316,20 @@ def _returned(state: Any, bucket: Any) -> Any:
     future: Any = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
+
+
+def _broadcast_coalesced(group: Any, tensors: Any, buffer_size: int, src: int = 0) -> None:
+    """Buckets of parameters lie side by side while they are sent, two at a time; each process has
+    what it had. From comm.cpp, where the buckets are those of gradients."""
+    import torch.distributed as distributed
+
+    buckets, _ = distributed._compute_bucket_assignment_by_size(tensors, [buffer_size])
+    sent: collections.deque[Any] = collections.deque(maxlen=2)
+    for bucket in buckets:
+        if len(sent) == 2:
+            sent.popleft()
+        parts = [tensors[at].detach().contiguous().view(-1) for at in bucket]
+        sent.append(torch.cat(parts) if len(parts) > 1 else parts[0])
 
 
 def _scattered(tensor: Any, *args: Any, **kwargs: Any) -> tuple[Any]:
