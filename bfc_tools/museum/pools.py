@@ -7,6 +7,12 @@ from typing import Any
 import bfc
 
 
+def refuses(pool: bfc.BFCAllocator | bfc.CachingAllocator, nbytes: float | str) -> str:
+    """ "refused" if such a request runs out of memory, else "fits"; it is freed at once."""
+    made = pool.try_allocate(nbytes if isinstance(nbytes, str) else int(nbytes))
+    return "refused" if made is None else "fits"
+
+
 class TorchPool:
     """PyTorch's caching allocator on a simulated GPU, with the names of `torch.cuda`."""
 
@@ -19,13 +25,9 @@ class TorchPool:
         """As `torch.empty`: memory that is freed with the last reference to what is returned."""
         return self.pool.allocate(nbytes if isinstance(nbytes, str) else int(nbytes), stream)
 
-    def refuses(self, nbytes: float | str, stream: int = 0) -> str:
-        """ "refused" if such a request runs out of memory, else "fits"; it is freed at once."""
-        try:
-            self.empty(nbytes, stream)
-        except bfc.OutOfMemoryError:
-            return "refused"
-        return "fits"
+    def refuses(self, nbytes: float | str) -> str:
+        """As the function."""
+        return refuses(self.pool, nbytes)
 
     def empty_cache(self) -> None:
         self.pool.empty_cache()
@@ -67,12 +69,8 @@ class BFCPool:
         return self.pool.allocate(nbytes if isinstance(nbytes, str) else int(nbytes))
 
     def refuses(self, nbytes: float | str) -> str:
-        """ "refused" if such a request runs out of memory, else "fits"; it is freed at once."""
-        try:
-            self.allocate(nbytes)
-        except bfc.OutOfMemoryError:
-            return "refused"
-        return "fits"
+        """As the function."""
+        return refuses(self.pool, nbytes)
 
     @property
     def in_use(self) -> int:

@@ -2,6 +2,7 @@
 
 import bfc
 from bfc_tools.museum.case import Case, Trial
+from bfc_tools.museum.pools import refuses
 
 NUMBERS = 4096 * 60 * 128  # tokens, layers, heads
 COMPUTE = {"f16": 1174 << 20, "q8_0": 2_166_360_064}
@@ -16,11 +17,7 @@ def reproduce(trial: Trial) -> None:
         is_cured = kind == "f16"
         trial.published(f"keys, {kind}", each, keys[kind], cure=is_cured)
         trial.published(f"keys and values, {kind}", text, keys[kind] + values, cure=is_cured)
-        try:
-            pool.allocate(COMPUTE[kind])
-            answer = "fits"
-        except bfc.OutOfMemoryError:
-            answer = "refused"
+        answer = refuses(pool, COMPUTE[kind])
         expected = "fits" if is_cured else "refused"
         trial.published(f"what is computed in, {kind}", expected, answer, cure=is_cured)
 

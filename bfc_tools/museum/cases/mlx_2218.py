@@ -2,6 +2,7 @@
 
 import bfc
 from bfc_tools.museum.case import Case, Trial
+from bfc_tools.museum.pools import refuses
 
 IMAGES, PIXELS, CLASSES = 32, 320 * 480, 21
 KERNEL, STRIDE = 64, 32
@@ -14,11 +15,7 @@ def reproduce(trial: Trial) -> None:
     for taps in (KERNEL, KERNEL // STRIDE):
         is_cured = taps < KERNEL
         unfolded = IMAGES * PIXELS * taps * taps * CLASSES * 4
-        try:
-            pool.allocate(unfolded)
-            answer = "fits"
-        except bfc.OutOfMemoryError:
-            answer = "refused"
+        answer = refuses(pool, unfolded)
         if is_cured:
             trial.cured("only the taps that meet an input", "1.65 GB", unfolded)
             trial.cured("as a buffer", "fits", answer)

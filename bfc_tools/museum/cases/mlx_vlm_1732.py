@@ -13,9 +13,7 @@ def reproduce(trial: Trial) -> None:
     trial.published("asked for, 24,179 tokens", "25353916928", refused * VOCABULARY * 4)
     while refused - fitting > 1:
         tokens = (fitting + refused) // 2
-        try:
-            pool.allocate(tokens * VOCABULARY * 4)
-        except bfc.OutOfMemoryError:
+        if pool.try_allocate(tokens * VOCABULARY * 4) is None:
             refused = tokens
         else:
             fitting = tokens

@@ -2,6 +2,7 @@
 
 import bfc
 from bfc_tools.museum.case import Case, Trial
+from bfc_tools.museum.pools import refuses
 
 PAGES, LARGEST, HEADS = 22, 4_294_959_104, 32
 
@@ -11,11 +12,7 @@ def reproduce(trial: Trial) -> None:
     tokens = PAGES * round(840 / 32) * round(1176 / 32)
     for rows in (tokens, 2048):
         asked = HEADS * rows * tokens * 2
-        try:
-            pool.allocate(asked)
-            answer = "fits"
-        except bfc.OutOfMemoryError:
-            answer = "refused"
+        answer = refuses(pool, asked)
         if rows == tokens:
             trial.published("asked for", "28666553344", asked)
             trial.published("22 pages at once", "refused", answer)

@@ -2,6 +2,7 @@
 
 import bfc
 from bfc_tools.museum.case import Case, Trial
+from bfc_tools.museum.pools import refuses
 
 VOCABULARY, TOKENS, LARGEST = 202_048, 39_658, 25_055_051_776
 
@@ -10,11 +11,7 @@ def reproduce(trial: Trial) -> None:
     arc = bfc.SimulatedSubAllocator("24 GiB", max_bytes=LARGEST)
     pool = bfc.CachingAllocator(arc)
     for what, text, tokens in ("all tokens", "refused", TOKENS), ("the last token", "fits", 1):
-        try:
-            pool.allocate(tokens * VOCABULARY * 4)
-            answer = "fits"
-        except bfc.OutOfMemoryError:
-            answer = "refused"
+        answer = refuses(pool, tokens * VOCABULARY * 4)
         if tokens == 1:
             trial.published(f"logits of {what}", "808 KB", VOCABULARY * 4, cure=True)
             trial.cured(f"logits of {what}", text, answer)

@@ -2,6 +2,7 @@
 
 import bfc
 from bfc_tools.museum.case import Case, Trial
+from bfc_tools.museum.pools import refuses
 
 BATCH, HEADS, TOKENS = 8, 8, 1024
 
@@ -10,11 +11,7 @@ def reproduce(trial: Trial) -> None:
     pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("8 GiB", max_bytes="128 MiB"))
     for sequences in (BATCH, 1):
         scores = sequences * HEADS * TOKENS * TOKENS * 4
-        try:
-            pool.allocate(scores)
-            answer = "fits"
-        except bfc.OutOfMemoryError:
-            answer = "refused"
+        answer = refuses(pool, scores)
         if sequences == BATCH:
             trial.published("scores of 8 sequences", "256 MiB", scores)
             trial.published("8 sequences at once", "refused", answer)
