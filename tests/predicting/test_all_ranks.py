@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,17 +63,6 @@ assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])
 assert sys.argv[1:] == ["--lr", "3"], sys.argv
 torch.ones(1 << 20, device="cuda")
 """
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(text: str) -> str:
-        (tmp_path / "train.py").write_text(text)
-        return "train.py"
-
-    return write
 
 
 def ranks(*words: str, code: int = 0) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import prediction_programs as programs
@@ -262,10 +261,8 @@ for _ in range(3):
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    return "train.py"
+def script(script: Callable[[str], str]) -> str:
+    return script(SCRIPT)
 
 
 def test_what_if(script: str) -> None:

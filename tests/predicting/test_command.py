@@ -34,17 +34,6 @@ for _ in range(1_000_000):
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(text: str) -> str:
-        (tmp_path / "train.py").write_text(text)
-        return "train.py"
-
-    return write
-
-
 def test_a_training_is_stopped_and_told(script, capsys, tmp_path) -> None:
     words = ["predict", script(TRAIN), "--epochs", "3", "--device", "24GiB", "--save", "t.npz"]
     assert main([*words, "--", "--device", "cuda:0"]) == 0

@@ -41,14 +41,8 @@ VARIABLE = 'batch = int(os.environ["BATCH"])'
 
 
 @pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    def write(reads: str) -> str:
-        (tmp_path / "train.py").write_text(PROGRAM.replace("{}", reads))
-        return "train.py"
-
-    return write
+def script(script):
+    return lambda reads: script(PROGRAM.replace("{}", reads))
 
 
 def largest(name: str, *more: str, device: str = "64MiB", code: int = 0) -> dict[str, Any]:
