@@ -23,7 +23,7 @@ cdef class BFCAllocator(Allocator):
     cdef readonly uint64_t initial_region_bytes     # 0: the limit
     cdef readonly object lower_end_policy
     cdef readonly object upper_end_policy
-    cdef int set_up_ends(self, object rules, object initial_region_bytes) except -1
+    cdef int set_up_ends(self, object initial_region_bytes) except -1
     cdef int extend_by(self, Request* request, Placement* placed, uint64_t least, uint64_t wanted) except -1 nogil
     cdef int extend_at_ends(self, Request* request, Placement* placed) except -1 nogil
     cdef uint64_t lacking_anywhere(self, Request* request) noexcept nogil

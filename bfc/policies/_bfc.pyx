@@ -238,7 +238,7 @@ cdef class BFCAllocator(Allocator):
         if fragmentation_fraction > 0:
             self.slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
         if enable_spatial_partitioning:
-            self.set_up_ends(rules, initial_region_bytes)
+            self.set_up_ends(initial_region_bytes)
         elif not virtual_memory:
             self.pool.add_bin_set(self.slack_cap, True)
             self.pool.add_bin_set(UNLIMITED, False)     # never used: those of lanes come in pairs
@@ -250,7 +250,7 @@ cdef class BFCAllocator(Allocator):
         if plan is not None:
             self.use_plan(plan)
 
-    cdef int set_up_ends(self, object rules, object initial_region_bytes) except -1:
+    cdef int set_up_ends(self, object initial_region_bytes) except -1:
         cdef uint64_t[4] slack
         cdef cbool[2] descends
         for i, policy in enumerate((self.lower_end_policy, self.upper_end_policy)):
