@@ -23,9 +23,9 @@ from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
 from bfc_tools.predicting import text as texts
-from bfc_tools.predicting.asked import Asked, figures
+from bfc_tools.predicting.asked import Asked, figures, verdict_of
 from bfc_tools.predicting.changes import BY_NAME, named
-from bfc_tools.predicting.failures import allocated_nothing, failed, how_it_ended
+from bfc_tools.predicting.failures import failed
 from bfc_tools.predicting.stopping import STEPS, Limits
 from bfc_tools.predicting.summary import markdown
 
@@ -210,9 +210,8 @@ def _asked(arguments: argparse.Namespace) -> Asked:
 def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
     ran = asked.run(_Progress())
     found = ran.prediction
-    if not len(found.trace) and not found.refusals:
-        raise _failed(asked, ran) or allocated_nothing(asked.script)
-    verdict = found.verdict(budget=asked.budget, until=how_it_ended(ran))
+    error = _failed(asked, ran)
+    verdict = verdict_of(ran, asked.script, asked.budget, error)
     hint = asked.hint(ran, verdict)
     advice = None
     adapted = found.went_on or (found.ran_out and not found.refusals)
@@ -227,7 +226,6 @@ def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
         print("\n".join(markdown(found, verdict, advice)))
     else:
         print(_text(ran, verdict, hint, advice, TABLES[arguments.by or "module"]))
-    error = _failed(asked, ran)
     if error is not None and (verdict.fits is None or ran.signal):
         sys.stdout.flush()
         raise error

@@ -90,10 +90,13 @@ def _file_of(module: str) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
-def verdict_of(ran: Ran, script: str, budget: int | None = None) -> Verdict:
-    """The verdict of what ran. Raises RuntimeError or ValueError if it has not used the GPU."""
+def verdict_of(
+    ran: Ran, script: str, budget: int | None = None, error: BaseException | None = None
+) -> Verdict:
+    """The verdict of what ran. Raises `error`, else RuntimeError or ValueError, if that has not
+    used the GPU."""
     if not len(ran.prediction.trace) and not ran.prediction.refusals:
-        raise failed(script, ran) or allocated_nothing(script)
+        raise error or failed(script, ran) or allocated_nothing(script)
     return ran.prediction.verdict(budget=budget, until=how_it_ended(ran))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.devices import DEVICES
-from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ class Cheapest:
             f"{'device':{width}}  fits     for PyTorch         live     reserved  to spare",
         ]
         for row in self.rows:
-            answer = {True: "yes", False: "no", None: "failed"}[row.fits]
-            start = f"{row.device:{width}}  {answer:6}"
+            start = f"{row.device:{width}}  {ANSWERS[row.fits]:6}"
             if row.limit:
                 sizes = (row.limit, row.live, row.reserved)
                 start += "".join(f" {format_bytes(size):>12}" for size in sizes)

@@ -14,7 +14,7 @@ from bfc_tools.predicting.axes import values_of
 from bfc_tools.predicting.bounds import Bounds, Known
 from bfc_tools.predicting.script import follow
 from bfc_tools.predicting.stopping import Limits
-from bfc_tools.predicting.tries import Question, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Question, Tried, Tries
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
@@ -180,23 +180,28 @@ class Largest:
 
     def __str__(self) -> str:
         """What `bfc predict --largest` prints."""
-        lines = [self.answer]
-        if self.form:
-            lines.append(f"The script takes it as {self.form}.")
-        if self._bounds.beyond:
-            larger = ", ".join(str(self.values[at]) for at in self._bounds.beyond)
-            lines.append(f"It is not the size alone: {larger} fit, too.")
-        if self._bounds.gave_up:
-            lines.append(
-                "The search has ended, since the program failed too often. If it takes only some "
-                f"values, name them: {self.name}=8..512:8, or {self.name}=8,16,32"
-            )
-        lines += [*self.hints, "", *table(self)]
-        if self._failure is not None:
-            printed = self._failure.output or self._failure.error
-            lines += ["", "What it printed when it first failed:"]
-            lines += [f"  {line}" for line in printed.splitlines()]
-        return "\n".join(map(printable, lines))
+        return as_text(self, self.hints)
+
+
+def as_text(found: Largest, hints: Sequence[str]) -> str:
+    """All of it as text, with what else has to be said."""
+    lines = [found.answer]
+    if found.form:
+        lines.append(f"The script takes it as {found.form}.")
+    if found._bounds.beyond:
+        larger = ", ".join(str(found.values[at]) for at in found._bounds.beyond)
+        lines.append(f"It is not the size alone: {larger} fit, too.")
+    if found._bounds.gave_up:
+        lines.append(
+            "The search has ended, since the program failed too often. If it takes only some "
+            f"values, name them: {found.name}=8..512:8, or {found.name}=8,16,32"
+        )
+    lines += [*hints, "", *table(found)]
+    if found._failure is not None:
+        printed = found._failure.output or found._failure.error
+        lines += ["", "What it printed when it first failed:"]
+        lines += [f"  {line}" for line in printed.splitlines()]
+    return "\n".join(map(printable, lines))
 
 
 def wanted(found: Largest, width: int) -> list[int]:
@@ -232,8 +237,7 @@ def rows_of(title: str, rows: Sequence[tuple[Any, ...]], limit: int) -> list[str
     """A table of tries: of each its name, whether it fits, what is live and reserved, its error."""
     lines = [f"{title}  fits           live     reserved  of the device"]
     for name, fits, live, reserved, error in rows:
-        answer = {True: "yes", False: "no", None: "failed"}[fits]
-        start = f"{name}  {answer:6}"
+        start = f"{name}  {ANSWERS[fits]:6}"
         if reserved and limit:
             start += f" {format_bytes(live):>12} {format_bytes(reserved):>12}"
             start += f"{reserved / limit:>15.1%}"

@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.letters import Key
 from bfc_tools.predicting.text import joined
-from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
 from bfc_tools.predicting.world import ALL, Classes, World, in_words
 
 #: How often ranks run again that were told other letters than they had guessed.
@@ -108,9 +108,8 @@ class Ranks:
 
     def _signs(self) -> dict[int, Hashable]:
         """What tells ranks apart: ranks of which it is the same use memory alike."""
-        names = ("operators", "events", "requested_in_all", "peak_requested", "peak_reserved")
         return {
-            rank: (tried.error, *(tried.figures.get(name) for name in names))
+            rank: (tried.error, *tried.use, tried.figures.get("peak_reserved"))
             for rank, tried in self.found.items()
         }
 
@@ -265,8 +264,7 @@ class Ranks:
         lines = [f"{'rank':{width}}  fits           live     reserved  peak in"]
         for rank in names:
             tried = self.found[rank]
-            answer = {True: "yes", False: "no", None: "failed"}[tried.fits]
-            start = f"{names[rank]:{width}}  {answer:6}"
+            start = f"{names[rank]:{width}}  {ANSWERS[tried.fits]:6}"
             if tried.figures:
                 peak = tried.figures["peak"] or {}
                 sizes = f" {format_bytes(tried.live):>11}  {format_bytes(tried.needs):>11}"

@@ -10,7 +10,7 @@ from bfc.units import printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis, Form
 from bfc_tools.predicting.failures import FINDERS
-from bfc_tools.predicting.largest import Largest, learn, settle, table, wanted
+from bfc_tools.predicting.largest import Largest, as_text, learn, settle, table, wanted
 from bfc_tools.predicting.tries import Tried, Tries
 
 #: The most values of a second argument that are looked at.
@@ -93,7 +93,7 @@ class Search:
                 self.told({axis.name: axis.values[at]}, one)
             if all(one.was_rejected for one in tried):
                 rejected[str(form)] = tried[0]
-            elif len(tried) > 1 and len({_uses_of(one) for one in tried}) == 1:
+            elif len(tried) > 1 and len({one.use for one in tried}) == 1:
                 ignored.append(str(form))
             else:
                 return form, search
@@ -144,8 +144,7 @@ class Search:
 
     def __str__(self) -> str:
         if len(self.axes) == 1 and self.found:
-            self.found[0].hints = self.hints
-            return str(self.found[0])
+            return as_text(self.found[0], self.hints)
         name, other = self.axes[0].name, self.axes[-1].name
         lines = [self.answer]
         if self.forms:
@@ -165,12 +164,6 @@ def _some(values: Sequence[int]) -> list[int]:
     first, last = max(1, values[0]), values[-1]
     wanted = [first * (last / first) ** (n / (MOST_ROWS - 1)) for n in range(MOST_ROWS)]
     return sorted({min(values, key=lambda value: abs(value - one)) for one in wanted} | {last})
-
-
-def _uses_of(tried: Tried) -> tuple[Any, ...]:
-    """What is equal where memory is used alike."""
-    names = ("operators", "events", "requested_in_all", "peak_requested")
-    return tuple(tried.figures.get(name) for name in names)
 
 
 def _not_taken(script: str, axis: Axis, rejected: dict[str, Tried], ignored: list[str]) -> str:

@@ -26,6 +26,8 @@ from bfc_tools.predicting import guard, kernel, outside
 Key = TypeVar("Key")
 #: The lines of what a program printed that are told if it failed.
 LINES = 25
+#: What a table says of `Tried.fits`.
+ANSWERS = {True: "yes", False: "no", None: "failed"}
 #: Seconds between two signals to a try that is to end: the second ends it at once.
 APART = outside.ONE + 0.1
 
@@ -68,6 +70,12 @@ class Tried:
     def live(self) -> int:
         """The most that the program asked for and did not free, in bytes; 0 if it is not known."""
         return int(self.figures.get("peak_requested", 0))
+
+    @property
+    def use(self) -> tuple[Any, ...]:
+        """What is equal where memory is used alike."""
+        names = ("operators", "events", "requested_in_all", "peak_requested")
+        return tuple(self.figures.get(name) for name in names)
 
     @property
     def was_rejected(self) -> bool:

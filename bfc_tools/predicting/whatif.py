@@ -11,7 +11,7 @@ from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.changes import BY_NAME, WANTED
 from bfc_tools.predicting.largest import device_of
-from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
 
 #: A setting of the allocator that is tried beside the changes of the program.
 SETTING = "expandable_segments:True"
@@ -205,9 +205,9 @@ class WhatIf:
         width = max([len("(as it is)"), *(len(row.name) for row in self.rows)])
         lines = [f"{'with':{width}}  fits        reserved        saved  operators"]
         held = format_bytes(self.base.needs)
-        lines.append(f"{'(as it is)':{width}}  {_ANSWERS[self.base.fits]:6}   {held:>11}")
+        lines.append(f"{'(as it is)':{width}}  {ANSWERS[self.base.fits]:6}   {held:>11}")
         for row in self.rows:
-            answer = _ANSWERS[row.fits] if row.tried else "-"
+            answer = ANSWERS[row.fits] if row.tried else "-"
             start = f"{row.name:{width}}  {answer:6}"
             if row.reserved:
                 start += f"   {format_bytes(row.reserved):>11}  {_signed(row.saved):>11}"
@@ -221,9 +221,6 @@ class WhatIf:
                 note = "" if row.tried else "  # by arithmetic, and not tried"
                 lines.append(f"  {row.name}: {row.line}{where}{note}")
         return lines
-
-
-_ANSWERS = {True: "yes", False: "no", None: "failed"}
 
 
 def _signed(nbytes: int) -> str:

@@ -28,11 +28,16 @@ from bfc_tools.predicting.rules.interface import Call, answer, around
 from bfc_tools.predicting.rules.tensors import operator
 
 
+def unboxed(group: Any) -> Any:
+    """The process group of a script object, as operators are given it."""
+    return torch._C._distributed_c10d.ProcessGroup.unbox(group)
+
+
 @answer("c10d::broadcast_", "c10d::allreduce_", "c10d::reduce_", "c10d::allreduce_coalesced_")
 def kept(call: Call, run: Callable[[], Any]) -> Any:
     """What a process sends to others it has still, and a sum of one is itself."""
     name = operator(call)
-    group = torch._C._distributed_c10d.ProcessGroup.unbox(call.args[1])
+    group = unboxed(call.args[1])
     own = name == "broadcast_" and call.args[2] == group.rank()
     if not own and (group.size() > 1 or name == "broadcast_"):
         return run()
@@ -45,7 +50,7 @@ def kept(call: Call, run: Callable[[], Any]) -> Any:
 def copied(call: Call, run: Callable[[], Any]) -> Any:
     """What a process alone gets is what it has sent."""
     into, sent, script_object = call.args[:3]
-    if torch._C._distributed_c10d.ProcessGroup.unbox(script_object).size() > 1:
+    if unboxed(script_object).size() > 1:
         return run()
     recorder: Any = call.recording
     with recorder.known.unchanged():
@@ -321,9 +326,7 @@ def _returned(state: Any, bucket: Any) -> Any:
 def _broadcast_coalesced(group: Any, tensors: Any, buffer_size: int, src: int = 0) -> None:
     """Buckets of parameters lie side by side while they are sent, two at a time; each process has
     what it had. From comm.cpp, where the buckets are those of gradients."""
-    import torch.distributed as distributed
-
-    buckets, _ = distributed._compute_bucket_assignment_by_size(tensors, [buffer_size])
+    buckets, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, [buffer_size])
     sent: collections.deque[Any] = collections.deque(maxlen=2)
     for bucket in buckets:
         if len(sent) == 2:

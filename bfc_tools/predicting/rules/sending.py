@@ -18,6 +18,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting import letters
 from bfc_tools.predicting.arrivals import Arrivals
+from bfc_tools.predicting.rules.distributed import unboxed
 from bfc_tools.predicting.rules.interface import Call, answer, around
 
 #: Tensors of so many whole numbers say what is to be done; larger ones are data.
@@ -75,11 +76,7 @@ def _rank() -> int:
 
 def _global(group: Any, rank: int) -> int:
     """The rank among all processes of one of a group."""
-    return int(torch.distributed.get_global_rank(_unboxed(group), rank))
-
-
-def _unboxed(group: Any) -> Any:
-    return torch._C._distributed_c10d.ProcessGroup.unbox(group)
+    return int(torch.distributed.get_global_rank(unboxed(group), rank))
 
 
 @around
