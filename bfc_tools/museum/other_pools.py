@@ -78,6 +78,10 @@ class SplittingPool:
             else:
                 at += 1
 
+    def release(self) -> None:
+        """Gives regions back in which nothing is used."""
+        self.regions = [it for it in self.regions if any(not is_free for _, is_free in it)]
+
     def _best(self, size: int) -> tuple[list[list[int]], int] | None:
         fitting = [
             (block[0], number, at)
@@ -92,7 +96,7 @@ class SplittingPool:
 
     def _grow(self, size: int) -> None:
         if self.releases and self.total + size > self.limit:
-            self.regions = [it for it in self.regions if any(not is_free for _, is_free in it)]
+            self.release()
         grown = self.grows(self, size)
         if grown < size or self.total + grown > self.limit:
             raise OutOfMemoryError(f"{size} bytes do not fit: {self.total} of {self.limit} taken")

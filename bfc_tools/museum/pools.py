@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import bfc
@@ -20,6 +22,19 @@ class TorchPool:
         self.device = bfc.SimulatedSubAllocator(capacity)
         options = {"strict": not options.get("stitch")} | options  # exactly as PyTorch
         self.pool = bfc.CachingAllocator(self.device, settings=settings, **options)
+        self._graphs: list[bfc.GraphPool] = []
+
+    @contextmanager
+    def graph(self, stream: int) -> Iterator[None]:
+        """As `torch.cuda.graph`, with one pool for all graphs."""
+        with self.pool.capture(stream, pool=self._graphs[-1] if self._graphs else None) as graph:
+            self._graphs.append(graph)
+            yield
+
+    def drop_graphs(self) -> None:
+        """As the deletion of all of them."""
+        while self._graphs:
+            self._graphs.pop().release()
 
     def empty(self, nbytes: float | str, stream: int = 0) -> bfc.Buffer:
         """As `torch.empty`: memory that is freed with the last reference to what is returned."""
