@@ -7,6 +7,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     ordinal.py            the number of the GPU, as the program calls it
     letters.py            what processes send to one another
     devices.py            the usual GPUs
+    releases.py           in what releases of PyTorch differ
     changes.py            changes of a program that can be tried
     cudnn.py              cuDNN itself, asked what a convolution works in
     file_layer.py         files of a program, kept apart by functions of Python

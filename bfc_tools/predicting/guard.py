@@ -9,9 +9,7 @@ from typing import Any
 from bfc.errors import DeviceUnavailableError
 from bfc.pytorch import extension
 from bfc_tools.predicting import outside
-
-#: The versions of torch whose internals were looked at.
-OLDEST, NEWEST = (2, 9), (2, 15)
+from bfc_tools.predicting.releases import NEWEST, OLDEST
 
 EXTENSION = extension.Extension(
     source=Path(__file__).with_name("guard.cpp"),
@@ -20,17 +18,17 @@ EXTENSION = extension.Extension(
     what="the fake device for PyTorch",
     needed_by="bfc.predict needs",
     install="pip install torch",
-    oldest=OLDEST,
+    oldest=OLDEST.version,
 )
 
 
 def supported_torch() -> Any:
     """torch. Raises DeviceUnavailableError where there is none, or one that is not known."""
     torch = extension.supported_torch(EXTENSION)
-    if extension.torch_version(torch) > NEWEST:
+    if extension.torch_version(torch) > NEWEST.version:
         raise DeviceUnavailableError(
-            f"bfc.predict knows torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, and this "
-            f"is torch {torch.__version__}: install one of these, or a newer bfc"
+            f"bfc.predict knows torch {OLDEST.name} to {NEWEST.name}, and this is "
+            f"torch {torch.__version__}: install one of these, or a newer bfc"
         )
     return torch
 

@@ -48,6 +48,7 @@ from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
 from bfc_tools.predicting.outside import keep
 from bfc_tools.predicting.places import users_line
+from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.compressed import FLIPPED
 from bfc_tools.predicting.rules.interface import (
     AMENDMENTS,
@@ -270,8 +271,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         The GPU.
     memory : Memory
         Where it allocates.
-    version : tuple of int
-        The version of torch.
+    release : TorchRelease
+        The release of PyTorch whose rules hold.
 
     Attributes
     ----------
@@ -285,9 +286,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         How many operators have run.
     """
 
-    def __init__(self, gpu: GPU, memory: Memory, version: tuple[int, ...]) -> None:
+    def __init__(self, gpu: GPU, memory: Memory, release: TorchRelease) -> None:
         super().__init__()
-        self.gpu, self.memory, self.version = gpu, memory, version
+        self.gpu, self.memory, self.release = gpu, memory, release
         self.places = memory.places
         self.live: dict[int, Allocation] = {}
         self.assumptions: dict[tuple[str, str], list[Any]] = {}
@@ -443,7 +444,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         thread = threading.get_ident()
         known = self.known
         knows = (self.assume, known.get, known.most, known.choices)
-        place = (self.gpu, self.version, thread, stream)
+        place = (self.gpu, self.release, thread, stream)
         return Call(
             *(func, args, kwargs, None, *place, *knows, self),
             deterministic=torch.are_deterministic_algorithms_enabled(),

@@ -14,6 +14,7 @@ from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
 from bfc_tools.predicting.prediction import Prediction
+from bfc_tools.predicting.releases import release_of
 from bfc_tools.scratch import scratch
 
 STARTED_TOO_LATE = (
@@ -115,7 +116,7 @@ def predict(
     version = torch_version(torch)
     places = Places()
     memory = Memory(gpu.usable, settings, oom, places, gpu.memory, *nearest_rules(version))
-    recorder = Recorder(gpu, memory, version)
+    recorder = Recorder(gpu, memory, release_of(version))
     follower = hooks.Follower(recorder)
     places.get_stream = module.stream
     found = Prediction(gpu, memory, recorder)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bfc_tools.predicting import devices
+from bfc_tools.predicting.releases import release_of
 from bfc_tools.predicting.rules import interface
 
 SIZES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8}
@@ -77,7 +78,7 @@ def call(
         kwargs=kwargs,
         result=result,
         gpu=devices.find(gpu),
-        torch_version=torch,
+        release=release_of(torch),
         thread=thread,
         stream=stream,
         assume=lambda what, value: None,

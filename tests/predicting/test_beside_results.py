@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as functional
 
 import bfc
-from bfc_tools.predicting.rules import cub
+from bfc.pytorch.extension import torch_version
+from bfc_tools.predicting.releases import release_of
 
 #: CCCL 3 aligns twice what a scan and a selection describe.
-ALIGNED = 256 * (torch.__version__ >= cub.CCCL_3)
+ALIGNED = 256 * (release_of(torch_version(torch)).cccl >= 3)
 
 
 def sizes(run: Any) -> list[int]:

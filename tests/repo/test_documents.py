@@ -9,7 +9,7 @@ from pathlib import Path
 from documents import BLOCK, DOCUMENTS, ROOT
 from sources import PACKAGES, READ, assert_none
 
-from bfc_tools.predicting.guard import NEWEST, OLDEST
+from bfc_tools.predicting.releases import NEWEST, OLDEST
 
 
 def test_every_link_of_a_document_leads_somewhere():
@@ -120,4 +120,4 @@ def test_the_page_on_versions_has_the_pytorches_that_are_tried():
     )
     for target in ("test-predict", "test-torch"):
         assert f"`make {target}` with {usual}" in VERSIONS
-    assert "2.{} to 2.{}, for CPUs".format(*(minor for _, minor in (OLDEST, NEWEST))) in VERSIONS
+    assert f"{OLDEST.name} to {NEWEST.name}, for CPUs" in VERSIONS

@@ -25,11 +25,11 @@ from bfc_tools.predicting.rules.tensors import (
 
 
 def without_cudnn(call: Call, images: Any, weight: Any) -> bool:
-    """Whether cuDNN is switched off, or PyTorch 2.9 does not trust it: its cuDNN 9.10 is wrong for
-    volumes in 16 bits, unless a kernel sees one pixel (PyTorch's pull requests 163581, 166480)."""
+    """Whether cuDNN is switched off, or PyTorch does not trust it: cuDNN 9.10 is wrong for volumes
+    in 16 bits, unless a kernel sees one pixel."""
     if not call.cudnn:
         return True
-    if call.torch_version >= (2, 10) or type_name(images) not in ("float16", "bfloat16"):
+    if call.release.trusts_cudnn_with_volumes or type_name(images) not in ("float16", "bfloat16"):
         return False
     if suggests_channels_last(images) or suggests_channels_last(weight):
         return False

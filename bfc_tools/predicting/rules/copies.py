@@ -163,7 +163,7 @@ def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(count * INDEX, what="places in the source")
         if numel(call.args[1]) < count or not is_contiguous(call.args[1]):
             yield Workspace(count, what="mask in order")
-        yield from cub.for_a_moment(cub.scan(count, INDEX, call.torch_version), "scan")
+        yield from cub.for_a_moment(cub.scan(count, INDEX, call.release.cccl), "scan")
 
 
 @rule("aten::_to_copy", "aten::copy_")

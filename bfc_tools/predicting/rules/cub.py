@@ -26,8 +26,6 @@ ATOMIC_OFFSET = 4
 MOST_IN_A_PORTION = (1 << 28) - 1
 #: What CUB asks for where it needs nothing, so that a pointer is not null.
 NOTHING = 1
-#: The PyTorch whose wheels bring CUDA 13, and with it CCCL 3.
-CCCL_3 = (2, 11)
 #: A padding of one descriptor for each thread of a warp.
 PADDING = 32
 #: Threads and elements of 4 bytes of the sort of a single tile.
@@ -129,7 +127,7 @@ def tiles(count: int, threads: int, items: int, size: int) -> int:
     return div_up(count, threads * items)
 
 
-def _described(tiles: int, size: int, torch_version: tuple[int, ...]) -> int:
+def _described(tiles: int, size: int, cccl: int) -> int:
     """A descriptor for each tile, and a warp's of padding.
 
     A descriptor of values up to 8 bytes has the size of two of them; larger ones lie in arrays of
@@ -139,16 +137,16 @@ def _described(tiles: int, size: int, torch_version: tuple[int, ...]) -> int:
     if size > 8:
         return aliased(aliased(number * 4, number * size, number * size))
     together = number * max(2 * size, 4)
-    return aliased(aliased(together) if torch_version >= CCCL_3 else together)
+    return aliased(aliased(together) if cccl >= 3 else together)
 
 
-def scan(count: int, size: int, torch_version: tuple[int, ...]) -> int:
-    """The temporary storage of a scan of elements of `size` bytes.
+def scan(count: int, size: int, cccl: int) -> int:
+    """The temporary storage of a scan of elements of `size` bytes, by the release of CCCL.
 
-    >>> scan(81920, 8, (2, 11)), scan(81920, 8, (2, 10))
+    >>> scan(81920, 8, 3), scan(81920, 8, 2)
     (2559, 2303)
     """
-    return _described(tiles(count, 128, 15, size), size, torch_version)
+    return _described(tiles(count, 128, 15, size), size, cccl)
 
 
 #: The elements of a tile where marks are summed up, of the lengths of runs, and of Thrust's runs.
@@ -217,7 +215,7 @@ def _tuned(
 def unique_by_key(
     count: int,
     key: int,
-    torch_version: tuple[int, ...],
+    cccl: int,
     capability: tuple[int, int],
     offset: int = OFFSET,
 ) -> int:
@@ -228,13 +226,13 @@ def unique_by_key(
     else:
         found = _tuned(capability, (512, 14), (512, 14), (256, 11))
     threads, items = found or (64, max(1, 44 // key))
-    return _described(div_up(count, threads * items), offset, torch_version)
+    return _described(div_up(count, threads * items), offset, cccl)
 
 
-def select_flagged(count: int, torch_version: tuple[int, ...], capability: tuple[int, int]) -> int:
+def select_flagged(count: int, cccl: int, capability: tuple[int, int]) -> int:
     """The temporary storage of choosing those of `count` numbers of 8 bytes that are flagged."""
     threads, items = _tuned(capability, (320, 11), (384, 11), (384, 6)) or (128, 5)
-    return _described(div_up(count, threads * items), 4, torch_version)
+    return _described(div_up(count, threads * items), 4, cccl)
 
 
 #: Threads of a block that sums up, and the elements of each; up to one tile needs no second pass.

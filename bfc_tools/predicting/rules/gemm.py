@@ -1,7 +1,7 @@
 """Products of matrices: cuBLAS and cuBLASLt.
 
 From PyTorch's ATen/cuda/CublasHandlePool.cpp (the size, and one workspace for each handle and
-stream, kept; since 2.15 one for each call, unless TORCH_CUBLAS_WORKSPACE_CACHE is set) and
+stream, kept, or one for each call) and
 ATen/cuda/CUDABlas.cpp, ATen/native/cuda/Blas.cpp (when cuBLASLt is called), and
 ATen/native/cuda/cuBlasCommonArgs.h (which matrices are copied).
 """
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bfc.libraries import torch
+from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.interface import Call, Release, Workspace, kernel, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
 
@@ -23,19 +24,17 @@ LT_KIB = 1024
 
 
 def workspace_bytes(
-    capability: tuple[int, int], torch_version: tuple[int, ...], config: str | None = None
+    capability: tuple[int, int], release: TorchRelease, config: str | None = None
 ) -> int:
-    """The workspace of one cuBLAS handle on one stream, in bytes. Before PyTorch 2.12, only compute
-    capability 9 has the large one; 10 and 12 have it since then, and 11 since 2.15. `config` is the
-    text of CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
+    """The workspace of one cuBLAS handle on one stream, in bytes. `config` is the text of
+    CUBLAS_WORKSPACE_CONFIG, such as ":4096:8".
 
-    >>> workspace_bytes((8, 0), (2, 13)), workspace_bytes((9, 0), (2, 13), ":16:8")
+    >>> from bfc_tools.predicting.releases import NEWEST
+    >>> workspace_bytes((8, 0), NEWEST), workspace_bytes((9, 0), NEWEST, ":16:8")
     (8519680, 131072)
     """
-    large = [9] if torch_version < (2, 12) else [9, 10, 12]
-    if torch_version >= (2, 15):
-        large.append(11)
-    default = 32768 * KIB if capability[0] in large else (2 * 4096 + 8 * 16) * KIB
+    large = capability[0] in release.large_workspaces
+    default = 32768 * KIB if large else (2 * 4096 + 8 * 16) * KIB
     pairs = re.findall(r":([0-9]+):([0-9]+)", config or "")
     return sum(int(size) * int(count) for size, count in pairs) * KIB if pairs else default
 
@@ -45,34 +44,34 @@ def _is_set(variable: str, default: bool) -> bool:
     return {"1": True, "0": False}.get(os.environ.get(variable, ""), default)
 
 
-def cached(torch_version: tuple[int, ...]) -> bool:
-    """Whether workspaces are kept, as they are before PyTorch 2.15."""
-    return _is_set("TORCH_CUBLAS_WORKSPACE_CACHE", False) or torch_version < (2, 15)
+def cached(release: TorchRelease) -> bool:
+    """Whether workspaces are kept."""
+    return _is_set("TORCH_CUBLAS_WORKSPACE_CACHE", False) or release.keeps_workspaces
 
 
-def unified(torch_version: tuple[int, ...]) -> bool:
-    """Whether cuBLASLt uses cuBLAS's workspace, as it does by default from PyTorch 2.12 on."""
-    default = torch_version >= (2, 12)
-    return cached(torch_version) and _is_set("TORCH_CUBLASLT_UNIFIED_WORKSPACE", default)
+def unified(release: TorchRelease) -> bool:
+    """Whether cuBLASLt uses cuBLAS's workspace."""
+    default = release.unifies_workspaces
+    return cached(release) and _is_set("TORCH_CUBLASLT_UNIFIED_WORKSPACE", default)
 
 
 def _workspace(call: Call, size: int, library: str) -> Workspace:
     place = library.lower(), call.thread, call.stream
-    key = place if cached(call.torch_version) else None
+    key = place if cached(call.release) else None
     return Workspace(size, key, f"{library} workspace")
 
 
 def cublas(call: Call) -> Workspace:
     """The workspace of the handle of this thread and stream."""
     config = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
-    return _workspace(call, workspace_bytes(call.gpu.cc, call.torch_version, config), "cuBLAS")
+    return _workspace(call, workspace_bytes(call.gpu.cc, call.release, config), "cuBLAS")
 
 
 def _lt(call: Call) -> Iterator[Workspace | Release]:
     """The workspace of cuBLASLt, whose handle is one of cuBLAS: with that comes its workspace."""
-    if cached(call.torch_version):
+    if cached(call.release):
         yield cublas(call)
-    if not unified(call.torch_version):
+    if not unified(call.release):
         size = int(os.environ.get("CUBLASLT_WORKSPACE_SIZE", LT_KIB)) * KIB
         yield _workspace(call, size, "cuBLASLt")
 
@@ -161,12 +160,10 @@ def scaled_product(call: Call) -> Iterator[Workspace | Release]:
 
 @rule("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
 def addmm(call: Call) -> Iterator[Workspace | Release]:
-    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough. Up to 2.11
-    the result may have a single row, as an H100 shows. Newer sources exclude that, which no
-    recording has confirmed."""
+    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough."""
     bias, left, right = call.args[:3]
     row = len(bias.shape) == 1 and bias.shape[0] == right.shape[1] and is_contiguous(bias)
-    sizes = right.shape if call.torch_version < (2, 12) else (*left.shape, *right.shape)
+    sizes = right.shape if call.release.adds_bias_to_one_row else (*left.shape, *right.shape)
     large = all(size > 1 for size in sizes)
     yield from _matrices(call)
     plain = argument(call, "beta", 1) == 1 and argument(call, "alpha", 1) == 1

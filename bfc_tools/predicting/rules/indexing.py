@@ -375,9 +375,9 @@ MOST_THREADS, ENOUGH_BLOCKS, TIMES_AS_MANY_PARTS = 1024, 4, 4
 
 def _adds_at_once(call: Call, segments: int, parts: int) -> bool:
     """Whether the parts of segments are added to the result without a buffer for them, as few
-    segments of many rows are since PyTorch 2.11 (pull request 172454). Those of bags are not."""
+    segments of many rows are in newer releases. Those of bags are not."""
     if (
-        call.torch_version < (2, 11)
+        not call.release.adds_segments_at_once
         or call.deterministic
         or operator(call) != "embedding_dense_backward"
     ):
@@ -389,7 +389,7 @@ def _adds_at_once(call: Call, segments: int, parts: int) -> bool:
 
 def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Workspace | Release]:
     """Buffers for as many segments, and parts of them, as there can be."""
-    gradient, version = call.args[0], call.torch_version
+    gradient, cccl = call.args[0], call.release.cccl
     rows = 8 if type_name(gradient) == "float64" else 4
     segments = min(count, weights)
     parts = count // ROWS_OF_A_THREAD + segments
@@ -397,12 +397,12 @@ def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Works
     yield Workspace(8, what="number of segments")
     keys = Workspace(count * size, what="index of each segment")
     yield keys
-    unique = cub.unique_by_key(count, size, version, call.gpu.cc)
+    unique = cub.unique_by_key(count, size, cccl, call.gpu.cc)
     yield from cub.for_a_moment(unique, "first of each segment")
     yield Release(keys)
     yield Workspace(segments * size, what="parts of each segment")
     yield Workspace(segments * size, what="first part of each segment")
-    yield from cub.for_a_moment(cub.scan(segments, size, version), "scan")
+    yield from cub.for_a_moment(cub.scan(segments, size, cccl), "scan")
     yield Workspace(8, what="number of parts")
     yield Workspace(parts * size, what="parts of segments")
     if not _adds_at_once(call, segments, parts):

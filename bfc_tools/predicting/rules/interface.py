@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.releases import TorchRelease
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.even_choices import EvenChoices
@@ -72,7 +73,7 @@ class Call:
     kwargs: dict[str, Any]
     result: Any  # what it returned; None before it has run
     gpu: GPU
-    torch_version: tuple[int, ...]  # such as (2, 13)
+    release: TorchRelease  # of PyTorch
     thread: int  # each has its own handles of cuBLAS
     stream: int  # 0 for the default one
     #: Called with (what, value), it notes an assumption with the line of the program.

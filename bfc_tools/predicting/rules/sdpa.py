@@ -74,7 +74,7 @@ def biases(recorder: Any) -> Iterator[None]:
             gradient = torch.is_grad_enabled() and any(one.requires_grad for one in given[:3])
             call = Attention(*given, params.enable_gqa, gradient)
             only = choose(
-                call, recorder.gpu, recorder.version, lambda one: one == backend and _enabled(one)
+                call, recorder.gpu, recorder.release, lambda one: one == backend and _enabled(one)
             )
             return only == backend
 
@@ -118,8 +118,8 @@ def _enabled(backend: Backend) -> bool:
 
 
 def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any:
-    gpu, version = recorder.gpu, recorder.version
-    backend = choose(call, gpu, version, _enabled)
+    gpu, release = recorder.gpu, recorder.release
+    backend = choose(call, gpu, release, _enabled)
     if backend is None:
         raise RuntimeError("No available kernel. Aborting execution.")
     aten = torch.ops.aten

@@ -2,7 +2,7 @@
 that holds all scores, whatever the device.
 
 From PyTorch's ATen/native/transformers/cuda/sdp_utils.cpp (the order, and the conditions of each
-kernel) and sdp_utils_cpp.h. Which cuDNN a release brings is in the metadata of its wheels.
+kernel) and sdp_utils_cpp.h.
 """
 
 from __future__ import annotations
@@ -14,21 +14,11 @@ from enum import IntEnum
 from typing import Any
 
 from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.tensors import type_name
 
 HALVES = ("float16", "bfloat16")
 LARGEST_HEAD = 256
-#: The cuDNN of PyTorch's own wheels, and the first release that was compiled for CUDA 13.
-CUDNN = {
-    (2, 9): 91002,
-    (2, 10): 91002,
-    (2, 11): 91900,
-    (2, 12): 92000,
-    (2, 13): 92000,
-    (2, 14): 92400,
-    (2, 15): 92600,
-}
-CUDA_13 = (2, 11)
 
 
 class Backend(IntEnum):
@@ -64,19 +54,14 @@ class Attention:
         return type_name(self.query) in HALVES
 
 
-def cudnn_version(torch_version: tuple[int, ...]) -> int:
-    """The cuDNN that a release's wheel for CUDA brings: 91900 is 9.19."""
-    return CUDNN[torch_version[0], torch_version[1]]
-
-
-def order(gpu: GPU, torch_version: tuple[int, ...]) -> list[Backend]:
+def order(gpu: GPU, release: TorchRelease) -> list[Backend]:
     """The kernels in the order in which they are asked."""
     plain = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
     if os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") in ("1", "true", "TRUE"):
         return plain
-    minors = range(10) if torch_version >= CUDA_13 else (0, 3)
+    minors = range(10) if release.prefers_cudnn_on_all else (0, 3)
     preferred = gpu.cc[0] in (9, 10) and gpu.cc[1] in minors
-    if preferred and cudnn_version(torch_version) > 91500:
+    if preferred and release.cudnn > 91500:
         return [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
     return plain
 
@@ -107,7 +92,7 @@ def _heads(call: Attention, groups: bool) -> bool:
     return bool(query == key == value)
 
 
-def flash(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+def flash(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     """FlashAttention: 16 bits, no mask, heads of up to 256, and compute capability 8.0."""
     if call.mask is not None or not call.half or not ((8, 0) <= gpu.cc <= (12, 1)):
         return False
@@ -129,7 +114,7 @@ def alignment(gpu: GPU, half: bool) -> int:
     return 1
 
 
-def efficient(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+def efficient(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     """The memory-efficient kernel: 16 or 32 bits, with a mask or without."""
     names = ("float16", "float32", "bfloat16")[: 3 if gpu.cc[0] >= 8 else 2]
     if type_name(call.query) not in names or not ((5, 0) <= gpu.cc <= (12, 1)):
@@ -142,15 +127,15 @@ def efficient(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool
     return _dense(call, singleton=False, groups=False)
 
 
-def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
+def cudnn(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     """cuDNN's kernel: 16 bits, heads of up to 128, on newer releases 256, and no mask that learns,
     also where no gradient is asked for."""
-    version = cudnn_version(torch_version)
+    version = release.cudnn
     if call.mask is not None and call.mask.requires_grad:
         return False
     if not call.half or not ((8, 0) <= gpu.cc <= (12, 1)) or not _dense(call, singleton=True):
         return False
-    if call.dropout and (91100 < version < 91400 or _fine(call, torch_version)):
+    if call.dropout and (91100 < version < 91400 or _fine(call, release)):
         return False
     batch, heads, queries, head = call.query.shape
     keys, value_head = call.key.shape[2], call.value.shape[3]
@@ -158,15 +143,15 @@ def cudnn(call: Attention, gpu: GPU, torch_version: tuple[int, ...]) -> bool:
         return False
     if head % 8 or value_head % 8:
         return False
-    if torch_version < (2, 12) and version >= 91000 and gpu.cc == (9, 0):
+    if release.gives_cudnn_large_heads and version >= 91000 and gpu.cc == (9, 0):
         return bool(max(head, value_head) <= LARGEST_HEAD)
     return _cudnn_heads(call, (int(head), int(value_head)), gpu, version)
 
 
-def _fine(call: Attention, torch_version: tuple[int, ...]) -> bool:
+def _fine(call: Attention, release: TorchRelease) -> bool:
     """Whether a probability is finer than the sixteenths that later releases leave to cuDNN
-    (check_cudnn_dropout). 2.11 has taken cuDNN's kernel for 0.1 on an H200."""
-    return torch_version >= (2, 12) and bool(call.dropout * 16 % 1)
+    (check_cudnn_dropout)."""
+    return release.keeps_fine_dropout and bool(call.dropout * 16 % 1)
 
 
 def _cudnn_heads(call: Attention, heads: tuple[int, int], gpu: GPU, version: int) -> bool:
@@ -183,24 +168,24 @@ def _cudnn_heads(call: Attention, heads: tuple[int, int], gpu: GPU, version: int
     return True
 
 
-CONDITIONS: dict[Backend, Callable[[Attention, GPU, tuple[int, ...]], bool]] = {
+CONDITIONS: dict[Backend, Callable[[Attention, GPU, TorchRelease], bool]] = {
     Backend.FLASH: flash,
     Backend.EFFICIENT: efficient,
     Backend.CUDNN: cudnn,
-    Backend.MATH: lambda call, gpu, torch_version: True,
+    Backend.MATH: lambda call, gpu, release: True,
 }
 
 
 def choose(
     call: Attention,
     gpu: GPU,
-    torch_version: tuple[int, ...],
+    release: TorchRelease,
     enabled: Callable[[Backend], bool] = lambda backend: True,
 ) -> Backend | None:
     """The kernel that the GPU takes, by its compute capability and the release of PyTorch, with its
     own cuDNN; None if none is left. `enabled` says whether the program allows a kernel, as
     `torch.nn.attention.sdpa_kernel` does."""
-    for backend in order(gpu, torch_version):
-        if enabled(backend) and CONDITIONS[backend](call, gpu, torch_version):
+    for backend in order(gpu, release):
+        if enabled(backend) and CONDITIONS[backend](call, gpu, release):
             return backend
     return None

@@ -127,13 +127,10 @@ def _several_blocks(rows: int, count: int) -> bool:
 #: Threads of a block, the digits they count, registers of a multiprocessor and of a thread.
 TOPK_THREADS, DIGITS, REGISTERS, OF_A_THREAD = 256, 256, 65536, 40
 LEAST_ITEMS, MOST_ITEMS = 4, 64
-#: The PyTorch whose kernel keeps a sum for each digit, and needs no semaphores: as on an H100.
-#: Earlier ones are as their source says.
-SUMS_OF_DIGITS = (2, 11)
 
 
 def _by_several_blocks(call: Call, rows: int, count: int) -> Iterator[Workspace | Release]:
-    sums = call.torch_version >= SUMS_OF_DIGITS
+    sums = call.release.sums_digits
     resident = REGISTERS // (OF_A_THREAD * TOPK_THREADS)
     items = div_up(rows * count, call.gpu.sms * resident * TOPK_THREADS)
     items = max(LEAST_ITEMS, min(items, MOST_ITEMS))
@@ -171,7 +168,7 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
         if call.deterministic and sums:
             taken = cub.scan_in_order(numel(tensor), size, call.gpu.sms)
         else:
-            taken = cub.scan(numel(tensor), size, call.torch_version)
+            taken = cub.scan(numel(tensor), size, call.release.cccl)
         yield from cub.for_a_moment(taken, "scan")
 
 
@@ -251,7 +248,7 @@ def chosen(call: Call) -> Iterator[Workspace | Release]:
     """Then their places are written."""
     tensor = call.args[0]
     if tensor.shape:
-        size = cub.select_flagged(numel(tensor), call.torch_version, call.gpu.cc)
+        size = cub.select_flagged(numel(tensor), call.release.cccl, call.gpu.cc)
         yield from cub.for_a_moment(size, "places")
 
 

@@ -137,10 +137,10 @@ def coalesced(call: Call) -> Any:
     call.assume("a sparse tensor: indices that differ", left)
     sorted_ones = torch.empty(count, dtype=indices.dtype, device=indices.device)  # as one number
     held = [torch.empty_like(sorted_ones) for _ in range(2)]
-    capability, version = call.gpu.cc, call.torch_version
+    capability, cccl = call.gpu.cc, call.release.cccl
     for size in (  # Thrust's sort by a comparison, and the first of each run
         cub.merge_sort(count, INDEX, INDEX),
-        cub.aliased(cub.unique_by_key(count, INDEX, version, capability, COUNT), INDEX),
+        cub.aliased(cub.unique_by_key(count, INDEX, cccl, capability, COUNT), INDEX),
     ):
         storage = torch.empty(size, dtype=torch.uint8, device=indices.device)
         del storage

@@ -70,7 +70,7 @@ def unique(call: Call, run: Callable[[], Any]) -> Any:
         found = flat.new_empty(count)
         number = _indices(flat, 1, 1)
         counts = _indices(flat, count, 1)[0] if with_counts else None
-        chosen = cub.select_flagged(count, call.torch_version, call.gpu.cc)
+        chosen = cub.select_flagged(count, call.release.cccl, call.gpu.cc)
         _for_a_moment(flat, cub.run_lengths(count) if with_counts else chosen)
         del number, held
         nothing = flat.new_empty(0, dtype=torch.int64)
@@ -104,7 +104,7 @@ def _unique_rows(call: Call, sorts: bool) -> Any:
             counts = _indices(rows, count, 1)[0]
             del numbers
         else:
-            chosen = cub.select_flagged(count, call.torch_version, call.gpu.cc)
+            chosen = cub.select_flagged(count, call.release.cccl, call.gpu.cc)
             _for_a_moment(rows, cub.aliased(chosen, INDEX))
         del rows
         found = tensor.index_select(dim, indices)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from rule_calls import Shape, call, of
 
-from bfc_tools.predicting import devices, guard
+from bfc_tools.predicting import devices
+from bfc_tools.predicting.releases import RELEASES, release_of
 from bfc_tools.predicting.rules import attention
-from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose, cudnn_version
+from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
 
 FLASH, EFFICIENT, MATH, CUDNN = Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN
 
@@ -36,13 +37,13 @@ def asked(
 MASK = Shape((2, 8, 128, 128), "bfloat16")
 
 
-def test_the_cudnn_of_every_version_is_known() -> None:
-    """Versions that were not in the table were given the newest in silence."""
-    versions = [(2, minor) for minor in range(guard.OLDEST[1], guard.NEWEST[1] + 1)]
-    known = [cudnn_version(version) for version in versions]
-    assert known == sorted(known)
-    assert cudnn_version((2, 14, 1)) == 92400
-    assert cudnn_version((2, 15, 0)) == 92600
+def test_the_table_of_releases_has_no_gap() -> None:
+    """Versions that were not in it were given the newest in silence."""
+    minors = [one.version[1] for one in RELEASES]
+    assert minors == list(range(minors[0], minors[-1] + 1))
+    assert [one.cudnn for one in RELEASES] == sorted(one.cudnn for one in RELEASES)
+    assert release_of((2, 14, 1)).cudnn == 92400
+    assert release_of((2, 15, 0)).cudnn == 92600
 
 
 @pytest.mark.parametrize(
@@ -91,25 +92,27 @@ def test_the_cudnn_of_every_version_is_known() -> None:
 def test_the_gpu_chooses(
     gpu: str, torch: tuple[int, int], made: Attention, backend: Backend
 ) -> None:
-    assert choose(made, devices.find(gpu), torch) == backend
+    assert choose(made, devices.find(gpu), release_of(torch)) == backend
 
 
 def test_what_the_program_switched_off_is_not_taken() -> None:
     gpu = devices.find("a100")
-    assert choose(asked(), gpu, (2, 13), lambda one: one != FLASH) == EFFICIENT
-    assert choose(asked(), gpu, (2, 13), lambda one: one == MATH) == MATH
-    assert choose(asked(dtype="float64"), gpu, (2, 13), lambda one: one == FLASH) is None
+    assert choose(asked(), gpu, release_of((2, 13)), lambda one: one != FLASH) == EFFICIENT
+    assert choose(asked(), gpu, release_of((2, 13)), lambda one: one == MATH) == MATH
+    assert (
+        choose(asked(dtype="float64"), gpu, release_of((2, 13)), lambda one: one == FLASH) is None
+    )
 
 
 def test_the_environment_takes_cudnn_off_the_first_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
-    assert choose(asked(), devices.find("h100"), (2, 13)) == FLASH
+    assert choose(asked(), devices.find("h100"), release_of((2, 13))) == FLASH
 
 
 def test_heads_with_gaps_are_not_taken() -> None:
     gapped = Shape((2, 8, 128, 64), "bfloat16", (8 * 128 * 128, 128 * 128, 128, 2))
     made = Attention(gapped, gapped, gapped, None, 0.0, False, False, True)
-    assert choose(made, devices.find("a100"), (2, 13)) == MATH
+    assert choose(made, devices.find("a100"), release_of((2, 13))) == MATH
 
 
 FLASH_FORWARD = "_scaled_dot_product_flash_attention(query, key, value, dropout_p=0.0)"

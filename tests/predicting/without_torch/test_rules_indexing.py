@@ -33,7 +33,7 @@ def test_a_sort_of_keys_alone_needs_less() -> None:
 
 def test_a_scan_has_a_descriptor_for_each_tile() -> None:
     assert cub.tiles(1_000_000, 128, 15, 4) == div_up(1_000_000, 1920)
-    assert cub.scan(1_000_000, 4, (2, 10)) == cub.aliased((521 + 32) * 8)
+    assert cub.scan(1_000_000, 4, 2) == cub.aliased((521 + 32) * 8)
 
 
 H200 = devices.find("h200")
@@ -51,11 +51,10 @@ TAKEN = {
 
 @pytest.mark.parametrize("count", TAKEN)
 def test_temporary_storage_is_as_an_h200_took_it(count: int) -> None:
-    version = (2, 11)
     found = (
-        cub.scan(count, 4, version),
+        cub.scan(count, 4, 3),
         cub.total(count, 4, H200),
-        cub.select_flagged(count, version, H200.cc),
+        cub.select_flagged(count, 3, H200.cc),
     )
     assert found == TAKEN[count]
 
@@ -65,16 +64,16 @@ def test_temporary_storage_is_as_an_h200_took_it(count: int) -> None:
 )
 def test_segments_are_found_as_on_an_h200(count: int, first: int, offsets: int) -> None:
     """The gradient of an embedding of so many indices."""
-    assert cub.unique_by_key(count, 8, (2, 11), H200.cc) == first
-    assert cub.scan(count, 8, (2, 11)) == offsets
+    assert cub.unique_by_key(count, 8, 3, H200.cc) == first
+    assert cub.scan(count, 8, 3) == offsets
 
 
 def test_tiles_are_those_of_the_generation() -> None:
     """From the tables of CUB: a million keys by tiles of 320, 1792, 4480 and 3840."""
-    sizes = [cub.unique_by_key(1 << 20, 8, (2, 10), cc) for cc in ((8, 9), (8, 0), (9, 0), (10, 0))]
+    sizes = [cub.unique_by_key(1 << 20, 8, 2, cc) for cc in ((8, 9), (8, 0), (9, 0), (10, 0))]
     tiles = [div_up(1 << 20, size) for size in (320, 1792, 4480, 3840)]
     assert sizes == [cub.aliased((number + 32) * 16) for number in tiles]
-    assert cub.select_flagged(6400, (2, 10), (8, 6)) == cub.aliased((10 + 32) * 8)
+    assert cub.select_flagged(6400, 2, (8, 6)) == cub.aliased((10 + 32) * 8)
 
 
 PUT = "_index_put_impl_(self, indices, values, accumulate=False, unsafe=False)"
@@ -248,7 +247,7 @@ def test_the_gradient_of_an_embedding_sums_segments_of_many() -> None:
     # indices, and one for each segment
     segments, parts = 1000 * 8, 8192 // 10 + 1000
     large = [size for size in found[where:] if abs(size) >= segments]
-    assert cub.scan(8192, 8, (2, 13)) < segments
+    assert cub.scan(8192, 8, 3) < segments
     assert large == [n, n, -n, segments, segments, parts * 8, parts * 64 * 4]
 
 

@@ -1,0 +1,122 @@
+"""Releases of PyTorch, and in what they differ as far as rules ask: nothing else compares versions.
+
+What sets their allocators apart is in `bfc.pytorch.rules`. The cuDNN, and the CUDA that a release
+is compiled for, are those of PyTorch's own wheels, which the metadata of these names. Each other
+field was found in the sources of two releases, or seen on a GPU: the comment says where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class TorchRelease:
+    """A release of PyTorch, such as 2.13; its patches are alike."""
+
+    version: tuple[int, int]
+    cudnn: int  # 91900 is 9.19
+    cuda: int  # 13
+    #: CCCL's, which comes with CUDA, and has CUB.
+    cccl: int
+    #: The compute capabilities, 9 for 9.0, whose workspace of cuBLAS is large
+    #: (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize).
+    large_workspaces: tuple[int, ...]
+    #: Whether workspaces of cuBLAS are kept, unless TORCH_CUBLAS_WORKSPACE_CACHE says so (the
+    #: same file).
+    keeps_workspaces: bool
+    #: Whether cublasLt works in that of cuBLAS, unless TORCH_CUBLASLT_UNIFIED_WORKSPACE says
+    #: otherwise (ATen/cuda/CUDABlas.cpp).
+    unifies_workspaces: bool
+    #: Whether cublasLt adds a bias to a single row, too, as an H100 shows. Newer sources exclude
+    #: that, which no recording has confirmed (ATen/native/cuda/Blas.cpp).
+    adds_bias_to_one_row: bool
+    #: Whether volumes in 16 bits are left to cuDNN (pull requests 163581 and 166480).
+    trusts_cudnn_with_volumes: bool
+    #: Whether `topk` keeps a sum for each digit, and needs no semaphores: as on an H100
+    #: (ATen/native/cuda/TensorTopK.cu).
+    sums_digits: bool
+    #: Whether few segments of many rows are added to an embedding's gradient without a buffer for
+    #: them (pull request 172454).
+    adds_segments_at_once: bool
+    #: Whether cuDNN's attention is preferred on all of 9.x and 10.x, and not on 9.0, 9.3, 10.0 and
+    #: 10.3 alone (ATen/native/transformers/cuda/sdp_utils.cpp).
+    prefers_cudnn_on_all: bool
+    #: Whether dropout that is finer than a sixteenth is not left to cuDNN's attention (the same
+    #: file, check_cudnn_dropout). 2.11 has taken cuDNN's kernel for 0.1 on an H200.
+    keeps_fine_dropout: bool
+    #: Whether cuDNN's attention takes heads of 256 on a GPU of 9.0 whatever cuDNN there is (the
+    #: same file).
+    gives_cudnn_large_heads: bool
+    #: Whether collectives know fake tensors without being told (torch/distributed/_tools).
+    has_fake_collectives: bool
+
+    @property
+    def name(self) -> str:
+        """As PyTorch calls it: "2.13"."""
+        return "{}.{}".format(*self.version)
+
+
+_2_9 = TorchRelease(
+    version=(2, 9),
+    cudnn=91002,
+    cuda=12,
+    cccl=2,
+    large_workspaces=(9,),
+    keeps_workspaces=True,
+    unifies_workspaces=False,
+    adds_bias_to_one_row=True,
+    trusts_cudnn_with_volumes=False,
+    sums_digits=False,
+    adds_segments_at_once=False,
+    prefers_cudnn_on_all=False,
+    keeps_fine_dropout=False,
+    gives_cudnn_large_heads=True,
+    has_fake_collectives=False,
+)
+_2_10 = replace(_2_9, version=(2, 10), trusts_cudnn_with_volumes=True)
+_2_11 = replace(
+    _2_10,
+    version=(2, 11),
+    cudnn=91900,
+    cuda=13,
+    cccl=3,
+    sums_digits=True,
+    adds_segments_at_once=True,
+    prefers_cudnn_on_all=True,
+    has_fake_collectives=True,
+)
+_2_12 = replace(
+    _2_11,
+    version=(2, 12),
+    cudnn=92000,
+    large_workspaces=(9, 10, 12),
+    unifies_workspaces=True,
+    adds_bias_to_one_row=False,
+    keeps_fine_dropout=True,
+    gives_cudnn_large_heads=False,
+)
+_2_13 = replace(_2_12, version=(2, 13))
+_2_14 = replace(_2_13, version=(2, 14), cudnn=92400)
+_2_15 = replace(
+    _2_14,
+    version=(2, 15),
+    cudnn=92600,
+    large_workspaces=(9, 10, 12, 11),
+    keeps_workspaces=False,
+)
+
+#: The releases that are known, the oldest first.
+RELEASES = (_2_9, _2_10, _2_11, _2_12, _2_13, _2_14, _2_15)
+OLDEST, NEWEST = RELEASES[0], RELEASES[-1]
+
+
+def release_of(version: tuple[int, ...]) -> TorchRelease:
+    """The release of a version, such as (2, 14, 1). Of one that is newer than all, what is known of
+    the newest; of one that is older than all, what is known of the oldest.
+
+    >>> release_of((2, 14, 1)).cudnn, release_of((2, 99)).name
+    (92400, '2.15')
+    """
+    older = [one for one in RELEASES if one.version <= version[:2]]
+    return older[-1] if older else OLDEST
