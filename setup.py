@@ -82,6 +82,7 @@ OPTIMISATION = {
     "allocators._frees": CALLS,
     "allocators._reading": COLD,
     "allocators._recorder": COLD,
+    "backings.": HOT,
     "buffers.": HOT,
     "buffers._buffer": CALLS,
     "copying.": LOOPS,

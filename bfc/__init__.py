@@ -10,6 +10,7 @@ imports only from lines above it. In order:
     cuda.py, pytorch/, suballocators/             PyTorch's terms; where regions come from
     snapshots/, buffers/
     allocators/                                   an allocator and its parts, for both policies
+    backings/                                     what memory lies behind its chunks
     policies/, pinned/                            TensorFlow's and PyTorch's
     trace/, copying/, opencl.py
     plans/                                        places for the blocks of a run that repeats

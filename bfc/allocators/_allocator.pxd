@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc._core cimport NO_HOST_MEMORY, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
+from bfc._core cimport NO_HOST_MEMORY, BinSet, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
 from bfc.buffers._buffer cimport HOST_STREAM, Buffer, BufferOwner
 from bfc.allocators._lock cimport Lock, Shown
 from bfc.allocators._private_pools cimport PoolId, PoolUses, PrivatePools, is_private
@@ -106,17 +106,23 @@ cdef class Allocator(BufferOwner):
     cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
     cdef Stitching stitching            # the same, where pages are mapped one by one; else None
     cdef bint stitches                  # whether they are
+    cdef tuple backings                 # of Backing, in the order in which they are asked
     cdef Planned planned                # a plan and its steps; None: there was never one
     cdef object __weakref__
 
     # What a policy overrides: the request that it makes of so many bytes (`set_request`); where that may be placed,
-    # with the lock held (`place`, `find`); what to do if nothing fits (`place_after_miss`), and what else to try where
-    # upstream would refuse (`place_where_refused`). The last two take the lock themselves, and the GIL only to call a
-    # sub-allocator in Python.
+    # with the lock held (`place`, `find`); the rules of a lane (`set_rules`) and of a new region (`set_aside_for`,
+    # `add_region`); what to do if nothing fits (`place_after_miss`), and what else to try where upstream would refuse
+    # (`place_where_refused`). The last three take the lock themselves, and the GIL only to call a sub-allocator in
+    # Python.
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil
     cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil
     cdef ChunkHandle place(self, Request* request) noexcept nogil
     cdef ChunkHandle find(self, Request* request) noexcept nogil
+    cdef BinSet rules_for(self, Request* request, uint32_t bin_set) noexcept nogil
+    cdef void set_rules(self, uint32_t lane) noexcept nogil
+    cdef uint64_t set_aside_for(self, Request* request) noexcept nogil
+    cdef int add_region(self, Request* request, Placement* placed) except -1 nogil
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil
@@ -161,8 +167,12 @@ cdef class Allocator(BufferOwner):
     cdef int note_captured_streams(self) except -1
     cdef int end_scope(self, pool, str said) except -1
 
+    cdef cbool set_aside(self, Request* request, uint64_t nbytes, uint64_t limit) noexcept nogil
+    cdef void put_back(self, uint64_t nbytes) noexcept nogil
+
     cdef cbool asks_plan(self, Request* request) noexcept nogil
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
+    cdef cbool may_be_planned(self, Request* request) noexcept nogil
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
     cdef Planned planned_part(self)
     cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1

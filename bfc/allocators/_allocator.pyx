@@ -175,19 +175,19 @@ cdef void find_among_whole(Allocator allocator, Request* request, Placement* pla
     """Serves a request from a chunk that stays whole beside a plan, unless the user's own limit, `oversize`, keeps
     it whole. Needs the lock."""
     cdef uint32_t number = allocator.bin_set_of(request)
-    cdef BinSet* owner
-    cdef uint64_t whole, cuts_below
+    cdef BinSet rules
+    cdef uint64_t whole
     if number == NO_LANE:
         return
-    owner = &allocator.pool.bin_sets[number]
-    whole, cuts_below = owner.oversize, owner.cuts_below
-    owner.oversize = max(whole, oversize)
-    owner.cuts_below = max(cuts_below, oversize)
-    allocator.fill(allocator.find(request), request, placed)
-    owner = &allocator.pool.bin_sets[number]
-    owner.oversize, owner.cuts_below = whole, cuts_below
+    rules = allocator.rules_for(request, number)
+    whole = rules.oversize
+    rules.oversize = max(whole, oversize)
+    rules.cuts_below = max(rules.cuts_below, oversize)
+    allocator.fill(allocator.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream,
+                                              request.freed_before, request.alignment, request.indexed),
+                   request, placed)
     if placed.handle < NO_HOST_MEMORY and allocator.pool.usage != NULL:
-        if whole <= allocator.pool.chunks[placed.handle].size < max(whole, oversize):
+        if whole <= allocator.pool.chunks[placed.handle].size < rules.oversize:
             allocator.pool.usage.oversize_allocations.raise_by(1)
 
 
@@ -320,7 +320,26 @@ cdef class Allocator(BufferOwner):
         return NO_CHUNK
 
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
-        return NO_CHUNK
+        cdef uint32_t bin_set = self.bin_set_of(request)
+        if bin_set == NO_LANE:
+            return NO_HOST_MEMORY
+        return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
+                                          request.freed_before, request.alignment, request.indexed)
+
+    cdef BinSet rules_for(self, Request* request, uint32_t bin_set) noexcept nogil:
+        """The rules by which a request searches a set of bins. Needs the lock."""
+        return self.pool.bin_sets[bin_set]
+
+    cdef void set_rules(self, uint32_t lane) noexcept nogil:
+        """Writes down what the policy decides for a lane's sets of bins. Needs the lock."""
+        pass
+
+    cdef uint64_t set_aside_for(self, Request* request) noexcept nogil:
+        """Sets the bytes of a new region aside from the limit. 0: there is no room for them."""
+        return 0
+
+    cdef int add_region(self, Request* request, Placement* placed) except -1 nogil:
+        return 0
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         return 0
@@ -886,8 +905,7 @@ cdef class Allocator(BufferOwner):
             raise TypeError(f"a plan is a bfc.Plan or None, not {type(plan).__name__}")
         if self.strict:
             raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
-        if self.stitches:
-            gate = None     # a plan in pages needs hardly more than stitching does: it lends what is idle
+        gate = planned.gate_for(gate)
         if self.pool.timing != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         if self.pool.features & ENDS:
@@ -899,7 +917,8 @@ cdef class Allocator(BufferOwner):
 
     cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
         """Serves a plan from now on."""
-        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment, self.stitches)
+        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
+                              self.planned.is_in_pages())
         try:
             self.planned.use(plan, served, watch, declined, strict, resumed)
         finally:
@@ -1064,11 +1083,18 @@ cdef class Allocator(BufferOwner):
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil:
         """The place that the plan in use has for a request, or a guest's room. Asks once for each request: a plan
         counts what it is asked."""
-        if self.pool.plan == NULL or request.asked_plan:
+        if self.pool.plan == NULL or not self.may_be_planned(request):
             return NO_CHUNK
         request.asked_plan = True
         return self.pool.ask_plan(request.rounded, request.nbytes,
                                   request.stream if self.pool.usage == NULL else request.lane.stream, request.indexed)
+
+    cdef cbool may_be_planned(self, Request* request) noexcept nogil:
+        """Whether a plan may have a place for a request whose lane is known."""
+        if request.contiguous and (request.alignment or self.pool.plan.has_pages()):
+            return False
+        return not (request.asked_plan or is_private(&request.lane) or request.lane.thread or request.freed_before
+                    or self.is_in_capture(request))
 
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1:
         """Where nothing else fits: uses any gap of the plan, or cuts a large chunk that stays whole beside a plan, or
@@ -1088,7 +1114,7 @@ cdef class Allocator(BufferOwner):
                 if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
                     self.pool.plan.counts.side -= 1
                     self.pool.plan.counts.side_bytes -= request.rounded
-        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK and not self.stitches:
+        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK:
             find_among_whole(self, request, placed, oversize)
         self.lock.release()
         if placed.handle == NO_CHUNK and self.planned.give_back_idle():
@@ -1405,7 +1431,7 @@ cdef class Allocator(BufferOwner):
             self.planned.follow(self, request.stream, request.rounded, request.nbytes)
         if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
             self.planned.meet_length(request.stream, request.nbytes)
-        if self.pool.plan != NULL and self.stitches and self.asks_plan(request):
+        if self.pool.plan != NULL and self.asks_plan(request):
             self.planned.fill_place(request.stream if self.by_stream else self.home_stream, request.rounded,
                                     request.nbytes)
         self.acquire()
@@ -1915,6 +1941,24 @@ cdef class Allocator(BufferOwner):
         return 0
 
     # -- regions ------------------------------------------------------------------------------------------------------
+
+    cdef cbool set_aside(self, Request* request, uint64_t nbytes, uint64_t limit) noexcept nogil:
+        """Takes the bytes of a new region off what is left of a limit. If there are too few, notes whether that is only
+        for calls that are under way. Needs the lock: no other thread may find the limit free meanwhile."""
+        cdef uint64_t taken = self.source.taken()
+        cdef cbool fits = nbytes <= limit and taken <= limit - nbytes
+        request.blocked = not fits and nbytes <= limit and self.source.lasting() <= limit - nbytes
+        if fits:
+            self.source.set_aside += nbytes
+        else:
+            self.source.refused_bytes.set(0)
+        return fits
+
+    cdef void put_back(self, uint64_t nbytes) noexcept nogil:
+        """Gives the limit what was set aside, and is not asked for any more."""
+        self.acquire()
+        self.source.set_aside -= nbytes
+        self.lock.release()
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
         """Adds a block to the pool, and places the request under the same lock."""

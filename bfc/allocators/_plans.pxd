@@ -97,6 +97,8 @@ cdef class Planned:
     cdef void drop_gone(self) noexcept nogil
     cdef bint give_back_idle(self) except -1
     cdef int give_back_side(self) except -1
+    cdef bint is_in_pages(self) noexcept
+    cdef object gate_for(self, gate)
     cdef int enter(self, str kind) except -1
     cdef int follow(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
     cdef int64_t turn(self, uint64_t stream, uint64_t rounded, uint64_t requested) noexcept

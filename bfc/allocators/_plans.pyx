@@ -132,6 +132,13 @@ cdef class Planned:
         self.refused = {}
         return 0
 
+    cdef bint is_in_pages(self) noexcept:
+        return self.stitching is not None
+
+    cdef object gate_for(self, gate):
+        """What a plan must save. In pages it needs hardly more than stitching does: it lends what is idle."""
+        return None if self.is_in_pages() else gate
+
     # -- a plan comes into use, and goes ------------------------------------------------------------------------------
 
     cdef object changes(self):
@@ -359,7 +366,7 @@ cdef class Planned:
         try:
             plan = self.plan._stretched(kind, wanted)
             served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
-                                  self.stitching is not None)
+                                  self.is_in_pages())
         except PlanError:
             self.refused[kind] = wanted, 1 << 62
             return 0
@@ -551,7 +558,7 @@ cdef class Planned:
         cdef uint32_t index = NO_STREAM
         cdef cbool is_away = False
         acquire_lock(self.lock[0])
-        if self.server != NULL and not self.pool.plan_rests:
+        if self.server != NULL and self.server.has_pages() and not self.pool.plan_rests:
             index = self.index_of(stream)
             if index != NO_STREAM:
                 self.server.resume_head(index, rounded)

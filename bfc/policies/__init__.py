@@ -3,7 +3,6 @@
 tensorflow_rules.py    what sets the versions of TensorFlow's BFC apart
 ends.py                the words for requests from two ends of a BFCAllocator's memory
 _releasing.pyx         which regions PyTorch's policy gives back, and in what order
-_paged.pyx             what both policies do where memory is mapped page by page
 _bfc.pyx               TensorFlow's best fit with coalescing
 _caching.pyx           PyTorch's caching policy
 mem_pool.py            private pools of PyTorch's policy

@@ -38,6 +38,5 @@ cdef class BFCAllocator(Allocator):
     cdef uint64_t* next_size_of(self, Request* request) noexcept nogil
     cdef cbool hit_in_lane(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil
     cdef void tell_apart(self, Lane* lane, uint64_t stream) noexcept nogil
-    cdef void set_up_lane(self, uint32_t lane) noexcept nogil
+    cdef int add_like_pages(self, Request* request, Placement* placed) except -1 nogil
     cdef cbool takes_pages(self, Request* request) noexcept nogil
-    cdef int place_in_pages_after_miss(self, Request* request, Placement* placed) except -1 nogil

@@ -24,10 +24,9 @@ from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport (
     FROM_UPPER_END, Allocator, Placement, Request, is_apart, note_hit, set_plain_request,
 )
-from bfc.policies._paged cimport (
-    SMALLEST_PAGE, add_region_for, check_mapping_wanted, map_for, may_be_mapped, may_be_planned, page_size_for,
-    place_in_pages, set_up_pages, trim_for,
-)
+from bfc.backings._backing cimport find_in_backings, grow_backing, make_room
+from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, page_size_for, stitched_pages
+from bfc.backings._regions cimport regions_beside
 
 from bfc.policies.ends import AllocationEnd, EndPolicy, check_ends, end_from
 from bfc.policies.tensorflow_rules import rules_of
@@ -225,8 +224,10 @@ cdef class BFCAllocator(Allocator):
                    planned=plan is not None, grows=allow_growth, collects=garbage_collection,
                    initial=initial_region_bytes, policies=(lower_end_policy, upper_end_policy))
         self.set_up(sub_allocator, memory_limit, stream, strict)
+        self.backings = (regions_beside(IN_REGIONS if virtual_memory else 0),)
         if virtual_memory:
-            set_up_pages(self, page_size_for(self.limit, sub_allocator) if page_size is None else page_size, headroom)
+            page_size = page_size_for(self.limit, sub_allocator) if page_size is None else page_size
+            self.backings = (stitched_pages(self, page_size, headroom), *self.backings)
         self.honours_alignment = rules.honours_alignment
         self.rounds_down = rules.rounds_down
         self.tensorflow = rules.version
@@ -266,7 +267,7 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     def __repr__(self):
-        pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
+        pages = "" if self.mapped is None else self.mapped.in_words()
         return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}{pages}, on {self.sub_allocator!r}>"
 
     @property
@@ -402,72 +403,52 @@ cdef class BFCAllocator(Allocator):
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
         cdef cbool satisfied
-        cdef ChunkHandle handle = NO_CHUNK
         self.set_lane(&request.lane, request.stream)
         if request.captured[0] or request.captured[1]:
             self.private_pools.divert(&request.lane, request.stream, PoolId(request.captured[0], request.captured[1]))
             self.tell_apart(&request.lane, request.stream)
-        if self.stitches and request.tag:
+        if request.tag:
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
-        if self.takes_pages(request):
-            if may_be_planned(request):
-                handle = self.ask_plan(request)
-            return handle if handle != NO_CHUNK else place_in_pages(self, request)
         if self.pool.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
-        if (request.freed_before == 0 and request.alignment == 0 and not is_private(&request.lane)
-                and not self.is_in_capture(request)):
-            handle = self.ask_plan(request)
-        return handle if handle != NO_CHUNK else self.find(request)
+        return find_in_backings(self, request)
 
     cdef cbool takes_pages(self, Request* request) noexcept nogil:
         """Whether a request is for memory that is mapped, or lies in a region only because it cannot be mapped."""
         return self.stitches and may_be_mapped(&request.lane)
 
-    cdef inline ChunkHandle find(self, Request* request) noexcept nogil:
-        cdef uint32_t bin_set = self.bin_set_of(request)
-        if bin_set == NO_LANE:
-            return NO_HOST_MEMORY
-        return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
-                                          request.freed_before, request.alignment, request.indexed)
-
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
-        behaviour, 2.2)."""
+        behaviour, 2.2). Where pages are mapped, free ones make room for a region, and free regions for pages."""
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
-        if self.takes_pages(request):
-            return self.place_in_pages_after_miss(request, placed)
-        self.extend(request, placed)
+        grow_backing(self, request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
         if placed.handle != NO_CHUNK or not self.garbage_collection or self.is_in_capture(request):
             return 0
-        if self.stitches and not request.asking.fault and not request.asking.without_gil:
-            trim_for(self, request.rounded)
-            self.extend(request, placed)
+        if make_room(self, request, request.rounded):
+            grow_backing(self, request, placed)
         if placed.handle == NO_CHUNK and self.release_for(request):
-            self.extend(request, placed)
+            grow_backing(self, request, placed)
         return 0
 
-    cdef int place_in_pages_after_miss(self, Request* request, Placement* placed) except -1 nogil:
-        """Tries again after free regions were given back. A request that must take a region tries again after free
-        pages were given back, too."""
-        cdef uint64_t nbytes
-        if not request.contiguous and not request.asking.without_gil:
-            map_for(self, request, placed)
-            if placed.handle == NO_CHUNK and not self.is_in_capture(request) and self.release_for(request):
-                map_for(self, request, placed)
-            return 0
-        nbytes = round_up(request.rounded, self.stitching.page_size)
-        add_region_for(self, request, placed, nbytes)
-        if (placed.handle == NO_CHUNK and not request.asking.fault and not request.asking.without_gil
-                and not self.is_in_capture(request)):
-            self.release_for(request)
-            trim_for(self, nbytes)
-            add_region_for(self, request, placed, nbytes)
+    cdef int add_region(self, Request* request, Placement* placed) except -1 nogil:
+        """Adds a region as TensorFlow does, or for a request that must not lie in pages as large as those would be."""
+        if request.lane.thread & IN_REGIONS:
+            return self.add_like_pages(request, placed)
+        return self.extend(request, placed)
+
+    cdef int add_like_pages(self, Request* request, Placement* placed) except -1 nogil:
+        cdef Region block
+        cdef uint64_t nbytes = round_up(request.rounded, self.stitching.page_size)
+        self.acquire()
+        cdef cbool fits = self.set_aside(request, nbytes, self.limit)
+        self.lock.release()
+        if fits and self.source.ask(&request.asking, nbytes, &block, True):
+            self.take_region(request, placed, &block)
         return 0
 
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:
@@ -712,10 +693,10 @@ cdef class BFCAllocator(Allocator):
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:
                 return NO_LANE
-            self.set_up_lane(lane)
+            self.set_rules(lane)
         return lane + LARGE if not self.takes_pages(request) else lane + is_large(request.rounded)
 
-    cdef void set_up_lane(self, uint32_t lane) noexcept nogil:
+    cdef void set_rules(self, uint32_t lane) noexcept nogil:
         """A lane in pages keeps small chunks apart. A private pool has one set of bins, as the default pool has without
         pages."""
         cdef BinSet* opened

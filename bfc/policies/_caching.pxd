@@ -5,9 +5,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc._core cimport ChunkHandle, Lane, Region
+from bfc._core cimport BinSet, ChunkHandle, Lane, Region
 from bfc.allocators._private_pools cimport PoolId
-from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
+from bfc.allocators.mapping._expandable cimport ExpandableSegments
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.policies._releasing cimport Emptying
 
@@ -54,32 +54,25 @@ cdef class CachingAllocator(Allocator):
     cdef uint64_t oversize
     cdef uint64_t oversize_slack
 
+    cdef int set_up_memory(self, bint stitch, page_size) except -1
     cdef int apply(self, settings) except -1
     cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF
     cdef int set_allowed(self, uint64_t allowed) except -1
-    cdef void answer_lane(self, uint32_t lane) noexcept nogil
-    cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil
+    cdef void answer(self, BinSet* answers, cbool expands) noexcept nogil
+    cdef cbool answer_for_pages(self, BinSet* answers) noexcept nogil
     cdef void answer_all(self) noexcept nogil
     cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
 
     cdef int collect(self, Request* request) except -1 nogil
     cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil
-    cdef cbool takes_pages(self, Request* request) noexcept nogil
-    cdef cbool sleeps(self, Request* request) noexcept nogil
-    cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
-    cdef int grow_by_region(self, Request* request, Placement* placed, cbool retry) except -1 nogil
-    cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil
     cdef int release_oversize(self, Request* request) except -1 nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
     cdef uint64_t release_whole(self, int64_t mark, cbool with_default) except? 0xFFFFFFFFFFFFFFFF
     cdef int release_all(self, Request* request) except -1 nogil
-    cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil
-    cdef int open_ranges(self, Request* request, Growing* growing) except -1
-    cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1
     cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil
     cdef cbool may_release_default(self) noexcept nogil
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil

@@ -24,18 +24,19 @@ from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators.mapping._blocks cimport blocks_of
-from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing, check_mapping
+from bfc.allocators.mapping._expandable cimport ExpandableSegments, check_mapping
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
+from bfc.backings._backing cimport find_in_backings, grow_backing, make_room
+from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, stitched_pages
+from bfc.backings._ranges cimport ranges_of
+from bfc.backings._regions cimport regions_beside, sleeping_regions
 from bfc.policies._releasing cimport (
     Emptying, choose_enough, choose_oversize, collect_oldest, list_collectable, list_releasable, list_whole,
     take_out,
 )
-from bfc.policies._paged cimport (
-    SMALLEST_PAGE, check_mapping_wanted, map_for, may_be_mapped, may_be_planned, place_in_pages, set_up_pages, trim_for,
-)
 
-from bfc.errors import ClosedError, SettingsError, never_set_up, out_of_host_memory
+from bfc.errors import SettingsError, never_set_up, out_of_host_memory
 from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
@@ -296,9 +297,7 @@ cdef class CachingAllocator(Allocator):
         self.pool.sizes.granularity = self.source.alignment
         if sub_allocator.largest_block is not None:
             self.pool.sizes.largest_segment = sub_allocator.largest_block
-        if stitch:
-            set_up_pages(self, smallest_page(sub_allocator) if page_size is None else page_size, 0.0)
-            self.stitching.highest_limit = max(self.limit, sub_allocator.allocation_limit(), sub_allocator.total_bytes)
+        self.set_up_memory(stitch, page_size)
         self.segments.strict = strict
         self.segments.checks_range = self.rules.checks_range
         self.retry_seconds = retry_seconds
@@ -317,10 +316,21 @@ cdef class CachingAllocator(Allocator):
         if plan is not None:
             self.use_plan(plan)
 
+    cdef int set_up_memory(self, bint stitch, page_size) except -1:
+        """Says where requests find memory, and which of it grows."""
+        if stitch:
+            mapped = stitched_pages(self, smallest_page(self.sub_allocator) if page_size is None else page_size, 0.0)
+            self.stitching.highest_limit = max(self.limit, self.sub_allocator.allocation_limit(),
+                                               self.sub_allocator.total_bytes)
+            self.pool.features |= OPTIONS
+        else:
+            mapped = ranges_of(self.segments)
+        self.backings = (sleeping_regions(self.mapped), mapped, regions_beside(IN_REGIONS if stitch else 0))
+        return 0
+
     def __repr__(self):
         limit = "no limit" if self.allowed == UNLIMITED else f"limit {format_bytes(self.allowed)}"
-        pages = f", in pages of {format_bytes(self.stitching.page_size)}" if self.stitches else ""
-        return f"<bfc.CachingAllocator, {limit}{pages}, on {self.sub_allocator!r}>"
+        return f"<bfc.CachingAllocator, {limit}{self.mapped.in_words()}, on {self.sub_allocator!r}>"
 
     @property
     def torch(self):
@@ -499,27 +509,20 @@ cdef class CachingAllocator(Allocator):
     cdef object torch_now(self):
         return self.rules.version
 
-    cdef void answer_lane(self, uint32_t lane) noexcept nogil:
+    cdef void set_rules(self, uint32_t lane) noexcept nogil:
         """Calls `answer` for a lane's sets of bins, and for those of its ranges."""
         cdef uint32_t i
         for i in range(lane, lane + 2):
-            self.answer(i, self.expands)
+            self.answer(&self.pool.bin_sets[i], self.expands)
             if self.pool.bin_sets[i].ranges:
-                self.answer(self.pool.bin_sets[i].ranges, self.expands)
+                self.answer(&self.pool.bin_sets[self.pool.bin_sets[i].ranges], self.expands)
 
-    cdef void answer(self, uint32_t bin_set, cbool expands) noexcept nogil:
+    cdef void answer(self, BinSet* answers, cbool expands) noexcept nogil:
         """Writes down what the policy decides for a set of bins, as data for the pool."""
-        cdef BinSet* answers = &self.pool.bin_sets[bin_set]
         cdef PoolId pool = pool_of(&answers.lane)
         if answers.is_plan:
             return
-        if self.stitches and answers.lane.thread != IN_RANGES:
-            answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
-            answers.counts_pieces = not answers.is_range
-        if self.stitches and answers.is_range:
-            answers.split_remainder = MINIMUM_BLOCK
-            answers.oversize = answers.cuts_below = UNLIMITED
-            answers.ticks = 0
+        if self.stitches and self.answer_for_pages(answers):
             return
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
         answers.looks_in_ranges = expands and answers.ranges != 0
@@ -530,13 +533,23 @@ cdef class CachingAllocator(Allocator):
         answers.oversize_slack = self.oversize_slack
         answers.ticks = self.collects_above != UNLIMITED and answers.kind == LARGE and is_default(pool)
 
+    cdef cbool answer_for_pages(self, BinSet* answers) noexcept nogil:
+        """Writes down the rules of a set of bins whose chunks lie in pages. Returns whether they do."""
+        if answers.lane.thread != IN_RANGES:
+            answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
+            answers.counts_pieces = not answers.is_range
+        if answers.is_range:
+            answers.split_remainder = MINIMUM_BLOCK
+            answers.oversize = answers.cuts_below = UNLIMITED
+            answers.ticks = 0
+        return answers.is_range
+
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
-        cdef cbool limits = self.oversize != UNLIMITED or self.collects_above != UNLIMITED
-        if limits or self.expands or self.stitches:
+        if self.oversize != UNLIMITED or self.collects_above != UNLIMITED or self.expands:
             self.pool.features |= OPTIONS
         for i in range(<uint32_t>self.pool.bin_sets.size()):
-            self.answer(i, self.expands)
+            self.answer(&self.pool.bin_sets[i], self.expands)
 
     # -- what this policy overrides -----------------------------------------------------------------------------------
 
@@ -581,7 +594,7 @@ cdef class CachingAllocator(Allocator):
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:
                 return NO_LANE
-            self.answer_lane(lane)
+            self.set_rules(lane)
         return lane + is_large(request.rounded)
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
@@ -594,29 +607,25 @@ cdef class CachingAllocator(Allocator):
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
         elif self.tags.asleep_with(request.lane.pool) != 0:
             return NO_CHUNK
-        cdef ChunkHandle handle = NO_CHUNK
-        if self.stitches and may_be_mapped(&request.lane):
-            if may_be_planned(request) and not self.is_in_capture(request):
-                handle = self.ask_plan(request)
-            return handle if handle != NO_CHUNK else place_in_pages(self, request)
-        if (is_default(pool_of(&request.lane)) and request.lane.thread == 0 and not self.is_in_capture(request)
-                and request.alignment == 0):
-            handle = self.ask_plan(request)
-        return handle if handle != NO_CHUNK else self.find(request)
+        return find_in_backings(self, request)
 
-    @cython.final
     cdef ChunkHandle find(self, Request* request) noexcept nogil:
-        cdef uint32_t bin_set = self.bin_set_of(request)
-        cdef ChunkHandle handle
+        cdef uint32_t bin_set
+        cdef BinSet rules
+        if not request.contiguous:
+            return Allocator.find(self, request)
+        bin_set = self.bin_set_of(request)
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
-        if request.contiguous and self.expands:
-            self.answer(bin_set, False)     # not among what is mapped
-        handle = self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream, 0,
-                                            request.alignment, request.indexed)
-        if request.contiguous and self.expands:
-            self.answer(bin_set, True)
-        return handle
+        rules = self.rules_for(request, bin_set)
+        return self.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream, 0, request.alignment,
+                                     request.indexed)
+
+    cdef BinSet rules_for(self, Request* request, uint32_t bin_set) noexcept nogil:
+        cdef BinSet rules = self.pool.bin_sets[bin_set]
+        if request.contiguous:
+            self.answer(&rules, False)      # not among what is mapped
+        return rules
 
     cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
         """A new region serves the request that it was taken for, whatever else would fit by now (PyTorch's
@@ -647,7 +656,7 @@ cdef class CachingAllocator(Allocator):
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
             self.borrow(request, placed)
-        if placed.handle == NO_CHUNK and not self.takes_pages(request) and self.release_oversize(request):
+        if placed.handle == NO_CHUNK and self.release_oversize(request):
             self.grow(request, placed, False)
         if placed.handle == NO_CHUNK and not self.is_gated() and not self.is_in_capture(request):
             self.release_and_retry(request, placed)
@@ -669,96 +678,39 @@ cdef class CachingAllocator(Allocator):
             self.fill(self.place(request), request, placed)
         self.lock.release()
 
-    cdef cbool takes_pages(self, Request* request) noexcept nogil:
-        """Whether what a request lacks is mapped page by page."""
-        return (self.stitches and not request.contiguous and not request.asking.without_gil
-                and may_be_mapped(&request.lane))
-
     cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
-        """Adds a region, if the limit and the sub-allocator let it, and places the request there (PyTorch's
-        behaviour, 2.9)."""
+        """Has the backing of the request grow (PyTorch's behaviour, 2.9)."""
         cdef GrowingPool pool = GrowingPool(request.lane.pool[0], request.lane.pool[1])
-        cdef cbool noted
-        if self.takes_pages(request):
-            return self.grow_by_pages(request, placed, retry)
-        if not is_private(&request.lane):
-            return self.grow_by_region(request, placed, retry)
+        cdef cbool noted = True, private = is_private(&request.lane)
         self.acquire()
-        noted = self.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
+        self.recorder.num_alloc_retries += retry
+        if private:
+            noted = self.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
         self.lock.release()
         if not noted:
             placed.handle = NO_HOST_MEMORY
             return 0
         try:
-            return self.grow_by_region(request, placed, retry)
+            return grow_backing(self, request, placed)
         finally:
-            self.acquire()
-            self.source.end_growing(pool)
-            self.lock.release()
-
-    cdef int grow_by_region(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
-        cdef uint64_t size, taken, lasting
-        cdef Region block
-        cdef cbool fits, maps
-        if self.stitches and may_be_mapped(&request.lane):
-            request.lane.thread |= IN_REGIONS
-        self.acquire()
-        size = self.pool.sizes.segment_for(request.rounded)     # settings change under the lock
-        maps = self.expands and not request.asking.without_gil and not request.contiguous
-        self.recorder.num_alloc_retries += retry
-        taken = self.source.taken()
-        lasting = self.source.lasting()     # without other threads' calls under way
-        fits = size <= self.allowed and taken <= self.allowed - size
-        request.blocked = not fits and size <= self.allowed and lasting <= self.allowed - size
-        if fits:
-            self.source.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
-        else:
-            self.source.refused_bytes.set(0)
-        self.lock.release()
-        if not fits:
-            return 0
-        if self.rejects(request, size, taken):
-            return 0
-        if self.source.has_blocks and self.sleeps(request):
-            if not request.asking.without_gil:
-                return self.grow_in_block(request, placed, size)
-            self.acquire()
-            self.source.set_aside -= size
-            self.lock.release()
-            return 0
-        if maps:
-            return self.grow_in_ranges(request, placed, size)
-        if self.source.ask(&request.asking, size, &block, True):
-            self.take_region(request, placed, &block)
-        return 0
-
-    cdef cbool sleeps(self, Request* request) noexcept nogil:
-        """Whether a request is for a private pool that sleeps with a tag."""
-        self.acquire()
-        cdef cbool joined = not request.tag and self.tags.tag_of(request.lane.pool) != 0
-        self.lock.release()
-        return joined
-
-    cdef int grow_in_block(self, Request* request, Placement* placed, uint64_t size) except -1 with gil:
-        """Adds a region that can sleep to a private pool; its bytes are set aside from the limit."""
-        cdef Region block
-        cdef bint entered = False, asked = False
-        try:
-            entered = self.mapped.enter(0)
-            request.blocked = not entered
-            if entered:
-                self.tags.refuse_if_pool_sleeps(request.lane.pool)      # it cannot fall asleep from here on
-                asked = request.asking.in_block = True
-                if self.source.ask(&request.asking, size, &block, True):
-                    self.take_region(request, placed, &block)
-        finally:
-            request.asking.in_block = False
-            if not asked:       # who asks takes that off
+            if private:
                 self.acquire()
-                self.source.set_aside -= size
+                self.source.end_growing(pool)
                 self.lock.release()
-            if entered:
-                self.mapped.leave()
+
+    cdef uint64_t set_aside_for(self, Request* request) noexcept nogil:
+        self.acquire()
+        cdef uint64_t size = self.pool.sizes.segment_for(request.rounded)   # settings change under the lock
+        cdef uint64_t taken = self.source.taken()
+        cdef cbool fits = self.set_aside(request, size, self.allowed)
+        self.lock.release()
+        return size if fits and not self.rejects(request, size, taken) else 0
+
+    cdef int add_region(self, Request* request, Placement* placed) except -1 nogil:
+        cdef Region block
+        cdef uint64_t size = self.set_aside_for(request)
+        if size and self.source.ask(&request.asking, size, &block, True):
+            self.take_region(request, placed, &block)
         return 0
 
     cdef int join_tag(self, Request* request, PoolId pool) except -1:
@@ -795,78 +747,11 @@ cdef class CachingAllocator(Allocator):
         request.taken = taken
         return True
 
-    cdef int grow_by_pages(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
-        self.acquire()
-        self.recorder.num_alloc_retries += retry
-        self.lock.release()
-        return map_for(self, request, placed)
-
-    cdef int grow_in_ranges(self, Request* request, Placement* placed, uint64_t set_aside) except -1 with gil:
-        """Maps memory for a request; the bytes of its segment are set aside from the limit meanwhile (PyTorch's
-        behaviour, 11.5)."""
-        cdef uint64_t changes
-        cdef Growing growing
-        try:
-            if not self.segments.enter(set_aside):
-                request.blocked = True
-                return 0
-            changes = self.segments.changes
-            try:
-                if request.tag:
-                    self.tags.refuse_if_asleep(request.tag)
-                self.open_ranges(request, &growing)
-                while not self.place_in_ranges(request, placed, &growing):
-                    if not self.segments.map_more(&growing):
-                        self.source.refused_bytes.set(self.segments.slot_of(&growing))
-                        break
-            finally:
-                request.asking.changes += self.segments.changes - changes
-                self.segments.leave()
-        finally:
-            self.acquire()
-            self.source.set_aside -= set_aside
-            self.lock.release()
-        return 0
-
-    cdef int open_ranges(self, Request* request, Growing* growing) except -1:
-        """Fills in what is to grow, and opens a set of bins for it."""
-        cdef uint32_t bin_set
-        cdef bint known
-        growing.size = request.rounded
-        growing.start = NO_CHUNK
-        growing.has_reserved = False
-        self.acquire()
-        known = self.private_pools.know(pool_of(&request.lane))
-        bin_set = self.bin_set_of(request)
-        self.pool.kept_lane = bin_set & ~<uint32_t>1
-        growing.bin_set = self.pool.open_ranges(bin_set) if known and bin_set != NO_LANE else NO_LANE
-        if growing.bin_set != NO_LANE:
-            self.answer_lane(bin_set & ~<uint32_t>1)
-        self.lock.release()
-        if growing.bin_set == NO_LANE:
-            raise out_of_host_memory()
-        return 0
-
-    cdef bint place_in_ranges(self, Request* request, Placement* placed, Growing* growing) except -1:
-        """Serves the request if the chunk is large enough by now. Returns True if it was, and also if the host has no
-        memory."""
-        cdef ChunkHandle handle
-        self.acquire()
-        cdef bint closed = self.is_closed
-        handle = NO_CHUNK if closed else self.segments.ready(growing)
-        if handle != NO_CHUNK:
-            handle = self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
-            self.fill(handle, request, placed)
-        self.lock.release()
-        if closed:
-            self.segments.must_close = True
-            raise ClosedError("this allocator was closed while it asked for memory")
-        return handle != NO_CHUNK
-
     cdef void borrow(self, Request* request, Placement* placed) noexcept nogil:
         """Looks in the pools that lend to requests which would be refused (PyTorch's behaviour, 2.14)."""
         cdef PoolId pool
         cdef Lane lane
+        cdef BinSet rules
         cdef uint32_t found
         cdef ChunkHandle handle
         self.acquire()
@@ -878,11 +763,10 @@ cdef class CachingAllocator(Allocator):
                 found = self.pool.find_lane(&lane)
                 if found == NO_LANE or self.tags.tag_of(lane.pool) != 0:   # which sleeps, and the borrower would, too
                     continue
-                found += is_large(request.rounded)
-                self.answer(found, False)   # what lies in ranges is not lent
-                handle = self.pool.allocate_aligned(found, request.rounded, request.nbytes, request.stream, 0,
-                                                    request.alignment, request.indexed)
-                self.answer(found, self.expands)
+                rules = self.pool.bin_sets[found + is_large(request.rounded)]
+                self.answer(&rules, False)      # what lies in ranges is not lent
+                handle = self.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream, 0,
+                                               request.alignment, request.indexed)
                 if handle != NO_CHUNK:
                     self.fill(handle, request, placed)
                     break
@@ -914,12 +798,15 @@ cdef class CachingAllocator(Allocator):
         whether enough went back. What is free in a graph's pool is the graph's: upstream gives it back all the same."""
         cdef vector[Region] regions
         cdef cbool enough, limited
+        cdef uint32_t bin_set
         if not self.strict and (self.is_in_capture(request) or (request.lane.pool[0] and not request.tag)):
             return False
         self.acquire()
         limited = self.oversize != UNLIMITED
-        enough = limited and choose_oversize(self.pool, self.bin_set_of(request), request.rounded, self.oversize,
-                                             regions)
+        if limited:
+            bin_set = self.bin_set_of(request)
+            limited = bin_set != NO_LANE and self.pool.bin_sets[bin_set].oversize != UNLIMITED  # it is, in pages
+        enough = limited and choose_oversize(self.pool, bin_set, request.rounded, self.oversize, regions)
         self.source.forget(regions)
         self.lock.release()
         if limited:
@@ -972,8 +859,7 @@ cdef class CachingAllocator(Allocator):
         self.source.take_unreturned(regions)
         self.lock.release()
         self.release(request, regions)
-        if self.stitches and not request.asking.without_gil and not self.takes_pages(request):
-            trim_for(self, self.pool.sizes.segment_for(request.rounded))
+        make_room(self, request, self.pool.sizes.segment_for(request.rounded))
         return 0
 
     cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil:

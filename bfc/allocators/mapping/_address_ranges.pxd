@@ -192,6 +192,7 @@ cdef class AddressRanges:
     cdef uint64_t bytes_held(self) noexcept
     cdef uint64_t bytes_asleep(self) noexcept
     cdef dict stats(self)
+    cdef str in_words(self)
 
     cdef int reserve(self, AddressRange range) except -1
     cdef int take_in(self, AddressRange range) except -1

@@ -392,6 +392,10 @@ cdef class AddressRanges:
         """How much there is of everything, for `page_stats`."""
         return {}
 
+    cdef str in_words(self):
+        """What is said of it where the allocator is printed."""
+        return ""
+
     # -- reserving ----------------------------------------------------------------------------------------------------
 
     cdef int reserve(self, AddressRange range) except -1:

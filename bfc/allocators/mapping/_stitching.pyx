@@ -34,6 +34,7 @@ from bfc.allocators.mapping._address_ranges cimport (
 from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
+from bfc.units import format_bytes
 
 cdef extern from "page_bitmap.hpp":
     pass
@@ -1779,6 +1780,9 @@ cdef class Stitching(AddressRanges):
                 self.keep_addresses(touched.ptr, touched.nbytes)  # its addresses are left
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef str in_words(self):
+        return f", in pages of {format_bytes(self.page_size)}"
 
     cdef dict stats(self):
         """How much there is of everything, and what was called so far: for `page_stats`."""
