@@ -1,7 +1,9 @@
 """Budgets of memory in tests: a peak against a number, or against what a test stored before.
 
-A stored figure is an entry of `bfc_budgets.json`, beside the test: the peak, and what each function
-of the program held at it. Functions and not lines, since every edit above moves these.
+A stored figure is an entry of `bfc_budgets.json`, beside the test: the peak, which GPU and PyTorch
+it is of, and what each function of the program held at it. Functions and not lines, since every
+edit above moves these. It is written when the test has passed: one that fails, or is skipped
+halfway, leaves the file as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bfc.allocators._allocator import Allocator
 from bfc.trace import Trace
 from bfc.units import format_bytes, parse_bytes
+from bfc.version import __version__
 from bfc_tools.study.diff import held_by_line
 from bfc_tools.study.growth import NO_LINE, Growth, change, ordered, signed
 from bfc_tools.study.recorded_settings import shown
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 #: The file of stored figures, in the folder of the test.
 FILE = "bfc_budgets.json"
+#: The format of that file. One of another format is refused.
+FORMAT = 1
 #: The option of pytest that stores what it measures.
 WRITE = "--bfc-write-budgets"
 #: How many functions an error names.
@@ -58,12 +63,15 @@ class Measured:
         What was live at the peak, by the function that asked for it, as "model.py in forward".
     lines : dict of str to str
         The line of each function that held most.
+    of : dict of str to str
+        What a figure depends on, beside the program: the "gpu" and the "torch" of a prediction.
     """
 
     peak: int
     what: str
     held: dict[str, int]
     lines: dict[str, str]
+    of: dict[str, str]
 
 
 def measured(run: Prediction | Trace, root: Path) -> Measured:
@@ -76,11 +84,21 @@ def measured(run: Prediction | Trace, root: Path) -> Measured:
         function, line = _names(text, root)
         held[function] = held.get(function, 0) + nbytes
         most[function] = max(most.get(function, (0, "")), (nbytes, line))
-    peak, what = trace.peak_bytes_live(), "live"
+    peak, what, of = trace.peak_bytes_live(), "live", {}
     if not isinstance(run, Trace):
-        peak, what = run.peak_reserved, "reserved"
+        peak, what, of = run.peak_reserved, "reserved", _of(run)
     by_size = dict(sorted(held.items(), key=lambda item: (-item[1], item[0])))
-    return Measured(peak, what, by_size, {name: line for name, (_, line) in most.items()})
+    return Measured(peak, what, by_size, {name: line for name, (_, line) in most.items()}, of)
+
+
+def _of(run: Prediction) -> dict[str, str]:
+    """Other operators run on another GPU, and in another minor version of PyTorch."""
+    gpu = run.gpu
+    capability = ".".join(map(str, gpu.cc))
+    return {
+        "gpu": f"{gpu.name}, compute capability {capability}, {gpu.sms} multiprocessors",
+        "torch": ".".join(run.torch_version.split(".")[:2]),
+    }
 
 
 def _names(text: str, root: Path) -> tuple[str, str]:
@@ -123,9 +141,12 @@ class Budget:
         write: bool = False,
     ) -> None:
         self._test, self._folder, self._root = test, folder, root
-        self._limit, self._allow = limit, allow
+        self._limit = None if limit is None else parse_bytes(limit)
+        self._allow = parse_bytes(allow)
         self._write = write
         self._asked: set[str] = set()
+        self._found: dict[str, Measured] = {}  # that are to be stored
+        self._has_judged = False
 
     def __call__(
         self,
@@ -167,8 +188,8 @@ class Budget:
             If a test asks twice for a stored figure of one name.
         """
         __tracebackhide__ = True
-        limit = self._limit if limit is None else limit
-        allowed = parse_bytes(self._allow if allow is None else allow)
+        limit = self._limit if limit is None else parse_bytes(limit)
+        allowed = self._allow if allow is None else parse_bytes(allow)
         key = f"{self._test} {name}".rstrip()
         if limit is None and key in self._asked:
             raise ValueError(f"{key} has a figure already: give each of a test a name of its own")
@@ -178,7 +199,30 @@ class Budget:
         self._check(run, limit, allowed, key)
         return None
 
-    def _check(self, run: Prediction | Trace, limit: Size | None, allowed: int, key: str) -> None:
+    def passed(self) -> str:
+        """Stores what is to be stored of a test that has passed, and returns what is wrong with it.
+
+        Returns
+        -------
+        str
+            Empty, or why it must fail all the same: it has measured nothing, or its figures cannot
+            be stored.
+        """
+        if not self._has_judged:
+            return (
+                f"{self._test} asks for bfc_memory_budget, but measures nothing with it. Call "
+                "bfc_memory_budget(run), or put a block into `with bfc_memory_budget(pool):`"
+            )
+        if not self._found:
+            return ""
+        try:
+            with _locked(self._folder / FILE) as figures:
+                figures.update({key: _entry(found) for key, found in self._found.items()})
+        except (OSError, BudgetError) as error:
+            return f"the figures of {self._test} cannot be stored: {error}"
+        return ""
+
+    def _check(self, run: Prediction | Trace, limit: int | None, allowed: int, key: str) -> None:
         __tracebackhide__ = True
         if not (isinstance(run, Trace) or hasattr(run, "verdict")):
             raise TypeError(
@@ -186,22 +230,18 @@ class Budget:
                 f"{type(run).__name__}"
             )
         found = measured(run, self._root)
+        self._has_judged = True
         if limit is not None:
-            _under(found, run, parse_bytes(limit))
+            _under(found, run, limit)
         elif self._write:
-            self._store(key, found)
+            self._found[key] = found
         else:
             _compare(found, self._stored(key), allowed)
-
-    def _store(self, key: str, found: Measured) -> None:
-        entry = {found.what: found.peak, "held": dict(list(found.held.items())[:NAMED])}
-        with _locked(self._folder / FILE) as figures:
-            figures[key] = entry
 
     def _stored(self, key: str) -> dict[str, Any]:
         __tracebackhide__ = True
         file = self._folder / FILE
-        figures = _parsed(file, file.read_text()) if file.exists() else {}
+        figures = _parsed(file, file.read_text(errors="replace")) if file.exists() else {}
         if key not in figures:
             raise BudgetError(f"{file} has no figure of {key}: pytest {WRITE} stores it")
         found: dict[str, Any] = figures[key]
@@ -273,14 +313,22 @@ def _under(found: Measured, run: Prediction | Trace, limit: int) -> None:
 def _compare(found: Measured, stored: dict[str, Any], allowed: int) -> None:
     """Raises an error if a peak has grown since it was stored."""
     __tracebackhide__ = True
-    before = stored.get(found.what)
-    if before is None:
-        raise BudgetError(f"the stored figure is not of what is {found.what}: pytest {WRITE}")
+    before, held = stored.get(found.what), stored.get("held")
+    if not isinstance(before, int) or not isinstance(held, dict):
+        raise BudgetError(
+            f"the stored figure is not of what is {found.what}: pytest {WRITE} stores it anew"
+        )
+    if others := [name for name, value in found.of.items() if stored.get(name) != value]:
+        told = (f"{name} {stored.get(name, '(none)')}, not {found.of[name]}" for name in others)
+        raise BudgetError(
+            f"the stored figure is of another machine: {'; '.join(told)}. Such figures are not "
+            f"comparable: predict for the same GPU under the same PyTorch, or let pytest {WRITE} "
+            "store it anew"
+        )
     total = Growth("", before, found.peak)
     if total.bytes <= allowed:
         return
     more = f", more than the {format_bytes(allowed)} allowed" if allowed else ""
-    held: dict[str, int] = stored["held"]
     parts = [Growth(name, held.get(name, 0), nbytes) for name, nbytes in found.held.items()]
     grown = [part for part in ordered(parts) if part.bytes > 0][:NAMED]
     rows = [
@@ -290,15 +338,20 @@ def _compare(found: Measured, stored: dict[str, Any], allowed: int) -> None:
     named = ["At the peak, more is held by:", *rows]
     if not rows:
         named = ["No function holds more at the peak: the blocks lie otherwise."]
-    raise BudgetError(
-        "\n".join(
-            [
-                f"{found.what} at most: {change(total)}{more}",
-                *named,
-                f"If that is as it should be: pytest {WRITE}",
-            ]
+    if found.of and stored.get("bfc") != __version__:  # which knows more or less of operators
+        named.append(
+            f"It was stored by bfc {stored.get('bfc')}, and this is {__version__}, which may know "
+            "other things of operators."
         )
-    )
+    last = f"If that is as it should be: pytest {WRITE}"
+    raise BudgetError("\n".join([f"{found.what} at most: {change(total)}{more}", *named, last]))
+
+
+def _entry(found: Measured) -> dict[str, Any]:
+    """A figure as it is stored."""
+    by = {"bfc": __version__} if found.of else {}
+    held = dict(list(found.held.items())[:NAMED])
+    return {found.what: found.peak, **found.of, **by, "held": held}
 
 
 def _where(name: str, found: Measured) -> str:
@@ -311,10 +364,17 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
     """The figures in the text of a file."""
     __tracebackhide__ = True
     try:
-        figures = json.loads(text)
-    except json.JSONDecodeError as error:
-        figures = error
-    if not isinstance(figures, dict):
+        read = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        read = None
+    found = read if isinstance(read, dict) else {}
+    if found.get("format", FORMAT) != FORMAT:
+        raise BudgetError(
+            f"{file} has format {found['format']}, and this bfc knows {FORMAT}: take the bfc that "
+            f"has written it, or remove the file and run pytest {WRITE}"
+        )
+    figures = found.get("figures")
+    if not isinstance(figures, dict) or not all(isinstance(it, dict) for it in figures.values()):
         raise BudgetError(
             f"{file} holds no figures of budgets: restore it, or remove it and run pytest {WRITE}"
         )
@@ -324,11 +384,12 @@ def _parsed(file: Path, text: str) -> dict[str, Any]:
 @contextmanager
 def _locked(file: Path) -> Iterator[dict[str, Any]]:
     """The figures of a file, to be changed. Other processes, such as pytest-xdist's, wait."""
-    with open(file, "a+") as stream:
+    with open(file, "a+", errors="replace") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         stream.seek(0)
-        figures = _parsed(file, stream.read() or "{}")
+        text = stream.read()
+        figures = _parsed(file, text) if text else {}
         yield figures
-        text = json.dumps(dict(sorted(figures.items())), indent=1)
+        whole = {"format": FORMAT, "figures": dict(sorted(figures.items()))}
         stream.truncate(0)
-        stream.write(text + "\n")
+        stream.write(json.dumps(whole, indent=1) + "\n")

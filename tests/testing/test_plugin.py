@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -63,6 +64,58 @@ class TestStored:
             cache(pool, 2048)
 """
 
+#: Ways of a gate that never closes, and of tests that say nothing about memory.
+TRAPS = """
+import bfc, pytest
+
+@pytest.fixture
+def pool():
+    return bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+
+@pytest.mark.bfc_memory_budget("1 KiB")
+def test_without_the_fixture(pool):
+    pool.allocate(4096)
+
+def test_without_with(pool, bfc_memory_budget):
+    bfc_memory_budget(pool, "1 KiB")
+    pool.allocate(4096)
+
+@pytest.mark.bfc_memory_budget("22 gigs")
+def test_no_size(bfc_memory_budget):
+    pass
+
+@pytest.mark.bfc_memory_budget(limits="1 KiB")
+def test_no_such_option(bfc_memory_budget):
+    pass
+
+@pytest.mark.bfc_memory_budget("1 KiB")
+@pytest.mark.skip(reason="not today")
+def test_skipped_by_a_marker():
+    pass
+
+def test_skipped_halfway(pool, bfc_memory_budget):
+    with bfc_memory_budget(pool):
+        pool.allocate(1024)
+    pytest.skip("not on this machine")
+
+def test_fails_for_another_reason(pool, bfc_memory_budget):
+    with bfc_memory_budget(pool):
+        pool.allocate(1024)
+    assert 1 == 2
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_expected_to_fail(bfc_memory_budget):
+    assert 1 == 2
+"""
+
+MANY = """
+import bfc, pytest
+
+@pytest.mark.parametrize("number", range(8))
+def test_it(number, bfc_memory_budget):
+    bfc_memory_budget(bfc.Trace([0], [0], [number]))
+"""
+
 PLAIN = """
 import sys
 
@@ -112,6 +165,24 @@ def test_a_budget_is_the_markers_or_the_stored_one(tmp_path: Path) -> None:
     assert "study/budgets.py" not in said, "the traceback ends in the test"
     assert "1 failed, 2 passed" in run_pytest(tmp_path, BUDGETS, "--bfc-write-budgets")
     assert "1 failed, 2 passed" in run_pytest(tmp_path, BUDGETS)
+
+
+def test_a_test_that_measures_nothing_fails(tmp_path: Path) -> None:
+    """And one that is skipped, or fails for another reason, stores nothing."""
+    said = run_pytest(tmp_path, TRAPS, "--bfc-write-budgets")
+    assert "3 failed, 2 skipped, 1 xfailed, 2 errors" in said
+    assert "does not ask for the fixture of that name, so that nothing is measured" in said
+    assert "test_theirs.py::test_without_with asks for bfc_memory_budget, but measures" in said
+    assert "ValueError: '22 gigs' is not a size" in said
+    assert "TypeError: bfc_memory_budget takes limit and allow: (), {'limits': '1 KiB'}" in said
+    assert not (tmp_path / "bfc_budgets.json").exists()
+
+
+def test_workers_of_xdist_store_and_compare(tmp_path: Path) -> None:
+    assert "8 passed" in run_pytest(tmp_path, MANY, "-n", "2", "--bfc-write-budgets")
+    figures = json.loads((tmp_path / "bfc_budgets.json").read_text())["figures"]
+    assert sorted(figure["live"] for figure in figures.values()) == list(range(8))
+    assert "8 passed" in run_pytest(tmp_path, MANY, "-n", "2")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a libcuda.so.1")
