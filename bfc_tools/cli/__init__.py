@@ -2,7 +2,7 @@
 `HELP`, `EPILOG`, `add_options(parser)` and `run(arguments)`. In order:
 
     streams.py             what is printed, and where
-    endings.py             signals that end a command
+    endings.py             exit codes, and signals that end a command
     sizes.py               numbers, and sizes of devices
     policies.py            what names an allocator on the command line
     program.py             the program that a command runs
@@ -47,12 +47,9 @@ from bfc_tools.cli import (
     report,
     run,
 )
-from bfc_tools.cli.endings import Ended, ended_in_order
+from bfc_tools.cli.endings import Ended, Exit, ended_in_order
 from bfc_tools.cli.streams import escaped, standard_output, tell
 from bfc_tools.predicting import outside
-
-#: Exit codes: a script can tell "the run did not fit" from "the command was wrong".
-OK, DOES_NOT_FIT, WRONG, INTERRUPTED = 0, 1, 2, 130
 
 #: What a wrong call or file is told with. The text says what is wrong, and what to do.
 EXPECTED = (OSError, ValueError, RuntimeError, MemoryError, ImportError)
@@ -65,20 +62,21 @@ OURS = tuple(os.path.dirname(file) + os.sep for file in (bfc.__file__, os.path.d
 EPILOG = """\
 `bfc COMMAND --help` says what a command takes and prints.
 
-exit code: 0 all well, 1 an allocation was refused or a peak has grown, 2 a wrong call or file, 130
-interrupted.
+exit code: 0 all well, 1 an allocation was refused or a peak has grown, 2 a wrong call or file, 3
+over a budget, 130 interrupted.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 0 all well, 1 an allocation was refused or a
-    peak has grown, 2 a wrong call or file, 130 interrupted. Without a command it lists them."""
+    peak has grown, 2 a wrong call or file, 3 over a budget, 130 interrupted. Without a command it
+    lists them."""
     warnings.formatwarning = _in_a_line
     with contextlib.redirect_stdout(standard_output()):
         parsed = _parsed(sys.argv[1:] if arguments is None else arguments)
         if "run" not in parsed:
             parsed.parser.print_help()
-            return OK
+            return Exit.OK
         parsed.ends_process = arguments is None  # so the caller is the command itself
         code = _code_of(parsed)
     if outside.link is not None:  # the process outside a prediction ends with the same
@@ -93,13 +91,13 @@ def _code_of(parsed: argparse.Namespace) -> int:
     signals = contextlib.nullcontext() if parsed.run is predict.run else ended_in_order()
     try:
         with signals:
-            fits: bool = parsed.run(parsed)
+            answer: bool | Exit = parsed.run(parsed)
             sys.stdout.flush()
     except BrokenPipeError:  # the reader (head, a pager) has gone
-        return OK
+        return Exit.OK
     except KeyboardInterrupt:
         tell("bfc: interrupted")
-        return INTERRUPTED
+        return Exit.INTERRUPTED
     except Ended as end:
         tell(f"bfc: {end}")
         return end.code
@@ -107,8 +105,10 @@ def _code_of(parsed: argparse.Namespace) -> int:
         if "traceback" in parsed:
             tell(traceback.format_exc())
         tell(f"bfc: {_in_words(error)}")
-        return WRONG
-    return OK if fits else DOES_NOT_FIT
+        return Exit.WRONG
+    if isinstance(answer, Exit):
+        return answer
+    return Exit.OK if answer else Exit.DOES_NOT_FIT
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -1,4 +1,5 @@
-"""Signals that end a command: it leaves no folders, no half-written files and no processes."""
+"""What a command ends with: exit codes, and signals, after which it leaves no folders, no
+half-written files and no processes."""
 
 from __future__ import annotations
 
@@ -6,10 +7,21 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from enum import IntEnum
 from types import FrameType
 
 #: Those that a command answers as it answers Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Exit(IntEnum):
+    """Exit codes: a script can tell "it does not fit" from "the command was wrong"."""
+
+    OK = 0
+    DOES_NOT_FIT = 1
+    WRONG = 2
+    OVER_BUDGET = 3
+    INTERRUPTED = 130
 
 
 class Ended(BaseException):

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
 from bfc_tools.cli import launchers
-from bfc_tools.cli.endings import Ended
+from bfc_tools.cli.endings import Ended, Exit
 from bfc_tools.cli.program import add_program
 from bfc_tools.cli.searching import add_questions, asked_for, search
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
 from bfc_tools.predicting import text as texts
-from bfc_tools.predicting.asked import Asked, figures, verdict_of
+from bfc_tools.predicting.asked import Asked, figures, fits_gpu, verdict_of
 from bfc_tools.predicting.changes import BY_NAME, named
 from bfc_tools.predicting.failures import failed
 from bfc_tools.predicting.stopping import STEPS, Limits
@@ -82,11 +82,12 @@ the first line says what was refused all the same. A program that finds its batc
 out of memory needs --oom to find it.
 
 --budget is the most that PyTorch may take, where that is less than the GPU leaves to it: the answer
-and the exit code are for that then. The operators are those of the GPU. --markdown prints what a
-comment on a pull request has room for.
+is for that then. The operators are those of the GPU. --markdown prints what a comment on a pull
+request has room for.
 
 exit code: 0 it fits; 1 it does not, or a request was refused; 2 a wrong call, or the script failed
-or left no answer; 130 interrupted; 128 and a signal's number if that ended it.
+or left no answer; 3 it fits on the GPU, but not into --budget (of a single prediction); 130
+interrupted; 128 and a signal's number if that ended it.
 """
 #: Seconds between two lines that tell how far it is.
 EVERY = 10.0
@@ -161,9 +162,10 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
     add_questions(parser, default)
 
 
-def run(arguments: argparse.Namespace) -> bool:
-    """Runs the script, and prints what it needs. Returns whether that fits. The command does so in
-    a process of its own, and this one stays outside. A search does so many times."""
+def run(arguments: argparse.Namespace) -> bool | Exit:
+    """Runs the script, and prints what it needs. Returns whether that fits, or that only a budget
+    is too small. The command does so in a process of its own, and this one stays outside. A search
+    does so many times."""
     asked = _asked(arguments)
     if asked_for(arguments):
         return search(arguments, asked)
@@ -207,7 +209,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
     )
 
 
-def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
+def _run(arguments: argparse.Namespace, asked: Asked) -> bool | Exit:
     ran = asked.run(_Progress())
     found = ran.prediction
     error = _failed(asked, ran)
@@ -221,7 +223,8 @@ def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
     if arguments.save is not None:
         _save(found, arguments.save)
     if arguments.json:
-        print(json.dumps(figures(ran, verdict, hint, advice), indent=1, default=str))
+        found_all = figures(ran, verdict, hint, advice, asked.budget)
+        print(json.dumps(found_all, indent=1, default=str))
     elif arguments.markdown:
         print("\n".join(markdown(found, verdict, advice)))
     else:
@@ -231,7 +234,8 @@ def _run(arguments: argparse.Namespace, asked: Asked) -> bool:
         raise error
     if error is not None and not _ran_out(ran):
         print(f"bfc: {error}", file=sys.stderr)
-    return bool(verdict.fits)
+    over = verdict.fits is False and fits_gpu(ran, verdict, asked.budget)
+    return Exit.OVER_BUDGET if over else bool(verdict.fits)
 
 
 def _limits(arguments: argparse.Namespace) -> Limits:

@@ -68,7 +68,7 @@ class Asked:
         """
         ran = self.run()
         verdict = verdict_of(ran, self.script, self.budget)
-        return figures(ran, verdict, self.hint(ran, verdict), None)
+        return figures(ran, verdict, self.hint(ran, verdict), None, self.budget)
 
     def hint(self, ran: Ran, verdict: Verdict) -> str:
         """What is said to a program that may adapt to the memory."""
@@ -100,10 +100,21 @@ def verdict_of(
     return ran.prediction.verdict(budget=budget, until=how_it_ended(ran))
 
 
-def figures(ran: Ran, verdict: Verdict, hint: str, advice: Advice | None) -> dict[str, Any]:
+def fits_gpu(ran: Ran, verdict: Verdict, budget: int | None) -> bool | None:
+    """Whether it fits on the GPU, whatever the budget. The verdict is that for the budget."""
+    if budget is None or verdict.fits:
+        return verdict.fits
+    return ran.prediction.verdict(until=how_it_ended(ran)).fits
+
+
+def figures(
+    ran: Ran, verdict: Verdict, hint: str, advice: Advice | None, budget: int | None = None
+) -> dict[str, Any]:
     """All that is known of a program that ran, for JSON."""
     error = None if ran.error is None else f"{type(ran.error).__name__}: {ran.error}"
     return ran.prediction._figures(verdict) | {
+        "budget": budget,
+        "fits_gpu": fits_gpu(ran, verdict, budget),
         "hint": hint,
         "steps": ran.steps,
         "forwards": ran.stopping.forwards,

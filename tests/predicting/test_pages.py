@@ -64,7 +64,12 @@ def test_the_gate_with_a_budget(repository: Path) -> None:
     ran = run_sh(BUDGET)
     assert ran.returncode == 0, ran.stderr
     assert "with a budget of 60.00 GiB" in ran.stdout.splitlines()[0]
-    assert run_sh(BUDGET.replace("60GiB", "60MiB")).returncode == 1
+    assert run_sh(BUDGET.replace("60GiB", "60MiB")).returncode == 3
+    assert run_sh(BUDGET.replace("a100", "60MiB")).returncode == 1, "nor does the GPU suffice"
+    ran = run_sh(BUDGET.replace("60GiB", "60MiB --json"))
+    found = json.loads(ran.stdout)
+    assert (ran.returncode, found["fits"], found["fits_gpu"]) == (3, False, True)
+    assert found["budget"] == found["limit"] == 60 << 20
 
 
 def test_the_tests_with_budgets(tmp_path: Path) -> None:
