@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bfc_tools.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
 from bfc_tools.predicting.even_choices import NAMES as CHOICES
 from bfc_tools.predicting.real_values import COPIES, RealValues
+from bfc_tools.predicting.rules.operators import file, numbers
 
 Number = bool | int | float
 
@@ -89,10 +90,25 @@ FEW = 1024
 MOST_READ = 1 << 22
 #: Operators whose result has numbers that follow from where they lie.
 IN_ORDER = frozenset(("arange", "nonzero"))
-_NAMES = {
-    *(*FILLED, *ALWAYS, *KEPT, *ALONE, *TOGETHER, *IN_ORDER, *BETWEEN_ENDS),
-    *("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
+#: How the numbers of operators are followed.
+_FOLLOWED = {
+    "the result is filled with an argument": FILLED,
+    "the result is filled with 0 or 1": ALWAYS,
+    "the result has the number of the argument": KEPT,
+    "a number is computed": ALONE,
+    "two numbers are computed": TOGETHER,
+    "the result has numbers that follow from their places": IN_ORDER,
+    "the result lies between what the ends of the arguments give": BETWEEN_ENDS,
+    "the result follows": ("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
 }
+_NAMES = {name for names in _FOLLOWED.values() for name in names}
+for how, names in [*_FOLLOWED.items(), ("those that are drawn, or chosen, are counted", CHOICES)]:
+    numbers(
+        how,
+        *(f"aten::{name}" for name in names),
+        source=file("ATen/native/native_functions.yaml"),
+        seen="PyTorch on a CPU, in the tests",
+    )
 #: Operators whose result has as many elements that are not zero as all arguments together.
 ADDED_UP = frozenset(("_to_copy", "clone", "cat", "bitwise_or", "__or__", "logical_or"))
 

@@ -50,65 +50,16 @@ from bfc_tools.predicting.outside import keep
 from bfc_tools.predicting.places import users_line
 from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.compressed import FLIPPED
-from bfc_tools.predicting.rules.interface import (
-    AMENDMENTS,
-    ANSWERS,
-    BEFORE,
-    BETWEEN,
-    COMPOSED,
-    COMPOSITIONS,
-    COMPRESSED,
-    KERNELS,
-    ORDERS,
-    RULES,
-    SPARSE,
-    WHOLE,
-    Call,
-    Release,
-    Result,
-    Rule,
-    Workspace,
-)
-from bfc_tools.predicting.rules.sparse import PASSED
+from bfc_tools.predicting.rules.in_place import COPY_SLICES, FILLS_NO_ZEROS
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace
+from bfc_tools.predicting.rules.operators import OPERATORS, Spec, spec_of
 from bfc_tools.predicting.rules.triton_kernels import body_of
 from bfc_tools.predicting.rules.unknowable import unknowable
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
-_to_copy = _aten._to_copy.default
 _graph_task = torch._C._current_graph_task_id
 _sequence = torch._C._autograd._get_sequence_nr
-_ZEROS = ("new_zeros", "zeros", "zeros_like")
-_FILLS_ZEROS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "scatter",
-        "scatter_add",
-        "index_put",
-        "index_add",
-        "index_fill",
-        "masked_scatter",
-        "put",
-    )
-)
-#: Functions whose gradient does not fill its zeros in place.
-_FILLS_NO_ZEROS = frozenset(("ScatterReduceBackward0",))
-#: Operators that change what they have made before in the gradients of some functions
-#: (FunctionsManual.cpp, binary_cross_entropy_with_logits_backward, evenly_distribute_backward).
-_CHANGES = {
-    **dict.fromkeys(("aten::sub", "aten::mul"), ("BinaryCrossEntropyWithLogitsBackward0",)),
-    "aten::logical_and": ("MaxBackward1", "MinBackward1", "MedianBackward0"),
-}
-#: Gradients of views that take no memory, unless the view was changed in place after it was made.
-#: Of tensors that are no subclasses PyTorch only knows then how the view lies in its base, and
-#: copies the gradient (torch/csrc/autograd/variable.cpp, VariableHooks::grad_fn, and
-#: FunctionsManual.cpp, as_strided_backward).
-_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in ("view", "_unsafe_view", "permute", "transpose", "t", "squeeze", "unsqueeze")
-)
-#: The function that changes a part of a tensor in place.
-_COPY_SLICES = "torch::autograd::CopySlices"
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
 #: Of the lines that run, those that ask on behalf of others.
@@ -147,66 +98,43 @@ def _is_view_of_result(args: Any) -> bool:
 LAYOUTS = frozenset(getattr(torch, f"sparse_{kind}") for kind in FLIPPED)
 
 
-def _of_sparse(name: str, args: Any) -> dict[str, Callable[[Call], Any]] | None:
-    """The functions for the kind of sparse tensors that an operator gets, if it gets any, and is
-    not passed."""
+def _kind_of_sparse(args: Any) -> str:
+    """The field of a `Spec` for the kind of sparse tensors that an operator gets, if any."""
     layouts = [one.layout for one in args if isinstance(one, FakeTensor)]
     for layout in layouts:
         if layout in LAYOUTS:
-            return COMPRESSED
-    return SPARSE if torch.sparse_coo in layouts and name not in PASSED else None
+            return "compressed"
+    return "sparse" if torch.sparse_coo in layouts else ""
 
 
 class Operator:
     """What is known of an operator, looked up once."""
 
     __slots__ = (
-        "after",
-        "amend",
-        "answer",
-        "before",
-        "between",
-        "changes_in",
-        "composed",
-        "computes",
-        "fills_zeros",
-        "follows",
-        "is_add",
-        "is_view",
-        "kernel",
-        "mutates",
-        "name",
-        "order",
-        "targets",
-        "unknowable",
+        *("after", "amend", "answer", "before", "between", "composed", "computes", "follows"),
+        *("in_place", "kernel", "mutates", "name", "order", "spec", "targets", "unknowable"),
         "writes",
     )
 
     def __init__(self, func: Any) -> None:
         schema = func._schema
         self.name: str = schema.name
-        names = (self.name, f"{self.name}.{schema.overload_name or 'default'}")
+        self.spec = spec = spec_of(schema.name, schema.overload_name)
         self.mutates: bool = schema.is_mutable
         #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
-        in_place = self.mutates and self.name != "aten::set_"  # which only looks elsewhere
+        in_place = self.mutates and not spec.looks_elsewhere
         self.writes = in_place or not self.name.startswith(("aten::", "prims::"))
         self.targets = _targets(schema) if self.mutates else None
-        self.composed = _composed_by(func)
-        self.after: list[Rule] = [rule for name in names for rule in RULES.get(name, ())]
-        self.before: list[Rule] = [rule for name in names for rule in BEFORE.get(name, ())]
-        self.between = BETWEEN.get(self.name)
-        self.answer = next((ANSWERS[name] for name in names[::-1] if name in ANSWERS), None)
-        self.kernel = next((KERNELS[name] for name in names[::-1] if name in KERNELS), None)
-        self.amend = AMENDMENTS.get(self.name)
-        self.order = ORDERS.get(self.name, ())
-        in_the_open = schema.name in COMPOSITIONS or body_of(schema.name) is not None
+        self.composed = _composed_by(func, spec)
+        self.after, self.before, self.between = spec.after, spec.before, spec.between
+        self.answer, self.kernel, self.amend = spec.answer, spec.kernel, spec.amend
+        self.order = spec.order
+        in_the_open = spec.composition is not None or body_of(schema.name) is not None
         self.unknowable = None if in_the_open else unknowable(schema.name)
         self.follows = follows(schema.name)
-        self.is_add = func is _aten.add.Tensor
-        self.is_view = self.name in _VIEWS
         self.computes = _computes(func)
-        self.fills_zeros = self.name in _FILLS_ZEROS
-        self.changes_in = _CHANGES.get(self.name)
+        #: Whether it may overwrite its first argument, where it would not for subclasses.
+        self.in_place = bool(spec.adds_gradients or spec.fills_zeros or spec.changes_in)
 
 
 def _computes(func: Any) -> bool:
@@ -231,20 +159,18 @@ def _written(targets: list[tuple[int, str]] | None, args: Any, kwargs: Any) -> l
     return [args[at] if at < len(args) else kwargs.get(name) for at, name in targets]
 
 
-def _composed_by(func: Any) -> Callable[..., Any] | None:
+def _composed_by(func: Any, spec: Spec) -> Callable[..., Any] | None:
     """What computes an operator by others, or None."""
 
     def has(key: DispatchKey) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
-    if func._schema.name not in WHOLE and has(DispatchKey.CompositeImplicitAutograd):
+    if not spec.whole and has(DispatchKey.CompositeImplicitAutograd):
         return func.decompose  # type: ignore[no-any-return]
-    if func._schema.name in COMPOSITIONS:
-        return COMPOSITIONS[func._schema.name]
-    body = body_of(func._schema.name)
+    body = spec.composition or body_of(spec.name)
     if body is not None:
         return body
-    if func._schema.name in COMPOSED:
+    if spec.composed:
         for key in (
             DispatchKey.CompositeExplicitAutograd,
             DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -336,9 +262,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         known = self._known.get(func)
         if known is None:
             known = self._known[func] = Operator(func)
-        functions = _of_sparse(known.name, args) if self._sparse else None
-        if functions is not None:
-            return self._with_sparse(functions.get(known.name), func, args, kwargs)
+        kind = _kind_of_sparse(args) if self._sparse else ""
+        if kind == "compressed" or (kind and not known.spec.passes_sparse):
+            return self._with_sparse(getattr(known.spec, kind), func, args, kwargs)
         if known.unknowable is not None and self._on_cuda(args):
             self.unknown.setdefault(known.name, known.unknowable)
         if known.answer is not None:
@@ -375,7 +301,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             result = self._with_rules(known, func, args, kwargs, overwritten)
         else:
             result = self._result(known, func, args, kwargs)
-            if known.is_view and self._changed_view and _graph_task() != -1:
+            if known.spec.is_view and self._changed_view and _graph_task() != -1:
                 result = self._of_changed_view(args[0], result)
             self._follow(known, args, kwargs, result, overwritten)
         if known.follows is not None:
@@ -399,7 +325,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An operator that takes functions: as its compiled kernel, where a rule knows that."""
         name = f"higher_order::{func.name()}"
-        if name not in RULES:
+        if name not in OPERATORS:
             raise NotImplementedError(
                 f"bfc does not know what {func.name()} does: it takes functions, and is made to be "
                 "compiled. Give the program something else in its place"
@@ -410,7 +336,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 run = func.python_key_table[FakeTensorMode]
                 call.result = run(fake_mode, *args, **kwargs)
             self._track(call.result, name)
-            for rule in RULES[name]:
+            for rule in OPERATORS[name].after:
                 self._obey(rule(call), held)
         return call.result
 
@@ -418,7 +344,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """What the operator returns. One that only overwrites its arguments needs no kernel."""
         if known.kernel is not None:
             return known.kernel(self._call(func, args, kwargs))
-        if func is _to_copy and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+        if known.spec.takes_values and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
         try:
             result = func(*args, **kwargs)
@@ -603,9 +529,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
-        if not known.is_add and not known.fills_zeros and known.changes_in is None:
+        spec = known.spec
+        if not known.in_place:
             return None
-        if known.is_add and self.adds_in_place:
+        if spec.adds_gradients and self.adds_in_place:
             return self._added_to(args)
         if _graph_task() == -1:
             return None
@@ -616,15 +543,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         key = storage._cdata
         found = self.live.get(key)
         made = None if found is None else found.made
-        if known.changes_in is not None:
+        if spec.changes_in:
             node = torch._C._current_autograd_node()
-            same = node is not None and node.name() in known.changes_in
+            same = node is not None and node.name() in spec.changes_in
             return key if same and made is not None and made[0] == self._node() else None
-        if known.fills_zeros:
+        if spec.fills_zeros:
             node = torch._C._current_autograd_node()
-            if node is not None and node.name() in _FILLS_NO_ZEROS:
+            if node is not None and node.name() in FILLS_NO_ZEROS:
                 return None
-            of_zeros = made is not None and made[1].removeprefix("aten::") in _ZEROS
+            of_zeros = made is not None and made[1] in OPERATORS and OPERATORS[made[1]].makes_zeros
             return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]
         new = args[1]
         if (
@@ -645,7 +572,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         is freed then, unless it is held elsewhere."""
         node = torch._C._current_autograd_node()
         following = () if node is None else node.next_functions
-        if not following or following[0][0] is None or following[0][0].name() != _COPY_SLICES:
+        if not following or following[0][0] is None or following[0][0].name() != COPY_SLICES:
             return gradient
         storage = gradient.untyped_storage()
         made = self.live.get(storage._cdata)

@@ -136,7 +136,7 @@ def predict(
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         found.changes = stack.enter_context(changing.changed(named(*changes), places))
-        for around in (nvml.answered, *rules.interface.AROUND):
+        for around in (nvml.answered, *rules.operators.AROUND):
             stack.enter_context(around(recorder))
         for at_the_end in (gc.collect, recorder.close, follower.mark_gradients):
             stack.callback(at_the_end)

@@ -11,6 +11,7 @@ from typing import Any
 from bfc_tools.predicting import devices
 from bfc_tools.predicting.releases import release_of
 from bfc_tools.predicting.rules import interface
+from bfc_tools.predicting.rules.operators import OPERATORS
 
 SIZES = {"bool": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float64": 8, "int64": 8}
 
@@ -101,8 +102,8 @@ def of(call: interface.Call) -> list[int]:
     """
     name = call.func._schema.name
     parts: list[list[Any]] = [
-        [one for rule in found.get(name, ()) for one in rule(call)]
-        for found in (interface.BEFORE, interface.RULES)
+        [one for rule in rules for one in rule(call)]
+        for rules in (OPERATORS[name].before, OPERATORS[name].after)
     ]
     allocated: list[Any] = []
     for one in [*parts[0], *parts[1]]:

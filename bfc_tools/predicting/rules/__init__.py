@@ -1,7 +1,9 @@
 """What CUDA's operators allocate beside their results, and what they answer. In order:
 
 interface.py          what a rule is given, and what it returns
+operators.py          all that is known of operators, and where it was read
 tensors.py            what rules ask of a tensor
+in_place.py           what gradients do in place
 stand_ins.py          what counts as a function of PyTorch that it stands in for
 values.py             what a program reads of a tensor that has no values
 cub.py                the temporary storage of CUB's algorithms
@@ -52,6 +54,7 @@ from bfc_tools.predicting.rules import (
     fourier,
     gemm,
     gradients,
+    in_place,
     indexing,
     losses,
     normalization,
@@ -66,19 +69,14 @@ from bfc_tools.predicting.rules import (
     storages,
     triton_kernels,
     uniques,
+    unknowable,
     values,
 )
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    answer,
-    around,
-    before,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import OPERATORS, answer, around, before, file, rule
 
 __all__ = [
+    "OPERATORS",
     "Call",
     "Release",
     "Workspace",
@@ -92,11 +90,13 @@ __all__ = [
     "copies",
     "distributed",
     "encoder",
+    "file",
     "files",
     "foreach",
     "fourier",
     "gemm",
     "gradients",
+    "in_place",
     "indexing",
     "losses",
     "normalization",
@@ -112,5 +112,6 @@ __all__ = [
     "storages",
     "triton_kernels",
     "uniques",
+    "unknowable",
     "values",
 ]

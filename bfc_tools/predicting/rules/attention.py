@@ -14,17 +14,14 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.devices import GPU
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    amend,
-    before,
-    kernel,
-    order,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import amend, before, file, kernel, order, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
+
+FLASH_API_MHA_BWD = file("ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "mha_bwd")
+ATTENTION_BACKWARD = file("ATen/native/transformers/cuda/attention_backward.cu")
+ATTENTION = file("ATen/native/transformers/cuda/attention.cu")
+SEEN = "an H200 with cuDNN 9.19"
 
 FLOAT = 4
 #: The rows of a block of FlashAttention, which its buffers are rounded to.
@@ -63,7 +60,12 @@ def _flash_head(head: int) -> int:
     return _rounded(_rounded(head, 8), 32 if head <= 128 else 64)
 
 
-@rule("aten::_scaled_dot_product_flash_attention")
+@rule(
+    "aten::_scaled_dot_product_flash_attention",
+    source=file(
+        "ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "mha_fwd", "set_params_splitkv"
+    ),
+)
 def flash(call: Call) -> Iterator[Workspace | Release]:
     """Partial sums, where the keys are split; not with dropout."""
     query, key = call.args[0], call.args[1]
@@ -85,6 +87,7 @@ def _rows_first(tensor: Any) -> Any:
 @before(
     "aten::_scaled_dot_product_flash_attention_backward",
     "aten::_scaled_dot_product_efficient_attention_backward",
+    source=(FLASH_API_MHA_BWD, ATTENTION_BACKWARD),
 )
 def in_order(call: Call) -> Iterator[Workspace | Release]:
     """Copies of the gradient and of the output, where they have other strides."""
@@ -101,7 +104,7 @@ def _names(call: Call) -> set[str]:
     return {one.name for one in call.func._schema.arguments}
 
 
-@rule("aten::_scaled_dot_product_flash_attention_backward")
+@rule("aten::_scaled_dot_product_flash_attention_backward", source=FLASH_API_MHA_BWD)
 def flash_backward(call: Call) -> Iterator[Workspace | Release]:
     """The gradient of the queries in 32 bits, and of each head where heads share keys."""
     query, key = argument(call, "query"), argument(call, "key")
@@ -118,7 +121,13 @@ def flash_backward(call: Call) -> Iterator[Workspace | Release]:
 # -- the memory-efficient kernel --------------------------------------------------------------
 
 
-@rule("aten::_scaled_dot_product_efficient_attention")
+@rule(
+    "aten::_scaled_dot_product_efficient_attention",
+    source=(
+        ATTENTION,
+        file("ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h", read="2.15.0"),
+    ),
+)
 def efficient(call: Call) -> Iterator[Workspace | Release]:
     """The output in 32 bits, where a head does not fit into registers."""
     query, value = call.args[0], call.args[2]
@@ -128,7 +137,7 @@ def efficient(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(batch * heads * queries * head * FLOAT, what="output in 32 bits")
 
 
-@amend("aten::_scaled_dot_product_efficient_attention")
+@amend("aten::_scaled_dot_product_efficient_attention", source=ATTENTION)
 def efficient_results(results: Any) -> Any:
     """The state of the random numbers lies on the host."""
     output, sums, *_ = results
@@ -137,10 +146,16 @@ def efficient_results(results: Any) -> Any:
 
 
 # the state of the random numbers first; from attention.cu and ATen/native/cudnn/MHA.cpp
-order({"aten::_scaled_dot_product_cudnn_attention": (6, 7, 0, 1)})
+order(
+    {"aten::_scaled_dot_product_cudnn_attention": (6, 7, 0, 1)},
+    source=file("ATen/native/transformers/cuda/attention.cu"),
+)
 
 
-@kernel("aten::_scaled_dot_product_cudnn_attention")
+@kernel(
+    "aten::_scaled_dot_product_cudnn_attention",
+    source=file("ATen/native/transformers/cuda/attention.cu", "compute_logsumexp"),
+)
 def cudnn_results(call: Call) -> Any:
     """The sums of rows are there only for a gradient (attention.cu, compute_logsumexp)."""
     output, sums, *others = call.func(*call.args, **call.kwargs)
@@ -153,14 +168,14 @@ def cudnn_results(call: Call) -> Any:
 CUDNN_AT_LEAST = 256
 
 
-@rule("aten::_scaled_dot_product_cudnn_attention")
+@rule("aten::_scaled_dot_product_cudnn_attention", seen=SEEN)
 def cudnn_forward(call: Call) -> Iterator[Workspace | Release]:
     """A workspace of cuDNN's; the one query of a text that is generated needs none."""
     if call.args[0].shape[2] > 1:
         yield Workspace(CUDNN_AT_LEAST, what="cuDNN's workspace")
 
 
-@rule("aten::_scaled_dot_product_cudnn_attention_backward")
+@rule("aten::_scaled_dot_product_cudnn_attention_backward", seen=SEEN)
 def cudnn_backward(call: Call) -> Iterator[Workspace | Release]:
     """The gradient of the queries in 32 bits, and a sum for each row; the gradients of keys and
     values for each head, where heads share them: as measured there."""
@@ -233,7 +248,13 @@ def backward_workspace(
     return batch * heads * _rounded(elements, 4) * FLOAT
 
 
-@rule("aten::_scaled_dot_product_efficient_attention_backward")
+@rule(
+    "aten::_scaled_dot_product_efficient_attention_backward",
+    source=(
+        ATTENTION_BACKWARD,
+        file("ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h", read="2.15.0"),
+    ),
+)
 def efficient_backward(call: Call) -> Iterator[Workspace | Release]:
     """A sum for each row, and accumulators."""
     query, key, value = (argument(call, name) for name in ("query", "key", "value"))
@@ -266,7 +287,11 @@ def _sums_of_rows(rows: int, head: int, in_order: Workspace) -> Iterator[Workspa
 # -- flex_attention, which is made to be compiled -----------------------------------------------
 
 
-@rule("higher_order::flex_attention", "higher_order::flex_attention_backward")
+@rule(
+    "higher_order::flex_attention",
+    "higher_order::flex_attention_backward",
+    source=file("torch/_inductor/kernel/flex/flex_attention.py", read="2.15.0"),
+)
 def flex(call: Call) -> Iterator[Workspace | Release]:
     """As the compiled kernel, which holds no scores; for the gradient a sum of each row. From
     torch/_inductor/kernel/flex/flex_attention.py."""

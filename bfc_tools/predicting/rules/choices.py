@@ -15,11 +15,20 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc_tools.predicting.arrivals import Arrivals
-from bfc_tools.predicting.rules.interface import WHOLE, around, on_cuda
+from bfc_tools.predicting.rules.interface import on_cuda
+from bfc_tools.predicting.rules.operators import OPERATORS, around, file
 from bfc_tools.predicting.rules.stand_ins import standing_in
 
+TENSOR = file("torch/_tensor.py", read="2.15.0")
+SEEN = "what is made up is told as an assumption"
 
-@around
+
+@around(
+    source=(
+        file("torch/optim/optimizer.py", "_default_to_fused_or_foreach", read="2.15.0"),
+        file("torch/utils/_foreach_utils.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def lists_of_tensors(recorder: Any) -> Iterator[None]:
     """Optimizers and gradient norms work on lists of fake tensors, as on lists of real ones."""
@@ -40,7 +49,7 @@ def lists_of_tensors(recorder: Any) -> Iterator[None]:
             types.remove(FakeTensor)
 
 
-@around
+@around(source=file("ATen/native/native_functions.yaml"))
 @contextmanager
 def kernels_of_their_own(recorder: Any) -> Iterator[None]:
     """A build without CUDA has no kernel for some operators that a GPU has one for, and would
@@ -51,14 +60,14 @@ def kernels_of_their_own(recorder: Any) -> Iterator[None]:
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     with torch.library._scoped_library("aten", "IMPL") as library:
-        for name in WHOLE:
+        for name in (one.name for one in OPERATORS.values() if one.whole):
             known = hasattr(torch.ops.aten, name.partition("::")[2])
             if known and not has(name, "CUDA"):
                 library.impl(name, never, "CUDA")
         yield
 
 
-@around
+@around(source=file("torch/optim/nadam.py", read="2.15.0"))
 @contextmanager
 def products_of_momenta(recorder: Any) -> Iterator[None]:
     """NAdam divides by 1 less what it reads of the device, if that is the default one: not by 0,
@@ -77,7 +86,7 @@ def products_of_momenta(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/amp/grad_scaler.py", read="2.15.0"))
 @contextmanager
 def finite_gradients(recorder: Any) -> Iterator[None]:
     """No gradient overflows: a `GradScaler` makes each step."""
@@ -90,7 +99,12 @@ def finite_gradients(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(
+    source=(
+        file("torch/distributions/distribution.py", read="2.15.0"),
+        file("torch/distributions/constraints.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def valid_numbers(recorder: Any) -> Iterator[None]:
     """A number that is asked for is finite, and what a distribution is given is valid: `if not
@@ -125,7 +139,7 @@ def valid_numbers(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/distributions/von_mises.py", read="2.15.0"))
 @contextmanager
 def accepted_draws(recorder: Any) -> Iterator[None]:
     """A distribution that draws until each number is accepted draws once
@@ -153,7 +167,7 @@ def accepted_draws(recorder: Any) -> Iterator[None]:
 BIAS = (1,)
 
 
-@around
+@around(source=file("ATen/native/Linear.cpp"))
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """`linear` adds its bias in place; for subclasses of tensors it would not."""
@@ -173,7 +187,7 @@ def biases(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("ATen/native/Onehot.cpp"))
 @contextmanager
 def one_hot(recorder: Any) -> Iterator[None]:
     """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
@@ -197,7 +211,7 @@ def one_hot(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/nn/modules/adaptive.py", read="2.15.0"))
 @contextmanager
 def clusters_of_classes(recorder: Any) -> Iterator[None]:
     """`AdaptiveLogSoftmaxWithLoss` counts the targets in each cluster of classes, and insists that
@@ -218,7 +232,7 @@ def clusters_of_classes(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("huggingface/transformers: src/transformers/masking_utils.py"))
 @contextmanager
 def masks_of_transformers(recorder: Any) -> Iterator[None]:
     """transformers takes a program on fake tensors for one that is traced, and makes masks that a
@@ -245,7 +259,7 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("huggingface/transformers: src/transformers/generation/utils.py"))
 @contextmanager
 def beams_of_transformers(recorder: Any) -> Iterator[None]:
     """A search with beams goes on to its longest length: its scores, which could end it before, are
@@ -269,7 +283,7 @@ def beams_of_transformers(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=TENSOR)
 @contextmanager
 def streams_of_tensors(recorder: Any) -> Iterator[None]:
     """Work is done at once: no stream still uses a tensor that is freed."""
@@ -277,7 +291,12 @@ def streams_of_tensors(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(
+    source=(
+        file("torch/storage.py", read="2.15.0"),
+        file("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def resized_storages(recorder: Any) -> Iterator[None]:
     """FSDP gives memory back by resizing storages, which no operator does. Where one has grown
@@ -304,7 +323,7 @@ class _Pool:
         self.snapshot: Callable[..., list[Any]] = lambda *args: []
 
 
-@around
+@around(source=file("torch/testing/_comparison.py", read="2.15.0"))
 @contextmanager
 def close_enough(recorder: Any) -> Iterator[None]:
     """`torch.testing.assert_close` finds no difference, as `torch.allclose` does: programs compare
@@ -369,7 +388,12 @@ class Unprofiled:
         return ""
 
 
-@around
+@around(
+    source=(
+        file("torch/profiler/profiler.py", read="2.15.0"),
+        file("torch/autograd/profiler.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def no_profiles(recorder: Any) -> Iterator[None]:
     """A profiler sees nothing. PyTorch's own would ask the device for the time of each operator,
@@ -389,7 +413,7 @@ def no_profiles(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/cuda/graphs.py", read="2.15.0"))
 @contextmanager
 def no_graphs(recorder: Any) -> Iterator[None]:
     """A CUDA graph runs at once, in the memory of all: what its own pool would keep is not
@@ -431,7 +455,12 @@ def no_graphs(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(
+    source=(
+        file("torch/__init__.py", "compile", read="2.15.0"),
+        file("torch/jit/_trace.py", "trace", read="2.15.0"),
+    )
+)
 @contextmanager
 def not_compiled(recorder: Any) -> Iterator[None]:
     """`torch.compile` returns what it is given: more memory than fused code, without its pools.
@@ -474,7 +503,7 @@ def not_compiled(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/utils/data/dataloader.py", read="2.15.0"))
 @contextmanager
 def no_workers(recorder: Any) -> Iterator[None]:
     """A `DataLoader` loads in this process: others would not know fake tensors."""
@@ -495,7 +524,7 @@ def no_workers(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/random.py", read="2.15.0"))
 @contextmanager
 def generators(recorder: Any) -> Iterator[None]:
     """A generator of random numbers on the device is one of the host: no numbers are drawn."""
@@ -545,7 +574,7 @@ def _array(recorder: Any, tensor: Any) -> Any:
     return np.zeros(tuple(tensor.shape), dtype)
 
 
-@around
+@around(source=TENSOR, seen=SEEN)
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
     """What becomes an array is zeros, or what is known; a list has what `.item()` answers."""
@@ -602,7 +631,7 @@ def values(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(seen=SEEN)
 @contextmanager
 def one_of_what_is_selected(recorder: Any) -> Iterator[None]:
     """Where a program reads one number of what a mask selects, as schedulers of diffusion models do

@@ -16,8 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import Call, answer, compressed, sparse
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, compressed, file, sparse
 from bfc_tools.predicting.rules.tensors import argument, operator
+
+SPARSE_CSR_TENSOR = file("ATen/native/sparse/SparseCsrTensor.cpp")
+TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp")
+SPARSE_BLAS_IMPL_ADDMM_OUT_SPARSE_CSR = file(
+    "ATen/native/sparse/cuda/SparseBlasImpl.cpp", "addmm_out_sparse_csr"
+)
 
 #: The other way round: rows for columns.
 FLIPPED = {"csr": "csc", "csc": "csr", "bsr": "bsc", "bsc": "bsr"}
@@ -72,7 +79,8 @@ def _asked(call: Call) -> str:
 
 
 @answer(
-    *(f"aten::{name}" for name in ("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe"))
+    *(f"aten::{name}" for name in ("sparse_compressed_tensor", "_sparse_compressed_tensor_unsafe")),
+    source=SPARSE_CSR_TENSOR,
 )
 def of_parts(call: Call, run: Callable[[], Any]) -> Any:
     """Made of what is given: nothing is copied."""
@@ -87,7 +95,10 @@ def of_parts(call: Call, run: Callable[[], Any]) -> Any:
     return made(_asked(call), *parts, shape)
 
 
-@answer(*(f"aten::_to_sparse_{kind}" for kind in FLIPPED))
+@answer(
+    *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
+    source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse_compressed"),
+)
 def from_dense(call: Call, run: Callable[[], Any]) -> Any:
     """What is not zero: places by two masked selections, and values by their numbers."""
     tensor = call.args[0]
@@ -123,7 +134,11 @@ def _tiles(tensor: Any, blocks: Any) -> Any:
     return tensor.reshape(shape).transpose(1, 2).contiguous()
 
 
-@sparse("aten::_to_sparse", *(f"aten::_to_sparse_{kind}" for kind in FLIPPED))
+@sparse(
+    "aten::_to_sparse",
+    *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
+    source=file("ATen/native/TensorConversions.cpp", "coo_to_sparse_csr"),
+)
 def from_places(call: Call) -> Any:
     """Of a tensor of indices: in order, and the rows become their ends."""
     kind = _asked(call)
@@ -144,13 +159,19 @@ def _of_indices(call: Call, tensor: Any, kind: str, blocks: Any) -> Any:
     return made(kind, ends, places, ordered._values(), tensor.shape)
 
 
-@compressed(*(f"aten::_to_sparse_{kind}" for kind in FLIPPED))
+@compressed(
+    *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
+    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_flipped"),
+)
 def between_kinds(call: Call) -> Any:
     """The parts as they are, rows for columns, or rows in blocks."""
     return _converted(call, call.args[0], _asked(call), argument(call, "blocksize"))
 
 
-@compressed("aten::_to_sparse")
+@compressed(
+    "aten::_to_sparse",
+    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_sparse"),
+)
 def to_other(call: Call) -> Any:
     """To indices, if no kind is asked for."""
     kind = _asked(call) if argument(call, "layout") is not None else ""
@@ -227,7 +248,7 @@ def _to_indices(call: Call, tensor: Any) -> Any:
     )
 
 
-@compressed("aten::_to_dense")
+@compressed("aten::_to_dense", source=TENSOR_CONVERSIONS)
 def to_dense(call: Call) -> Any:
     """Added to zeros, at places that are one number each."""
     tensor = call.args[0]
@@ -239,7 +260,10 @@ def to_dense(call: Call) -> Any:
     return result
 
 
-@compressed("aten::sparse_mask")
+@compressed(
+    "aten::sparse_mask",
+    source=file("ATen/native/sparse/SparseCsrTensor.cpp", "sparse_mask_sparse_compressed"),
+)
 def sparse_mask(call: Call) -> Any:
     """The values of a dense tensor where another has some: through a dense mask."""
     tensor, other = call.args[:2]
@@ -256,49 +280,49 @@ def _cut(part: Any, other: Any) -> Any:
     return part if part.shape == other.shape else part.new_empty(other.shape)
 
 
-@compressed("aten::crow_indices", "aten::ccol_indices")
+@compressed("aten::crow_indices", "aten::ccol_indices", source=SPARSE_CSR_TENSOR)
 def ends_of(call: Call) -> Any:
     """The first part."""
     return torch.ops.aten.alias(parts_of(call, call.args[0])[0])
 
 
-@compressed("aten::col_indices", "aten::row_indices")
+@compressed("aten::col_indices", "aten::row_indices", source=SPARSE_CSR_TENSOR)
 def places_of(call: Call) -> Any:
     """The second part."""
     return torch.ops.aten.alias(parts_of(call, call.args[0])[1])
 
 
-@compressed("aten::values")
+@compressed("aten::values", source=SPARSE_CSR_TENSOR)
 def values_of(call: Call) -> Any:
     """The last part."""
     return torch.ops.aten.alias(parts_of(call, call.args[0])[2])
 
 
-@compressed("aten::_nnz")
+@compressed("aten::_nnz", source=SPARSE_CSR_TENSOR)
 def count_of(call: Call) -> int:
     """How many values, or blocks."""
     return int(parts_of(call, call.args[0])[1].shape[-1])
 
 
-@compressed("aten::sparse_dim", "aten::dense_dim")
+@compressed("aten::sparse_dim", "aten::dense_dim", source=SPARSE_CSR_TENSOR)
 def dims_of(call: Call) -> int:
     """Two are sparse."""
     return 2 * (operator(call) == "sparse_dim")
 
 
-@compressed("aten::detach", "aten::alias")
+@compressed("aten::detach", "aten::alias", source=SPARSE_CSR_TENSOR)
 def detach(call: Call) -> Any:
     """The same parts."""
     return _like(call.args[0], parts_of(call, call.args[0]))
 
 
-@compressed("aten::clone")
+@compressed("aten::clone", source=SPARSE_CSR_TENSOR)
 def clone(call: Call) -> Any:
     """A copy of each part."""
     return _like(call.args[0], [part.clone() for part in parts_of(call, call.args[0])])
 
 
-@compressed("aten::_to_copy")
+@compressed("aten::_to_copy", source=TENSOR_CONVERSIONS)
 def to_copy(call: Call) -> Any:
     """On another device, or in another type."""
     tensor = call.args[0]
@@ -309,7 +333,7 @@ def to_copy(call: Call) -> Any:
     return _like(tensor, (copy(ends, device=device), copy(places, device=device), values))
 
 
-@compressed("aten::t", "aten::transpose")
+@compressed("aten::t", "aten::transpose", source=file("ATen/native/TensorShape.cpp"))
 def turned(call: Call) -> Any:
     """The same parts, rows for columns; blocks are turned in a view."""
     tensor = call.args[0]
@@ -320,7 +344,7 @@ def turned(call: Call) -> Any:
     )
 
 
-@compressed("aten::mm")
+@compressed("aten::mm", source=SPARSE_BLAS_IMPL_ADDMM_OUT_SPARSE_CSR)
 def product(call: Call) -> Any:
     """Of a matrix and a dense one, either way round, with zeros to add to."""
     first, second = call.args
@@ -328,7 +352,7 @@ def product(call: Call) -> Any:
     return _product(call, first, second, dense.new_zeros((first.shape[0], second.shape[1])))
 
 
-@compressed("aten::addmm", "aten::_sparse_addmm")
+@compressed("aten::addmm", "aten::_sparse_addmm", source=SPARSE_BLAS_IMPL_ADDMM_OUT_SPARSE_CSR)
 def sum_and_product(call: Call) -> Any:
     """The same, added to a dense matrix."""
     added, first, second = call.args[:3]
@@ -349,7 +373,7 @@ def _product(call: Call, first: Any, second: Any, added: Any) -> Any:
     return result
 
 
-@compressed("aten::mv")
+@compressed("aten::mv", source=SPARSE_BLAS_IMPL_ADDMM_OUT_SPARSE_CSR)
 def product_with_vector(call: Call) -> Any:
     """Of a matrix and a dense vector."""
     matrix, vector = call.args

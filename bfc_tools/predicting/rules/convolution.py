@@ -16,17 +16,8 @@ from bfc.libraries import torch
 from bfc_tools.predicting.cudnn import VARIABLE, Cudnn, Question
 from bfc_tools.predicting.rules import columns, cub
 from bfc_tools.predicting.rules.convolution_workspaces import HOPPER, Convolution
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Result,
-    Workspace,
-    around,
-    before,
-    between,
-    on_cuda,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import around, before, between, file, rule
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import (
     argument,
@@ -38,6 +29,9 @@ from bfc_tools.predicting.rules.tensors import (
 )
 from bfc_tools.predicting.rules.unknowable import CONVOLUTIONS, asked_of, not_asked_of
 
+CONVOLUTION_CONVOLUTION_BACKWARD = file("ATen/native/Convolution.cpp", "convolution_backward")
+SEEN = "cuDNN 9.19 on an H100: 36,735 passes"
+
 
 def by_channels(tensor: Any, weight: Any) -> bool:
     """Whether cuDNN is called for images whose channels lie side by side."""
@@ -46,7 +40,7 @@ def by_channels(tensor: Any, weight: Any) -> bool:
     return suggests_channels_last(tensor) or suggests_channels_last(weight)
 
 
-@around
+@around(source=file("ATen/native/ConvUtils.h", "cudnn_conv_suggest_memory_format", read="2.15.0"))
 @contextmanager
 def layouts(recorder: Any) -> Iterator[None]:
     """A fake convolution on the device has the layout that cuDNN gives it."""
@@ -81,7 +75,11 @@ def _both(tensor: Any) -> bool:
     return is_contiguous(tensor) and (shape[1] == 1 or pixels == 1)
 
 
-@before("aten::convolution", "aten::_convolution")
+@before(
+    "aten::convolution",
+    "aten::_convolution",
+    source=file("ATen/native/Convolution.cpp", "_convolution"),
+)
 def images_in_order(call: Call) -> Iterator[Workspace | Release]:
     """A copy of the images (_convolution in ATen/native/Convolution.cpp)."""
     tensor, weight = call.args[:2]
@@ -106,7 +104,7 @@ def _tensor_cores(call: Call, tensor: Any) -> bool:
     return call.gpu.cc >= (8, 0) and bool(torch.backends.cudnn.allow_tf32)
 
 
-@around
+@around(seen="cuDNN 9.19 on an H100, which was asked for its plans")
 @contextmanager
 def library(recorder: Any) -> Iterator[None]:
     """cuDNN, if it is installed, is asked for as long as a prediction runs."""
@@ -217,7 +215,12 @@ def _of_pixels(values: Any, of_rows: int | None = None) -> tuple[int, ...]:
     return (of_rows, *whole) if len(whole) == 1 else whole
 
 
-@rule("aten::convolution", "aten::_convolution")
+@rule(
+    "aten::convolution",
+    "aten::_convolution",
+    source=file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_forward"),
+    seen=SEEN,
+)
 def workspace(call: Call) -> Iterator[Workspace | Release]:
     """cuDNN's workspace, after a copy of the weight (cudnn_convolution_forward in
     ATen/native/cudnn/ConvShared.cpp)."""
@@ -231,7 +234,16 @@ def workspace(call: Call) -> Iterator[Workspace | Release]:
     yield Workspace(size, what="cuDNN's workspace")
 
 
-@between("aten::convolution_backward")
+@between(
+    "aten::convolution_backward",
+    source=(
+        file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_backward"),
+        CONVOLUTION_CONVOLUTION_BACKWARD,
+        file("ATen/native/cuda/DepthwiseConv2d.cu"),
+        file("ATen/native/cuda/DepthwiseConv3d.cu"),
+    ),
+    seen=SEEN,
+)
 def gradients(call: Call) -> Iterator[Workspace | Release | Result]:
     """The gradient of the images, and then that of the weight: each with copies and a workspace of
     its own (cudnn_convolution_backward in ATen/native/cudnn/ConvShared.cpp). They share copies of
@@ -282,7 +294,7 @@ def _of_single_channels(call: Call) -> Iterator[Workspace | Release | Result]:
     yield from map(Release, reversed(copies))
 
 
-@rule("aten::convolution_backward")
+@rule("aten::convolution_backward", source=CONVOLUTION_CONVOLUTION_BACKWARD)
 def bias(call: Call) -> Iterator[Workspace | Release]:
     """The gradient of the bias is a sum over all images and pixels."""
     mask = argument(call, "output_mask")

@@ -17,20 +17,16 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Result,
-    Workspace,
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import (
     before,
     between,
-    composed,
     composition,
+    file,
     kernel,
-    on_cuda,
+    mark,
     order,
     rule,
-    whole,
 )
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import (
@@ -45,20 +41,36 @@ from bfc_tools.predicting.rules.tensors import (
     operator,
 )
 
+SOFT_MAX = file("ATen/native/cuda/SoftMax.cu")
+IM2_COL = file("ATen/native/cuda/Im2Col.cu")
+COL2_IM = file("ATen/native/cuda/Col2Im.cu")
+
 INDEX = 8
 
-composed(
+mark(
+    "composed",
     *("aten::logsumexp", "aten::_safe_softmax", "aten::isinf", "aten::dist", "aten::rot90"),
     *("aten::masked_scatter_backward", "aten::ldexp", "aten::_euclidean_dist"),
     *("aten::affine_grid_generator", "aten::_trilinear"),
     *("aten::_is_all_true", "aten::_is_any_true"),
+    source=(
+        *(file(f"ATen/native/{name}.cpp") for name in ("ReduceOps", "SoftMax", "TensorCompare")),
+        *(file(f"ATen/native/{name}.cpp") for name in ("AffineGridGenerator", "Linear")),
+        file("ATen/native/native_functions.yaml"),
+    ),
 )
-whole("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm")
-# the mask first; from ATen/native/cuda/Dropout.cu
-order({"aten::native_dropout": (1, 0)})
+mark(
+    "whole",
+    *("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm"),
+    source=file("ATen/native/native_functions.yaml"),
+)
+# the only operator that brings a tensor with values to the device
+mark("takes_values", "aten::_to_copy.default", source=file("ATen/native/TensorConversions.cpp"))
+# the mask first
+order({"aten::native_dropout": (1, 0)}, source=file("ATen/native/cuda/Dropout.cu"))
 
 
-@rule("aten::pow.Scalar")
+@rule("aten::pow.Scalar", source=file("ATen/native/Pow.cpp"))
 def power_of_a_number(call: Call) -> Iterator[Workspace | Release]:
     """The number is a tensor on the device, unless it is 1 (ATen/native/Pow.cpp)."""
     base = call.args[0]
@@ -67,13 +79,16 @@ def power_of_a_number(call: Call) -> Iterator[Workspace | Release]:
         yield from cub.for_a_moment(size, "number on the device")
 
 
-@rule("aten::_softmax", "aten::_log_softmax")
+@rule("aten::_softmax", "aten::_log_softmax", source=SOFT_MAX)
 def softmax(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not in order."""
     yield from contiguous_copy(call.args[0], "input in order")
 
 
-@rule("aten::_softmax_backward_data")
+@rule(
+    "aten::_softmax_backward_data",
+    source=file("ATen/native/cuda/SoftMax.cu", "softmax_backward_cuda_out"),
+)
 def softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     """The product of gradient and output, as large as the result."""
     output = call.args[1]
@@ -81,14 +96,14 @@ def softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     yield from contiguous_copy(output, "output in order")
 
 
-@rule("aten::_log_softmax_backward_data")
+@rule("aten::_log_softmax_backward_data", source=SOFT_MAX)
 def log_softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     """Copies of what is not in order: the gradient of a sum is one number, spread out."""
     yield from contiguous_copy(call.args[0], "gradient in order")
     yield from contiguous_copy(call.args[1], "output in order")
 
 
-@kernel("aten::mish_backward")
+@kernel("aten::mish_backward", source=file("ATen/native/cuda/Activation.cpp"))
 def mish_backward(call: Call) -> Any:
     """A gradient like the input: PyTorch says nothing of it for fake tensors."""
     return torch.empty_like(call.args[1])
@@ -99,6 +114,12 @@ def mish_backward(call: Call) -> Any:
     *("aten::upsample_nearest2d_backward", "aten::_upsample_nearest_exact2d_backward"),
     *("aten::upsample_bilinear2d_backward", "aten::max_pool2d_with_indices_backward"),
     "aten::avg_pool2d_backward",
+    source=(
+        file("ATen/native/cuda/UpSampleNearest2d.cu"),
+        file("ATen/native/cuda/UpSampleBilinear2d.cu"),
+        file("ATen/native/cuda/DilatedMaxPool2d.cu"),
+        file("ATen/native/cuda/AveragePool2d.cu"),
+    ),
 )
 def pixels(call: Call) -> Iterator[Workspace | Release]:
     """Kernels read images, or gradients, row by row or channel by channel: the gradient of what was
@@ -109,13 +130,18 @@ def pixels(call: Call) -> Iterator[Workspace | Release]:
 
 @rule(
     *(f"aten::reflection_pad{dims}d{end}" for dims in (1, 2, 3) for end in ("", "_backward")),
+    source=file("ATen/native/cuda/ReflectionPad.cu"),
 )
 def reflected(call: Call) -> Iterator[Workspace | Release]:
     """The kernels read row by row, also what lies channel by channel."""
     yield from contiguous_copy(call.args[0], "pixels in order")
 
 
-@rule("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward")
+@rule(
+    "aten::adaptive_max_pool2d",
+    "aten::adaptive_max_pool2d_backward",
+    source=file("ATen/native/cuda/AdaptiveMaxPooling2d.cu"),
+)
 def adaptive_pool(call: Call) -> Iterator[Workspace | Release]:
     """The kernel works row by row (AdaptiveMaxPooling2d.cu): all that lies otherwise is copied."""
     if operator(call) == "adaptive_max_pool2d":
@@ -126,7 +152,7 @@ def adaptive_pool(call: Call) -> Iterator[Workspace | Release]:
         yield from contiguous_copy(tensor, "pixels in order")
 
 
-@kernel("aten::im2col", "aten::col2im")
+@kernel("aten::im2col", "aten::col2im", source=(IM2_COL, COL2_IM))
 def columns(call: Call) -> Any:
     """The result is made as large as what is given, and then resized: it keeps memory that is
     larger (Im2Col.cu, Col2Im.cu)."""
@@ -136,14 +162,20 @@ def columns(call: Call) -> Any:
     return given.new_empty(given.shape).as_strided(result.shape, result.stride())
 
 
-@between("aten::im2col", "aten::col2im")
+@between("aten::im2col", "aten::col2im", source=(IM2_COL, COL2_IM))
 def before_columns(call: Call) -> Iterator[Workspace | Release | Result]:
     """What is made first, where the result is larger."""
     if numel(call.result) > numel(call.args[0]):
         yield Workspace(nbytes(call.args[0]), what="result before it is resized")
 
 
-@before("aten::roll")
+@before(
+    "aten::roll",
+    source=(
+        file("ATen/native/cuda/TensorTransformations.cu"),
+        file("ATen/native/TensorTransformations.h", read="2.15.0"),
+    ),
+)
 def roll(call: Call) -> Iterator[Workspace | Release]:
     """One dimension after the other, each into memory of its own."""
     tensor = call.args[0]
@@ -155,7 +187,11 @@ def roll(call: Call) -> Iterator[Workspace | Release]:
         copies = []
 
 
-@rule("aten::masked_scatter_", "aten::masked_scatter")
+@rule(
+    "aten::masked_scatter_",
+    "aten::masked_scatter",
+    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_scatter_"),
+)
 def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
     """The place of each element in the source: a sum over the mask, spread out to the elements."""
     count = numel(call.args[0])
@@ -166,7 +202,11 @@ def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
         yield from cub.for_a_moment(cub.scan(count, INDEX, call.release.cccl), "scan")
 
 
-@rule("aten::_to_copy", "aten::copy_")
+@rule(
+    "aten::_to_copy",
+    "aten::copy_",
+    source=file("ATen/native/cuda/Copy.cu", "copy_requires_temporaries"),
+)
 def between_host_and_device(call: Call) -> Iterator[Workspace | Release]:
     """Between host and device only bytes in a row are copied: the device converts first."""
     target, source = call.args[0], call.args[0]
@@ -207,7 +247,11 @@ def _dense(tensor: Any) -> list[int]:
 # -- computed beside the result -----------------------------------------------------------------
 
 
-@rule("aten::_cdist_backward", "aten::_pdist_backward")
+@rule(
+    "aten::_cdist_backward",
+    "aten::_pdist_backward",
+    source=file("ATen/native/cuda/DistanceKernel.cu"),
+)
 def differences(call: Call) -> Iterator[Workspace | Release]:
     """What each pair of rows adds to the gradient, which is then summed up."""
     result, distances = call.result, call.args[-1]
@@ -221,7 +265,11 @@ def differences(call: Call) -> Iterator[Workspace | Release]:
     yield from reduce(call, pairs, [len(batch)], kernel, int(result.element_size()))
 
 
-@rule("aten::scatter_reduce", "aten::scatter_reduce_")
+@rule(
+    "aten::scatter_reduce",
+    "aten::scatter_reduce_",
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "scatter_reduce_two"),
+)
 def counts(call: Call) -> Iterator[Workspace | Release]:
     """A mean divides by how many numbers came to each place."""
     if argument(call, "reduce") == "mean":
@@ -233,13 +281,13 @@ def counts(call: Call) -> Iterator[Workspace | Release]:
         yield Release(nowhere)
 
 
-@rule("aten::_fft_c2r")
+@rule("aten::_fft_c2r", source=file("ATen/native/cuda/SpectralOps.cpp", "_fft_c2r_cufft"))
 def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
     """cuFFT overwrites what it is given: a copy of that."""
     yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
 
 
-@rule("aten::unfold_backward")
+@rule("aten::unfold_backward", source=file("ATen/native/UnfoldBackward.h", read="2.15.0"))
 def places_of_windows(call: Call) -> Iterator[Workspace | Release]:
     """The numbers of the dimension that was unfolded (ATen/native/UnfoldBackward.h)."""
     sizes = argument(call, "input_sizes")
@@ -247,14 +295,17 @@ def places_of_windows(call: Call) -> Iterator[Workspace | Release]:
     yield from cub.for_a_moment(size * INDEX, "numbers of a dimension")
 
 
-@composition("aten::count_nonzero")
+@composition(
+    "aten::count_nonzero",
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "count_nonzero_cuda"),
+)
 def count_nonzero(tensor: Any, dim: Any = None) -> Any:
     """A mask, which is summed up (ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
     mask = tensor if tensor.dtype == torch.bool else tensor != 0
     return mask.sum([] if dim is None else dim)
 
 
-@composition("aten::median")
+@composition("aten::median", source=file("ATen/native/cuda/Sorting.cpp"))
 def median(tensor: Any, *dim: Any, **named: Any) -> Any:
     """Of all elements: they are sorted. Along one dimension the kernel takes nothing."""
     if dim or named:

@@ -24,8 +24,11 @@ from bfc.libraries import torch
 from bfc_tools.predicting import letters, ordinal
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.kinds import BUCKETS
-from bfc_tools.predicting.rules.interface import Call, answer, around
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, around, file
 from bfc_tools.predicting.rules.tensors import operator
+
+OPS = file("torch/csrc/distributed/c10d/Ops.cpp")
 
 
 def unboxed(group: Any) -> Any:
@@ -33,7 +36,13 @@ def unboxed(group: Any) -> Any:
     return torch._C._distributed_c10d.ProcessGroup.unbox(group)
 
 
-@answer("c10d::broadcast_", "c10d::allreduce_", "c10d::reduce_", "c10d::allreduce_coalesced_")
+@answer(
+    "c10d::broadcast_",
+    "c10d::allreduce_",
+    "c10d::reduce_",
+    "c10d::allreduce_coalesced_",
+    source=OPS,
+)
 def kept(call: Call, run: Callable[[], Any]) -> Any:
     """What a process sends to others it has still, and a sum of one is itself."""
     name = operator(call)
@@ -46,7 +55,7 @@ def kept(call: Call, run: Callable[[], Any]) -> Any:
         return run()
 
 
-@answer("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::alltoall_base_")
+@answer("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::alltoall_base_", source=OPS)
 def copied(call: Call, run: Callable[[], Any]) -> Any:
     """What a process alone gets is what it has sent."""
     into, sent, script_object = call.args[:3]
@@ -59,7 +68,14 @@ def copied(call: Call, run: Callable[[], Any]) -> Any:
     return found
 
 
-@around
+@around(
+    source=(
+        file("torch/distributed/device_mesh.py", read="2.15.0"),
+        file("torch/nn/parallel/distributed.py", read="2.15.0"),
+        file("torch/distributed/utils.py", read="2.15.0"),
+        file("torch/distributed/distributed_c10d.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def one_of_many(recorder: Any) -> Iterator[None]:
     """While a prediction runs, process groups send nothing, and ranks are real numbers."""
@@ -102,7 +118,7 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/multiprocessing/spawn.py", read="2.15.0"))
 @contextmanager
 def first_process(recorder: Any) -> Iterator[None]:
     """`torch.multiprocessing.spawn` runs what one process would run, in this one: a new one would
@@ -131,7 +147,7 @@ def first_process(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(seen="programs that start processes, in the tests")
 @contextmanager
 def processes_of_its_own(recorder: Any) -> Iterator[None]:
     """A process that the program starts itself has no GPU. Where it fails, that is said at once:
@@ -178,7 +194,12 @@ class _Joined:
         return []
 
 
-@around
+@around(
+    source=(
+        file("torch/distributed/checkpoint/state_dict_saver.py", read="2.15.0"),
+        file("torch/distributed/checkpoint/_state_dict_stager.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def checkpoints(recorder: Any) -> Iterator[None]:
     """What is saved in the background is saved at once: its copy is in host memory, which is not

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import Call, answer, around, composition
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, around, composition, file
 from bfc_tools.predicting.rules.tensors import argument
 
 
@@ -25,7 +26,7 @@ class _Nested:
     sequences = 0
 
 
-@around
+@around(seen="two predictions in a process, in the tests")
 @contextmanager
 def no_batch_of_another(recorder: Any) -> Iterator[None]:
     """A prediction that failed inside an encoder leaves nothing to the next one."""
@@ -33,7 +34,10 @@ def no_batch_of_another(recorder: Any) -> Iterator[None]:
     yield
 
 
-@answer("aten::_nested_tensor_from_mask_left_aligned")
+@answer(
+    "aten::_nested_tensor_from_mask_left_aligned",
+    source=file("ATen/native/nested/NestedTensorMath.cpp"),
+)
 def left_aligned(call: Call, run: Callable[..., Any]) -> bool:
     """Padding is at the end of each sequence, as it is nearly always."""
     call.assume("padding: at the end of each sequence", True)
@@ -54,7 +58,10 @@ def _lengths(mask: Any) -> tuple[Any, Any, Any]:
     return mask.cumsum(1), pad, ends
 
 
-@answer("aten::_nested_tensor_from_mask")
+@answer(
+    "aten::_nested_tensor_from_mask",
+    source=file("ATen/native/nested/NestedTensorMath.cpp", "NestedTensor_nested_tensor_from_mask"),
+)
 def without_padding(call: Call, run: Callable[..., Any]) -> Any:
     """The rows that a mask keeps: all of them, if it is not known how many."""
     tensor, mask = call.args[:2]
@@ -77,7 +84,10 @@ def without_padding(call: Call, run: Callable[..., Any]) -> Any:
     return made
 
 
-@answer("aten::to_padded_tensor")
+@answer(
+    "aten::to_padded_tensor",
+    source=file("ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp"),
+)
 def padded(call: Call, run: Callable[..., Any]) -> Any:
     """A batch of sequences of the same length again."""
     tensor, size = call.args[0], argument(call, "output_size")
@@ -89,7 +99,10 @@ def padded(call: Call, run: Callable[..., Any]) -> Any:
     return made
 
 
-@composition("aten::_transformer_encoder_layer_fwd")
+@composition(
+    "aten::_transformer_encoder_layer_fwd",
+    source=file("ATen/native/transformers/transformer.cpp", "transformer_encoder_layer_forward"),
+)
 def encoder_layer(
     src: Any,
     embed_dim: int,
@@ -135,7 +148,10 @@ def encoder_layer(
     return x if norm_first else norm(x, norm_weight_2, norm_bias_2)
 
 
-@composition("aten::_native_multi_head_attention")
+@composition(
+    "aten::_native_multi_head_attention",
+    source=file("ATen/native/transformers/cuda/attention.cu", "native_multi_head_attention_cuda"),
+)
 def attention(
     query: Any,
     key: Any,

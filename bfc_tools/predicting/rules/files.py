@@ -23,7 +23,8 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import around, on_cuda
+from bfc_tools.predicting.rules.interface import on_cuda
+from bfc_tools.predicting.rules.operators import around, file
 
 #: What a file begins with that tensors were saved into; behind it stands what finds them again.
 MAGIC = b"bfc predict: shapes of tensors, kept until the prediction ends "
@@ -181,7 +182,7 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-@around
+@around(source=file("torch/serialization.py", "_load", read="2.15.0"))
 @contextmanager
 def saved(recorder: Any) -> Iterator[None]:
     """While a prediction runs, checkpoints are kept as shapes."""
@@ -264,7 +265,7 @@ def _as_places(location: Any) -> Any:
     return _Places(location) if callable(location) else location
 
 
-@around
+@around(source=file("torch/jit/_serialization.py", "load", read="2.15.0"))
 @contextmanager
 def scripted(recorder: Any) -> Iterator[None]:
     """What `torch.jit.load` makes in C++ has values, and is read onto the host; its parameters are

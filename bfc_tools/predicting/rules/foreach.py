@@ -8,14 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace, before
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import before, file
 from bfc_tools.predicting.rules.tensors import div_up, numel, type_name
 
 #: The elements of a chunk, which one block works on.
 CHUNK = 65536
 
 
-@before("aten::_foreach_norm", "aten::_foreach_max", "aten::_foreach_powsum")
+@before(
+    "aten::_foreach_norm",
+    "aten::_foreach_max",
+    "aten::_foreach_powsum",
+    source=(
+        file("ATen/native/cuda/ForeachReduceOp.cu"),
+        file("ATen/native/cuda/ForeachFunctors.cuh", read="2.15.0"),
+    ),
+)
 def norms(call: Call) -> Iterator[Workspace | Release]:
     """A number for each chunk of the largest tensor, for each tensor."""
     tensors = call.args[0]

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace, rule
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import rule
 from bfc_tools.predicting.rules.tensors import argument, nbytes, numel, operator
 
 #: Lengths of these factors need nothing up to here; a longer one of them was 65536.
@@ -37,7 +38,12 @@ def largest_factor(number: int) -> int:
     return max(largest, number)
 
 
-@rule("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
+@rule(
+    "aten::_fft_r2c",
+    "aten::_fft_c2c",
+    "aten::_fft_c2r",
+    seen="an H100 with CUDA 13.0: 80 transforms of 3 to 1048576 numbers",
+)
 def transform(call: Call) -> Iterator[Workspace | Release]:
     """By the lengths of the signal in the dimensions that are transformed."""
     kind = operator(call)

@@ -15,8 +15,12 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.releases import TorchRelease
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace, kernel, rule
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import file, kernel, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
+
+BLAS = file("ATen/native/cuda/Blas.cpp")
+CUDABLAS = file("ATen/cuda/CUDABlas.cpp")
 
 KIB = 1 << 10
 #: cuBLASLt's own workspace takes so much unless CUBLASLT_WORKSPACE_SIZE says otherwise.
@@ -79,6 +83,12 @@ def _lt(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     *("aten::mm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::mv"),
     *("aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot", "aten::_grouped_mm"),
+    source=(
+        file("ATen/cuda/CublasHandlePool.cpp"),
+        BLAS,
+        file("ATen/native/cuda/cuBlasCommonArgs.h", read="2.15.0"),
+    ),
+    seen="19 recordings of programs",
 )
 def product(call: Call) -> Iterator[Workspace | Release]:
     """cuBLAS, whose workspace belongs to the handle: one for each thread and stream."""
@@ -86,7 +96,10 @@ def product(call: Call) -> Iterator[Workspace | Release]:
     yield cublas(call)
 
 
-@kernel("aten::_grouped_mm")
+@kernel(
+    "aten::_grouped_mm",
+    source=file("ATen/native/GroupedMMUtils.h", "create_grouped_gemm_output_tensor", read="2.15.0"),
+)
 def grouped(call: Call) -> Any:
     """A product of each group of rows; the rows of the result are padded to 16 bytes. From
     PyTorch's ATen/native/GroupedMMUtils.h (create_grouped_gemm_output_tensor)."""
@@ -108,6 +121,7 @@ MATRICES = {"mm": (0, 1), "bmm": (0, 1), "baddbmm": (1, 2), "baddbmm_": (1, 2), 
 @kernel(
     *("aten::addmm.dtype", "aten::baddbmm.dtype", "aten::mm.dtype_out", "aten::bmm.dtype_out"),
     *("aten::addmm.dtype_out", "aten::baddbmm.dtype_out"),
+    source=BLAS,
 )
 def of_another_type(call: Call) -> Any:
     """A product with an `out_dtype`, which PyTorch takes for beta with fake tensors."""
@@ -152,13 +166,19 @@ class _Turned:
         return tuple(self._strides)
 
 
-@rule("aten::_scaled_mm", "aten::_int_mm", "aten::_scaled_grouped_mm")
+@rule("aten::_scaled_mm", "aten::_int_mm", "aten::_scaled_grouped_mm", source=CUDABLAS)
 def scaled_product(call: Call) -> Iterator[Workspace | Release]:
     """Products of 8-bit numbers, which only cuBLASLt has."""
     yield from _lt(call)
 
 
-@rule("aten::addmm", "aten::addmm_", "aten::_addmm_activation")
+@rule(
+    "aten::addmm",
+    "aten::addmm_",
+    "aten::_addmm_activation",
+    source=(CUDABLAS, BLAS),
+    seen="an H100 and an H200 with PyTorch 2.11",
+)
 def addmm(call: Call) -> Iterator[Workspace | Release]:
     """A product with a bias: cuBLASLt adds a row of it to a result that is large enough."""
     bias, left, right = call.args[:3]

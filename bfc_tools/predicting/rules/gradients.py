@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import around, on_cuda
+from bfc_tools.predicting.rules.interface import on_cuda
+from bfc_tools.predicting.rules.operators import around, file
 from bfc_tools.predicting.rules.stand_ins import standing_in
 
 
-@around
+@around(source=file("torch/csrc/autograd/FunctionsManual.cpp", "prod_backward", "cumprod_backward"))
 @contextmanager
 def of_products(recorder: Any) -> Iterator[None]:
     """No element is zero: the gradient of a product, or of a running one, is a quotient."""

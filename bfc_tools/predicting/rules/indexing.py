@@ -15,15 +15,8 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    before,
-    composition,
-    order,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import before, composition, file, order, rule
 from bfc_tools.predicting.rules.reductions import WARP, kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import (
     Made,
@@ -39,6 +32,9 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
+EMBEDDING_BAG = file("ATen/native/cuda/EmbeddingBag.cu")
+EMBEDDING_BACKWARD_KERNEL = file("ATen/native/cuda/EmbeddingBackwardKernel.cu")
+
 INDEX = 8
 #: Up to so many indices, one kernel adds up the gradient of an embedding without sorting them.
 UNSORTED_INDICES = 3072
@@ -48,8 +44,11 @@ FILLS = "what fills new memory"
 #: The modes of an embedding bag whose gradient is, or is not, that of a sum.
 SUM, MOST = 0, 2
 
-# of a bag the size, the bag of each index, and the result; from EmbeddingBag.cu
-order({"aten::_embedding_bag": (2, 1, 0), "aten::_embedding_bag_forward_only": (2, 1, 0)})
+# of a bag the size, the bag of each index, and the result
+order(
+    {"aten::_embedding_bag": (2, 1, 0), "aten::_embedding_bag_forward_only": (2, 1, 0)},
+    source=file("ATen/native/cuda/EmbeddingBag.cu"),
+)
 
 
 def bits(highest: int) -> int:
@@ -57,7 +56,14 @@ def bits(highest: int) -> int:
     return max(1, highest.bit_length())
 
 
-@rule("aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::_unsafe_index_put")
+@rule(
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index_put",
+    source=file("ATen/native/cuda/Indexing.cu", "index_put_with_sort_kernel"),
+    seen="recordings: sorts of 4096 and 8192 pairs",
+)
 def index_put(call: Call) -> Iterator[Workspace | Release]:
     """Where values add up, or the order matters, the indices are sorted."""
     given = call.args[1]
@@ -191,7 +197,16 @@ def _in_range(call: Call, index: Any, count: int) -> Iterator[Workspace | Releas
 # -- with deterministic algorithms -----------------------------------------------------------------
 
 
-@rule("aten::index_add", "aten::index_add_", "aten::index_copy", "aten::index_copy_")
+@rule(
+    "aten::index_add",
+    "aten::index_add_",
+    "aten::index_copy",
+    "aten::index_copy_",
+    source=(
+        file("ATen/native/cuda/Indexing.cu", "index_add_cuda_impl"),
+        file("ATen/native/TensorAdvancedIndexing.cpp", "index_copy_out"),
+    ),
+)
 def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
     """Rows are put at sorted indices (index_add_cuda_impl, index_copy_out); those that are added
     are multiplied by `alpha` first."""
@@ -207,6 +222,7 @@ def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     *("aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_"),
     *("aten::scatter_reduce", "aten::scatter_reduce_"),
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "_scatter_via_index_put"),
 )
 def scattered_in_order(call: Call) -> Iterator[Workspace | Release]:
     """Sums, and numbers that replace others, are put at sorted indices: of each dimension
@@ -230,7 +246,11 @@ def scattered_in_order(call: Call) -> Iterator[Workspace | Release]:
     yield from _put_in_order(call, given, source)
 
 
-@rule("aten::embedding", "aten::index_select")
+@rule(
+    "aten::embedding",
+    "aten::index_select",
+    source=file("ATen/native/ResizeCommon.h", "fill_resize_deterministic_", read="2.15.0"),
+)
 def filled(call: Call) -> Iterator[Workspace | Release]:
     """Memory for rows, which is filled before they are written."""
     if call.deterministic:
@@ -246,7 +266,11 @@ def _from_host(indices: Sequence[Any]) -> Iterator[Workspace | Release]:
             yield Workspace(numel(index) * INDEX, what="index from the host")
 
 
-@before("aten::index", "aten::_unsafe_index")
+@before(
+    "aten::index",
+    "aten::_unsafe_index",
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "make_info", "AdvancedIndex"),
+)
 def index_alike(call: Call) -> Iterator[Workspace | Release]:
     """Indices on the device, in 64 bits, and with the same strides (make_info and AdvancedIndex in
     TensorAdvancedIndexing.cpp)."""
@@ -267,7 +291,7 @@ def _strides(index: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * missing + tuple(0 if size == 1 else int(step) for size, step in sizes)
 
 
-@before("aten::embedding")
+@before("aten::embedding", source=file("ATen/native/Embedding.cpp"))
 def embedding(call: Call) -> Iterator[Workspace | Release]:
     """Indices in a row, which are copied where they do not lie so (ATen/native/Embedding.cpp)."""
     indices = call.args[1]
@@ -282,7 +306,7 @@ def _sorts(call: Call) -> bool:
     return count > (0 if argument(call, "scale_grad_by_freq", False) else UNSORTED_INDICES)
 
 
-@before("aten::embedding_dense_backward")
+@before("aten::embedding_dense_backward", source=file("ATen/native/cuda/Embedding.cu"))
 def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
     """Indices and gradient in a row; many are sorted before their rows are summed."""
     yield from contiguous_copy(call.args[1], "indices in a row")
@@ -313,7 +337,10 @@ def sorted_indices(call: Call, count: int, size: int) -> Iterator[Workspace | Re
             yield from cub.for_a_moment(taken, "scan of equal ones")
 
 
-@composition("aten::_embedding_bag_backward")
+@composition(
+    "aten::_embedding_bag_backward",
+    source=file("ATen/native/EmbeddingBag.cpp", "_embedding_bag_backward"),
+)
 def gradient_of_bags(
     gradient: Any,  # as PyTorch calls it
     indices: Any,
@@ -337,7 +364,7 @@ def gradient_of_bags(
     return backward(gradient, indices, bags, sizes, highest, *common)
 
 
-@before("aten::_embedding_bag_dense_backward")
+@before("aten::_embedding_bag_dense_backward", source=EMBEDDING_BAG)
 def sorted_bags(call: Call) -> Iterator[Workspace | Release]:
     """Of a sum or mean of each bag: all indices are sorted."""
     if argument(call, "mode", SUM) == MOST or not numel(call.args[1]):
@@ -347,7 +374,7 @@ def sorted_bags(call: Call) -> Iterator[Workspace | Release]:
     yield from sorted_indices(call, count, size)
 
 
-@rule("aten::_embedding_bag_dense_backward")
+@rule("aten::_embedding_bag_dense_backward", source=(EMBEDDING_BAG, EMBEDDING_BACKWARD_KERNEL))
 def summed_bags(call: Call) -> Iterator[Workspace | Release]:
     """The rows of each index are summed, as of an embedding."""
     indices = call.args[1]
@@ -356,7 +383,11 @@ def summed_bags(call: Call) -> Iterator[Workspace | Release]:
         yield from _segments(call, numel(indices), int(indices.element_size()), weights)
 
 
-@rule("aten::embedding_dense_backward")
+@rule(
+    "aten::embedding_dense_backward",
+    source=(EMBEDDING_BACKWARD_KERNEL, file("ATen/native/cuda/SortingCommon.cuh", read="2.15.0")),
+    seen="an H200",
+)
 def summed_rows(call: Call) -> Iterator[Workspace | Release]:
     """The rows of each index are summed in segments of at most ten."""
     if _sorts(call):
@@ -413,7 +444,7 @@ def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Works
         yield Workspace(weights * gradient.shape[-1] * rows, what="sums in 32 bits")
 
 
-@before("aten::where")
+@before("aten::where", source=file("ATen/native/TensorCompare.cpp"), seen="recordings of programs")
 def where(call: Call) -> Iterator[Workspace | Release]:
     """A number from the host is a tensor of no dimensions on the device."""
     for given in call.args[1:]:

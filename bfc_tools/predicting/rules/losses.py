@@ -11,27 +11,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    answer,
-    before,
-    composed,
-    kernel,
-    on_cuda,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import answer, before, file, kernel, mark, rule
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import Made, argument, broadcast, nbytes
+
+LOSS_HUBER_LOSS = file("ATen/native/Loss.cpp", "huber_loss")
+LOSS_BINARY_CROSS_ENTROPY_OUT_CUDA = file(
+    "ATen/native/cuda/Loss.cu", "binary_cross_entropy_out_cuda"
+)
+MULTI_MARGIN_LOSS = file("ATen/native/cuda/MultiMarginLoss.cu")
 
 #: The number of `reduction="none"`.
 NONE, MEAN = 0, 1
 
-composed(
+mark(
+    "composed",
     "aten::binary_cross_entropy_with_logits",
     "aten::soft_margin_loss",
     "aten::soft_margin_loss_backward",
+    source=file("ATen/native/Loss.cpp"),
 )
 
 
@@ -45,7 +44,11 @@ def _sum(call: Call, loss: Any) -> Iterator[Workspace | Release]:
     yield from reduce(call, loss, range(len(loss.shape)), kernel, int(loss.element_size()))
 
 
-@kernel("aten::mse_loss", "aten::smooth_l1_loss")
+@kernel(
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    source=file("ATen/native/Loss.cpp", "maybe_get_output"),
+)
 def mean_of_differences(call: Call) -> Any:
     """Of a mean or sum, too, memory for all elements is allocated first, and kept: the result is
     only made smaller then (maybe_get_output in ATen/native/Loss.cpp)."""
@@ -56,7 +59,11 @@ def mean_of_differences(call: Call) -> Any:
     return given.new_empty(shape, dtype=torch.result_type(given, target)).as_strided((), ())
 
 
-@rule("aten::mse_loss", "aten::smooth_l1_loss")
+@rule(
+    "aten::mse_loss",
+    "aten::smooth_l1_loss",
+    source=file("ATen/native/Loss.cpp", "mse_loss_out", "smooth_l1_loss_out"),
+)
 def differences(call: Call) -> Iterator[Workspace | Release]:
     """The loss of each element, once more."""
     if _is_reduced(call):
@@ -65,21 +72,21 @@ def differences(call: Call) -> Iterator[Workspace | Release]:
         yield from _sum(call, loss)
 
 
-@before("aten::huber_loss")
+@before("aten::huber_loss", source=LOSS_HUBER_LOSS)
 def huber(call: Call) -> Iterator[Workspace | Release]:
     """The loss of each element, before it."""
     if _is_reduced(call):
         yield Workspace(nbytes(call.args[0]), what="loss of each element")
 
 
-@rule("aten::huber_loss")
+@rule("aten::huber_loss", source=LOSS_HUBER_LOSS)
 def huber_mean(call: Call) -> Iterator[Workspace | Release]:
     """What its mean takes."""
     if _is_reduced(call):
         yield from _sum(call, Made(call.args[0], tuple(call.args[0].shape)))
 
 
-@kernel("aten::binary_cross_entropy")
+@kernel("aten::binary_cross_entropy", source=LOSS_BINARY_CROSS_ENTROPY_OUT_CUDA)
 def binary_cross_entropy(call: Call) -> Any:
     """The mean is written into the memory of the losses of all elements, and keeps all of it."""
     given = call.args[0]
@@ -88,7 +95,7 @@ def binary_cross_entropy(call: Call) -> Any:
     return given.new_empty(given.shape).as_strided((), ())
 
 
-@rule("aten::binary_cross_entropy")
+@rule("aten::binary_cross_entropy", source=LOSS_BINARY_CROSS_ENTROPY_OUT_CUDA)
 def binary_cross_entropy_mean(call: Call) -> Iterator[Workspace | Release]:
     """The mean itself, before it is written there."""
     if _is_reduced(call):
@@ -97,7 +104,7 @@ def binary_cross_entropy_mean(call: Call) -> Iterator[Workspace | Release]:
         yield from _sum(call, loss)
 
 
-@rule("aten::multi_margin_loss")
+@rule("aten::multi_margin_loss", source=MULTI_MARGIN_LOSS)
 def multi_margin(call: Call) -> Iterator[Workspace | Release]:
     """The loss of each row, before they are summed up (cuda/MultiMarginLoss.cu)."""
     given = call.args[0]
@@ -110,6 +117,11 @@ def multi_margin(call: Call) -> Iterator[Workspace | Release]:
 @answer(
     *("aten::multi_margin_loss_backward", "aten::multilabel_margin_loss_backward"),
     "aten::fractional_max_pool3d_backward",
+    source=(
+        MULTI_MARGIN_LOSS,
+        file("ATen/native/cuda/MultiLabelMarginCriterion.cu"),
+        file("ATen/native/cuda/FractionalMaxPool3d.cu"),
+    ),
 )
 def margin_backward(call: Call, run: Callable[[], Any]) -> Any:
     """A gradient of the size of the input, which PyTorch says of no fake tensor."""

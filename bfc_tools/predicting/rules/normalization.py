@@ -13,16 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Result,
-    Workspace,
-    before,
-    between,
-    kernel,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace
+from bfc_tools.predicting.rules.operators import before, between, file, kernel, rule
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import (
     Made,
@@ -34,6 +26,9 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
+NORMALIZATION = file("ATen/native/cuda/Normalization.cu")
+NORMALIZATION_FILE = file("ATen/native/cuda/Normalization.cuh", read="2.15.0")
+
 #: With more rows than that and few columns, the gradients of weights are summed in blocks.
 MANY_ROWS = 64 * 1024
 COLUMNS = 32
@@ -44,13 +39,22 @@ MOST_BLOCKS = 64 * 1024 // 2
 @before(
     *("aten::native_layer_norm", "aten::native_layer_norm_backward"),
     *("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"),
+    source=file("ATen/native/cuda/layer_norm_kernel.cu", "layer_norm_cuda"),
 )
 def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
     """The kernels read row by row: images whose channels were moved to the end are copied."""
     yield from contiguous_copy(argument(call, "input"), "input in order")
 
 
-@rule("aten::native_layer_norm_backward", "aten::_fused_rms_norm_backward")
+@rule(
+    "aten::native_layer_norm_backward",
+    "aten::_fused_rms_norm_backward",
+    source=file(
+        "ATen/native/cuda/layer_norm_kernel.cu",
+        "LaunchGammaBetaBackwardCUDAKernel",
+        "GammaBetaBackward",
+    ),
+)
 def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
     """Partial gradients of the weight and the bias, where there are many short rows."""
     yield from contiguous_copy(call.args[0], "gradient in order")
@@ -73,7 +77,15 @@ def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
         yield from reduce(call, partial, [0], kernel, int(result.element_size()))
 
 
-@rule("aten::native_group_norm", "aten::native_group_norm_backward")
+@rule(
+    "aten::native_group_norm",
+    "aten::native_group_norm_backward",
+    source=file(
+        "ATen/native/cuda/group_norm_kernel.cu",
+        "GroupNormKernelImplInternal",
+        "GroupNormBackwardKernelImplInternal",
+    ),
+)
 def group_norm(call: Call) -> Iterator[Workspace | Release]:
     """A factor and a summand for each channel of each image, if there is a weight or a bias; sums
     in the backward pass."""
@@ -113,7 +125,9 @@ def _sums_of_groups(size: int) -> list[Workspace]:
 TILE, ELEMENTS, THREADS, MOST_ALONG, LEAST_ALONG = 32, 16, 512, 128, 8
 
 
-@kernel("aten::native_batch_norm")
+@kernel(
+    "aten::native_batch_norm", source=file("ATen/native/cuda/Normalization.cu", "batch_norm_cuda")
+)
 def normalised(call: Call) -> Any:
     """Without training cuDNN keeps no statistics; PyTorch's own kernels do (batch_norm_cuda)."""
     tensor = call.args[0]
@@ -125,7 +139,12 @@ def normalised(call: Call) -> Any:
     return found[0], _of_channels(tensor, tensor), _of_channels(tensor, tensor)
 
 
-@rule("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update")
+@rule(
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_batch_norm_with_update",
+    source=(NORMALIZATION, NORMALIZATION_FILE),
+)
 def batch_norm(call: Call) -> Iterator[Workspace | Release]:
     """PyTorch's own kernels share a channel between blocks where channels lie side by side."""
     training = argument(call, "training", operator(call) == "_batch_norm_with_update")
@@ -133,7 +152,11 @@ def batch_norm(call: Call) -> Iterator[Workspace | Release]:
         yield from _shared_channels(call.args[0], 4)
 
 
-@between("aten::native_batch_norm_backward", "aten::batch_norm_backward")
+@between(
+    "aten::native_batch_norm_backward",
+    "aten::batch_norm_backward",
+    source=(NORMALIZATION, NORMALIZATION_FILE),
+)
 def batch_norm_backward(call: Call) -> Iterator[Workspace | Release | Result]:
     """The same for the sums of gradients, which have arrays of their own, and come before the
     gradient of the input."""
@@ -155,27 +178,31 @@ def _of_channels(tensor: Any, like: Any) -> Any:
     return tensor.new_empty(tensor.shape[1:2], dtype=dtype)
 
 
-@kernel("aten::batch_norm_stats")
+@kernel("aten::batch_norm_stats", source=NORMALIZATION)
 def statistics(call: Call) -> Any:
     """Mean and deviation of each channel in this process."""
     tensor = call.args[0]
     return _of_channels(tensor, tensor), _of_channels(tensor, tensor)
 
 
-@kernel("aten::batch_norm_gather_stats_with_counts", "aten::batch_norm_gather_stats")
+@kernel(
+    "aten::batch_norm_gather_stats_with_counts",
+    "aten::batch_norm_gather_stats",
+    source=NORMALIZATION,
+)
 def statistics_of_all(call: Call) -> Any:
     """The same of all processes."""
     tensor, mean = call.args[0], call.args[1]
     return _of_channels(tensor, mean), _of_channels(tensor, mean)
 
 
-@kernel("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt")
+@kernel("aten::batch_norm_elemt", "aten::batch_norm_backward_elemt", source=NORMALIZATION)
 def each_element(call: Call) -> Any:
     """What is normalised, or its gradient: in the backward pass the gradient comes first."""
     return torch.empty_like(call.args[0])
 
 
-@kernel("aten::batch_norm_backward_reduce")
+@kernel("aten::batch_norm_backward_reduce", source=NORMALIZATION)
 def sums_of_gradients(call: Call) -> Any:
     """Two sums of each channel, and the gradients of weight and bias."""
     tensor, mean = call.args[1], call.args[2]

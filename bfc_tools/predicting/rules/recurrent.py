@@ -22,20 +22,21 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc_tools.predicting.kinds import WORKSPACES
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Result,
-    Workspace,
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import (
     answer,
     around,
     before,
     between,
+    file,
     kernel,
-    on_cuda,
     order,
 )
 from bfc_tools.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel
+
+RNN_CPP = file("ATen/native/cudnn/RNN.cpp")
+RNN_CU = file("ATen/native/cuda/RNN.cu")
+SEEN = "cuDNN 9.19 on an H100: 303 networks"
 
 #: cuDNN's number of a network, and how many numbers its reserve keeps of each step and unit.
 KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 5), "gru": (3, 6)}
@@ -195,7 +196,7 @@ class Network:
         return found[:3] if self.kind == "lstm" else found[:2]
 
 
-@around
+@around(source=(file("ATen/native/RNN.cpp"), file("torch/nn/modules/rnn.py", read="2.15.0")))
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, `nn.LSTM` and its like call cuDNN's operator."""
@@ -393,7 +394,7 @@ def _in_order(call: Call, tensor: Any, what: str) -> list[Workspace]:
     return contiguous_copy(_StepsFirst(tensor) if _turned(call) else tensor, what)
 
 
-@between("aten::_cudnn_rnn")
+@between("aten::_cudnn_rnn", source=RNN_CPP, seen=SEEN)
 def workspace(call: Call) -> Iterator[Workspace | Release | Result]:
     """cuDNN's workspace lies between the results and the reserve."""
     yield from _in_order(call, call.args[0], "input in order")
@@ -401,7 +402,7 @@ def workspace(call: Call) -> Iterator[Workspace | Release | Result]:
     yield _workspace(call, train=bool(argument(call, "train")))
 
 
-@before("aten::_cudnn_rnn_backward")
+@before("aten::_cudnn_rnn_backward", source=RNN_CPP)
 def gradients_of_nothing(call: Call) -> Iterator[Workspace | Release]:
     """Zeros, where the output or the last state leads to no gradient."""
     for name, like in (("grad_output", "output"), ("grad_hy", "hx"), ("grad_cy", "cx")):
@@ -410,7 +411,7 @@ def gradients_of_nothing(call: Call) -> Iterator[Workspace | Release]:
             yield Workspace(nbytes(tensor), what="zeros")
 
 
-@between("aten::_cudnn_rnn_backward")
+@between("aten::_cudnn_rnn_backward", source=RNN_CPP, seen=SEEN)
 def workspaces(call: Call) -> Iterator[Workspace | Release | Result]:
     """One for the gradient of the input, and one for that of the weights: each is a call with
     copies of its own."""
@@ -436,7 +437,7 @@ def _for_a_moment(copies: list[Workspace], one: Workspace) -> Iterator[Workspace
         yield Release(each)
 
 
-@kernel("aten::_cudnn_rnn")
+@kernel("aten::_cudnn_rnn", source=RNN_CPP, seen="cuDNN 9.19 on an H200 and an H100, to the byte")
 def forward(call: Call) -> Any:
     """The results, and the reserve."""
     output, hidden, cell, *_ = call.func(*call.args, **call.kwargs)
@@ -462,7 +463,7 @@ def forward(call: Call) -> Any:
     return output, hidden, cell, kept, data.new_empty(0)
 
 
-@kernel("aten::_cudnn_rnn_backward")
+@kernel("aten::_cudnn_rnn_backward", source=RNN_CPP)
 def backward(call: Call) -> Any:
     """The gradients of the weights lie side by side."""
     data, weights = call.args[0], call.args[1]
@@ -488,10 +489,13 @@ def backward(call: Call) -> Any:
 #: What the kernels of cells keep for the backward pass, in sizes of the state (RNN.cu).
 LSTM_KEEPS, GRU_KEEPS = 4, 5
 # which they allocate first
-order({"aten::_thnn_fused_lstm_cell": (2,), "aten::_thnn_fused_gru_cell": (1,)})
+order(
+    {"aten::_thnn_fused_lstm_cell": (2,), "aten::_thnn_fused_gru_cell": (1,)},
+    source=file("ATen/native/cuda/RNN.cu"),
+)
 
 
-@answer("aten::_thnn_fused_lstm_cell")
+@answer("aten::_thnn_fused_lstm_cell", source=RNN_CU)
 def lstm_cell(call: Call, run: Callable[..., Any]) -> Any:
     """The two states, and the gates."""
     cell = call.args[2]
@@ -503,7 +507,7 @@ def _kept(state: Any, rows: int, size: int, times: int = LSTM_KEEPS) -> Any:
     return state.new_empty((rows, size * times))
 
 
-@answer("aten::_thnn_fused_lstm_cell_backward_impl")
+@answer("aten::_thnn_fused_lstm_cell_backward_impl", source=RNN_CU)
 def lstm_cell_backward(call: Call, run: Callable[..., Any]) -> Any:
     """The gradients of the gates, of the cell, and of the bias."""
     cell, kept = argument(call, "cx"), argument(call, "workspace")
@@ -511,7 +515,7 @@ def lstm_cell_backward(call: Call, run: Callable[..., Any]) -> Any:
     return kept.new_empty(kept.shape), cell.new_empty(cell.shape), bias
 
 
-@answer("aten::_thnn_fused_gru_cell")
+@answer("aten::_thnn_fused_gru_cell", source=RNN_CU)
 def gru_cell(call: Call, run: Callable[..., Any]) -> Any:
     """The state, and what its gradient needs."""
     state = call.args[2]
@@ -519,7 +523,7 @@ def gru_cell(call: Call, run: Callable[..., Any]) -> Any:
     return state.new_empty(state.shape), _kept(state, rows, size, GRU_KEEPS)
 
 
-@answer("aten::_thnn_fused_gru_cell_backward")
+@answer("aten::_thnn_fused_gru_cell_backward", source=RNN_CU)
 def gru_cell_backward(call: Call, run: Callable[..., Any]) -> Any:
     """The gradients of the gates of input and state, of the state, and of both biases."""
     gradient = call.args[0]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc_tools.predicting.devices import GPU
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace, rule
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import file, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, numel, operator, type_name
 
 INT_MAX = 2**31 - 1
@@ -263,7 +264,23 @@ NAMES = (
 )
 
 
-@rule(*(f"aten::{name}" for name in NAMES))
+@rule(
+    *(f"aten::{name}" for name in NAMES),
+    source=(
+        file(
+            "ATen/native/cuda/Reduce.cuh",
+            "setReduceConfig",
+            "global_memory_size",
+            "semaphore_size",
+            read="2.15.0",
+        ),
+        file("ATen/native/cuda/ReduceSumProdKernel.cu"),
+        file("ATen/native/cuda/ReduceMomentKernel.cu"),
+        file("ATen/native/cuda/ReduceArgMaxKernel.cu"),
+        file("ATen/TensorIterator.cpp"),
+    ),
+    seen="19 recordings of programs",
+)
 def reduction(call: Call) -> Iterator[Workspace | Release]:
     """A reduction; first the copy in the type of the result, if the kernel cannot convert."""
     name = operator(call)

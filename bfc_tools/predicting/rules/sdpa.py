@@ -15,7 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import around, on_cuda
+from bfc_tools.predicting.rules.interface import on_cuda
+from bfc_tools.predicting.rules.operators import around, file
 from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
 from bfc_tools.predicting.rules.stand_ins import standing_in
 
@@ -25,7 +26,13 @@ MASK_STEP = 8
 MASKS = (2, 3, 4)
 
 
-@around
+@around(
+    source=(
+        file("ATen/native/transformers/attention.cpp"),
+        file("ATen/native/transformers/cuda/sdp_utils.cpp"),
+        file("ATen/native/transformers/sdp_utils_cpp.h", read="2.15.0"),
+    )
+)
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, the function of `torch.nn.functional` asks for the GPU's choice."""
@@ -57,7 +64,7 @@ def replaced(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around
+@around(source=file("torch/nn/attention/bias.py", read="2.15.0"))
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """A causal bias is a tensor of its own class, and asks for what the GPU can do."""

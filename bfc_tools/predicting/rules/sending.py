@@ -19,13 +19,16 @@ from bfc.libraries import torch
 from bfc_tools.predicting import letters
 from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.rules.distributed import unboxed
-from bfc_tools.predicting.rules.interface import Call, answer, around
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, around, file
+
+OPS = file("torch/csrc/distributed/c10d/Ops.cpp")
 
 #: Tensors of so many whole numbers say what is to be done; larger ones are data.
 FEW = 16
 
 
-@answer("c10d::send")
+@answer("c10d::send", source=OPS)
 def sent(call: Call, run: Callable[[], Any]) -> Any:
     """A tensor goes to another process, and stays as it is: its numbers, where they are known."""
     recorder: Any = call.recording
@@ -38,7 +41,7 @@ def sent(call: Call, run: Callable[[], Any]) -> Any:
         return run()
 
 
-@answer("c10d::recv_")
+@answer("c10d::recv_", source=OPS)
 def received(call: Call, run: Callable[[], Any]) -> Any:
     """A tensor comes from another process. Without a letter, that answers with what it was sent:
     processes that vote vote alike."""
@@ -79,7 +82,17 @@ def _global(group: Any, rank: int) -> int:
     return int(torch.distributed.get_global_rank(unboxed(group), rank))
 
 
-@around
+@around(
+    source=(
+        file(
+            "torch/distributed/distributed_c10d.py",
+            "send_object_list",
+            "recv_object_list",
+            read="2.15.0",
+        ),
+        file("torch/distributed/pipelining/stage.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def objects(recorder: Any) -> Iterator[None]:
     """Objects are sent as pickles in tensors, which are made here, too."""

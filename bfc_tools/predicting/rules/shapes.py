@@ -15,31 +15,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    around,
-    composition,
-    kernel,
-    on_cuda,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import around, composition, file, kernel, rule
 from bfc_tools.predicting.rules.stand_ins import standing_in
 from bfc_tools.predicting.rules.tensors import argument, nbytes
+
+DISTRIBUTIONS = file("ATen/native/cuda/Distributions.cpp")
 
 #: The number of `reduction="mean"`.
 MEAN = 1
 
 
-@kernel("aten::_unsafe_view")
+@kernel("aten::_unsafe_view", source=file("ATen/native/TensorShape.cpp", "_unsafe_view"))
 def unsafe_view(call: Call) -> Any:
     """As `view` (ATen/native/TensorShape.cpp, _unsafe_view), which PyTorch's fake tensors know
     without asking for the shape again."""
     return torch.ops.aten.view.default(*call.args)
 
 
-@kernel("aten::_ctc_loss")
+@kernel("aten::_ctc_loss", source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_gpu_template"))
 def ctc_loss(call: Call) -> Any:
     """The losses, and the probabilities of all prefixes of the longest target. Lengths, and where
     targets begin, are copied to the device first."""
@@ -59,7 +53,10 @@ def _lengths(scores: Any) -> list[Any]:
     return [scores.new_empty(scores.shape[1], dtype=torch.int64) for _ in range(3)]
 
 
-@kernel("aten::_ctc_loss_backward")
+@kernel(
+    "aten::_ctc_loss_backward",
+    source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_backward_gpu_template"),
+)
 def ctc_loss_gradient(call: Call) -> Any:
     """The gradient of the scores, and the probabilities of all suffixes. In large problems those of
     the blanks, which are each second place, are summed up first."""
@@ -79,13 +76,14 @@ def ctc_loss_gradient(call: Call) -> Any:
 @kernel(
     *("aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::binomial"),
     *("aten::_standard_gamma", "aten::_standard_gamma_grad"),
+    source=DISTRIBUTIONS,
 )
 def drawn(call: Call) -> Any:
     """A number for each parameter (ATen/native/cuda/Distributions.cpp)."""
     return torch.empty(call.args[0].shape, dtype=call.args[0].dtype, device=call.args[0].device)
 
 
-@rule("aten::_sample_dirichlet")
+@rule("aten::_sample_dirichlet", source=DISTRIBUTIONS)
 def gammas(call: Call) -> Iterator[Workspace | Release]:
     """Drawn first, and then divided by their sum."""
     yield Workspace(nbytes(call.result), what="numbers of a gamma distribution")
@@ -95,7 +93,9 @@ def gammas(call: Call) -> Iterator[Workspace | Release]:
 BOXES = 64
 
 
-@composition("torchvision::nms")
+@composition(
+    "torchvision::nms", source=file("pytorch/vision: torchvision/csrc/ops/cuda/nms_kernel.cu")
+)
 def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
     """Boxes that do not overlap: at most all. Each is compared with each, and the answers are bits
     (torchvision's ops/cuda/nms_kernel.cu)."""
@@ -115,7 +115,7 @@ LONGEST = 256
 SUM = 2
 
 
-@around
+@around(source=file("ATen/native/LossCTC.cpp"))
 @contextmanager
 def losses_of_sequences(recorder: Any) -> Iterator[None]:
     """`torch.ctc_loss`, which for subclasses of tensors keeps the lengths on the device
@@ -169,7 +169,7 @@ def _are_for_cudnn(scores: Any, targets: Any, *lengths: Any) -> bool:
     return alike and longest < LONGEST and on_cuda(scores) and not on_cuda(targets)
 
 
-@kernel("aten::linalg_lstsq")
+@kernel("aten::linalg_lstsq", source=file("ATen/native/BatchLinearAlgebra.cpp", "linalg_lstsq"))
 def least_squares(call: Call) -> Any:
     """The solution, in the memory of the right side, and the residuals where there are more
     equations than unknowns."""
@@ -189,6 +189,10 @@ def least_squares(call: Call) -> Any:
     "aten::fake_quantize_per_tensor_affine_cachemask",
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     "aten::fake_quantize_per_channel_affine_cachemask",
+    source=(
+        file("ATen/native/quantized/FakeQuantPerTensorAffine.cpp"),
+        file("ATen/native/quantized/FakeQuantPerChannelAffine.cpp"),
+    ),
 )
 def fake_quantized(call: Call) -> Any:
     """The rounded numbers, and a mask of those that were in range."""
@@ -196,7 +200,7 @@ def fake_quantized(call: Call) -> Any:
     return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
 
 
-@around
+@around(source=file("ATen/native/SpectralOps.cpp", "istft"))
 @contextmanager
 def waves(recorder: Any) -> Iterator[None]:
     """`torch.istft`, which reads in C++ whether its windows leave gaps."""

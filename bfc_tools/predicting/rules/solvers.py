@@ -17,20 +17,23 @@ from unittest.mock import patch
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Result,
-    Workspace,
+from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import (
     around,
     before,
     between,
-    composed,
-    on_cuda,
+    file,
+    mark,
     order,
     rule,
 )
 from bfc_tools.predicting.rules.tensors import argument, div_up, nbytes, numel
+
+BATCH_LINEAR_ALGEBRA = file("ATen/native/BatchLinearAlgebra.cpp")
+BATCH_LINEAR_ALGEBRA_CPP = file("ATen/native/cuda/linalg/BatchLinearAlgebra.cpp")
+BATCH_LINEAR_ALGEBRA_LIB = file("ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp")
+LINEAR_ALGEBRA_LU_DET_P = file("ATen/native/LinearAlgebra.cpp", "lu_det_P")
+SEEN = "an H100 with CUDA 13.0: 3 to 1536 rows, within 2 % above 64 KiB"
 
 INFO, INDEX, PIVOT = 4, 8, 4
 #: Rows and columns that a block works on.
@@ -47,8 +50,8 @@ AT_ONCE, AT_ONCE_FEW = 16, 64
 
 Steps = Iterator[Workspace | Release]
 
-order({"aten::_linalg_eigh": (1, 0), "aten::_linalg_svd": (0, 2, 1)})
-composed("aten::linalg_pinv")
+order({"aten::_linalg_eigh": (1, 0), "aten::_linalg_svd": (0, 2, 1)}, seen=SEEN)
+mark("composed", "aten::linalg_pinv", source=file("ATen/native/LinearAlgebra.cpp"))
 
 
 def _sizes(matrix: Any) -> tuple[int, int, int, int]:
@@ -148,7 +151,7 @@ def _one_by_one(count: int, size: int) -> Steps:
         yield from cub.for_a_moment(size, "cuSOLVER's workspace")
 
 
-@around
+@around(source=file("ATen/native/BatchLinearAlgebra.cpp", "_may_require_fw_or_bw_grad"))
 @contextmanager
 def values_alone(recorder: Any) -> Iterator[None]:
     """`eigvalsh` and `svdvals` make vectors for a tensor subclass, as if it would ask for a
@@ -171,7 +174,11 @@ def values_alone(recorder: Any) -> Iterator[None]:
         yield
 
 
-@rule("aten::_linalg_eigh")
+@rule(
+    "aten::_linalg_eigh",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def eigh(call: Call) -> Steps:
     """Small matrices of a batch together, others one by one."""
     matrix = call.args[0]
@@ -185,7 +192,11 @@ def eigh(call: Call) -> Steps:
     yield from _checked(count)
 
 
-@rule("aten::_linalg_svd")
+@rule(
+    "aten::_linalg_svd",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def svd(call: Call) -> Steps:
     """A copy, and the vectors also where only the values are asked for."""
     matrix = call.args[0]
@@ -225,7 +236,11 @@ def _made(count: int, rows: int, columns: int, size: int) -> Steps:
     yield Release(information)
 
 
-@rule("aten::linalg_qr")
+@rule(
+    "aten::linalg_qr",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def qr(call: Call) -> Steps:
     """Factorised, and the orthogonal matrix made from what that left."""
     count, rows, columns, size = _sizes(call.args[0])
@@ -237,25 +252,37 @@ def qr(call: Call) -> Steps:
         yield from _made(count, rows, rows if mode == "complete" else least, size)
 
 
-@rule("aten::geqrf")
+@rule(
+    "aten::geqrf",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def geqrf(call: Call) -> Steps:
     """Factorised."""
     yield from _factorised(*_sizes(call.args[0]))
 
 
-@rule("aten::linalg_householder_product")
+@rule(
+    "aten::linalg_householder_product",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def householder_product(call: Call) -> Steps:
     """The orthogonal matrix."""
     yield from _made(*_sizes(call.args[0]))
 
 
-@before("aten::linalg_lstsq")
+@before("aten::linalg_lstsq", source=BATCH_LINEAR_ALGEBRA)
 def ranks(call: Call) -> Steps:
     """Whether each could be solved."""
     yield Workspace(_sizes(call.args[0])[0] * INFO, what="information")
 
 
-@between("aten::linalg_lstsq")
+@between(
+    "aten::linalg_lstsq",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def lstsq(call: Call) -> Iterator[Workspace | Release | Result]:
     """The matrix is factorised in a copy, and the reflections are applied to the right side."""
     matrix, right = call.args[0], call.args[1]
@@ -283,7 +310,11 @@ def lstsq(call: Call) -> Iterator[Workspace | Release | Result]:
     yield from _checked(count)
 
 
-@rule("aten::linalg_cholesky_ex")
+@rule(
+    "aten::linalg_cholesky_ex",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def cholesky(call: Call) -> Steps:
     """In place of the result."""
     count, rows, _, _ = _sizes(call.args[0])
@@ -291,26 +322,38 @@ def cholesky(call: Call) -> Steps:
     yield from cub.for_a_moment(size, "cuSOLVER's workspace")
 
 
-@rule("aten::_linalg_check_errors")
+@rule("aten::_linalg_check_errors", source=BATCH_LINEAR_ALGEBRA)
 def check(call: Call) -> Steps:
     """Whether any matrix was singular."""
     yield from _checked(numel(call.args[0]))
 
 
-@rule("aten::cholesky_inverse")
+@rule(
+    "aten::cholesky_inverse",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def cholesky_inverse(call: Call) -> Steps:
     """In a copy."""
     yield Workspace(nbytes(call.args[0]), what="matrices")
     yield Workspace(INFO, what="information")
 
 
-@rule("aten::cholesky_solve", "aten::_cholesky_solve_helper")
+@rule(
+    "aten::cholesky_solve",
+    "aten::_cholesky_solve_helper",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP),
+)
 def cholesky_solve(call: Call) -> Steps:
     """With a copy of the triangular matrix."""
     yield Workspace(nbytes(call.args[1]), what="matrices")
 
 
-@before("aten::cholesky_solve", "aten::_cholesky_solve_helper")
+@before(
+    "aten::cholesky_solve",
+    "aten::_cholesky_solve_helper",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP),
+)
 def whether_solved(call: Call) -> Steps:
     """Whether each could be."""
     yield Workspace(INFO, what="information")
@@ -378,20 +421,32 @@ def _solved(count: int, rows: int, sides: int, right: int, adjoint: bool = False
         yield from (Release(one) for one in reversed([order, *held]))
 
 
-@rule("aten::linalg_solve_triangular")
+@rule(
+    "aten::linalg_solve_triangular",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def solve_triangular(call: Call) -> Steps:
     """In place of the result."""
     count, rows, _, _ = _sizes(call.args[0])
     yield from _triangular(count, rows)
 
 
-@rule("aten::linalg_lu_factor_ex")
+@rule(
+    "aten::linalg_lu_factor_ex",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def lu(call: Call) -> Steps:
     """Factorised in the result."""
     yield from _with_pivots(*_sizes(call.args[0])[:3])
 
 
-@rule("aten::linalg_lu_solve")
+@rule(
+    "aten::linalg_lu_solve",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def lu_solve(call: Call) -> Steps:
     """In place of the result."""
     count, rows, _, size = _sizes(call.args[0])
@@ -412,7 +467,7 @@ def _sign(count: int, rows: int) -> Generator[Workspace | Release, None, Workspa
     return sign
 
 
-@rule("aten::_linalg_det")
+@rule("aten::_linalg_det", source=LINEAR_ALGEBRA_LU_DET_P, seen=SEEN)
 def determinant(call: Call) -> Steps:
     """Factorised; the product of the diagonal times a sign (lu_det_P)."""
     count, rows, columns, size = _sizes(call.args[0])
@@ -425,7 +480,7 @@ def determinant(call: Call) -> Steps:
     yield Release(product)
 
 
-@rule("aten::_linalg_slogdet")
+@rule("aten::_linalg_slogdet", source=LINEAR_ALGEBRA_LU_DET_P, seen=SEEN)
 def logarithm_of_determinant(call: Call) -> Steps:
     """Factorised; the product of the signs of the diagonal, and the sum of its logarithms."""
     count, rows, columns, size = _sizes(call.args[0])
@@ -442,7 +497,11 @@ def logarithm_of_determinant(call: Call) -> Steps:
     yield from cub.for_a_moment(count * rows * size, "logarithms of the diagonal")
 
 
-@rule("aten::linalg_lu")
+@rule(
+    "aten::linalg_lu",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def lu_in_parts(call: Call) -> Steps:
     """Factorised in a copy, and unpacked."""
     matrix = call.args[0]
@@ -459,7 +518,11 @@ def lu_in_parts(call: Call) -> Steps:
     yield Release(pivots)
 
 
-@rule("aten::_linalg_solve_ex")
+@rule(
+    "aten::_linalg_solve_ex",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def solve(call: Call) -> Steps:
     """Factorised in a result, and solved."""
     count, rows, columns, size = _sizes(call.args[0])
@@ -468,7 +531,11 @@ def solve(call: Call) -> Steps:
     yield from _solved(count, rows, right // (count * rows * size), right)
 
 
-@rule("aten::linalg_inv_ex")
+@rule(
+    "aten::linalg_inv_ex",
+    source=(BATCH_LINEAR_ALGEBRA, BATCH_LINEAR_ALGEBRA_CPP, BATCH_LINEAR_ALGEBRA_LIB),
+    seen=SEEN,
+)
 def inverse(call: Call) -> Steps:
     """Factorised in a copy, and solved for the columns of the identity."""
     matrix = call.args[0]
@@ -483,7 +550,7 @@ def inverse(call: Call) -> Steps:
 POWERS = 5
 
 
-@rule("aten::linalg_matrix_exp")
+@rule("aten::linalg_matrix_exp", source=file("ATen/native/LinearAlgebra.cpp"))
 def exponential(call: Call) -> Steps:
     """The powers of a polynomial, whose degree the norms of the matrices decide: the highest."""
     matrix = call.args[0]

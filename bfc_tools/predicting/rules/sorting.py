@@ -14,15 +14,8 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    answer,
-    before,
-    on_cuda,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace, on_cuda
+from bfc_tools.predicting.rules.operators import answer, before, file, rule
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import (
     Made,
@@ -36,6 +29,8 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
+NONZERO = file("ATen/native/cuda/Nonzero.cu")
+
 INDEX, COUNT = 8, 4
 #: Up to so many elements are sorted in place, within a block.
 IN_A_BLOCK = 4096
@@ -48,7 +43,17 @@ def _dimension(call: Call, tensor: Any) -> int:
     return int(-1 if given is None else given) % max(len(tensor.shape), 1)
 
 
-@rule("aten::sort", "aten::argsort", "aten::msort")
+@rule(
+    "aten::sort",
+    "aten::argsort",
+    "aten::msort",
+    source=(
+        file("ATen/native/cuda/Sort.cpp"),
+        file("ATen/native/cuda/Sort.h", read="2.15.0"),
+        file("ATen/native/cuda/SortStable.cu"),
+    ),
+    seen="an H200: scans and sums in the tests",
+)
 def sort(call: Call) -> Iterator[Workspace | Release]:
     """Rows of up to 4096 elements within a block, longer ones by CUB's radix sort."""
     tensor = call.args[0]
@@ -88,13 +93,17 @@ def _stable(tensor: Any, count: int, cc: tuple[int, int]) -> Iterator[Workspace 
         yield from cub.for_a_moment(size, "segmented sort")
 
 
-@before("aten::kthvalue")
+@before("aten::kthvalue", source=file("ATen/native/cuda/Sorting.cpp"))
 def kth(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not contiguous."""
     yield from contiguous_copy(call.args[0], "copy in order")
 
 
-@rule("aten::topk")
+@rule(
+    "aten::topk",
+    source=(file("ATen/native/cuda/TensorTopK.cu"), file("ATen/native/cuda/TensorTopK.cpp")),
+    seen="an H100 with PyTorch 2.11 and later",
+)
 def topk(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not contiguous; where rows are long, the counts of several blocks."""
     tensor, chosen = call.args[0], call.result[0]
@@ -153,7 +162,18 @@ def _by_several_blocks(call: Call, rows: int, count: int) -> Iterator[Workspace 
     yield from map(Release, reversed(held))
 
 
-@rule("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::cumsum_", "aten::cumprod_")
+@rule(
+    "aten::cumsum",
+    "aten::cumprod",
+    "aten::logcumsumexp",
+    "aten::cumsum_",
+    "aten::cumprod_",
+    source=(
+        file("ATen/native/cuda/ScanKernels.cpp"),
+        file("ATen/native/cuda/ScanUtils.cuh", read="2.15.0"),
+    ),
+    seen="an H200: 640 to 1048576 elements",
+)
 def scan(call: Call) -> Iterator[Workspace | Release]:
     """A copy in the type of the result, and CUB's scan where all is one row."""
     tensor, result = call.args[0], call.result
@@ -172,7 +192,10 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
         yield from cub.for_a_moment(taken, "scan")
 
 
-@rule("aten::multinomial")
+@rule(
+    "aten::multinomial",
+    source=(file("ATen/native/Distributions.cpp"), file("ATen/native/cuda/MultinomialKernel.cu")),
+)
 def multinomial(call: Call) -> Iterator[Workspace | Release]:
     """A race of waiting times, or a search in the sums of what may be drawn again."""
     tensor = call.args[0]
@@ -215,7 +238,11 @@ def _checks(call: Call, tensor: Any) -> Iterator[Workspace | Release]:
     yield from cub.for_a_moment(1, "whether none is")
 
 
-@before("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor")
+CHECK = file("ATen/native/DistributionTemplates.h", "CHECK_NORMAL_TENSOR_STD", read="2.15.0")
+
+
+@rule("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor", source=CHECK)
+@before("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor", source=CHECK)
 def deviations(call: Call) -> Iterator[Workspace | Release]:
     """Whether the least deviation is negative, which is read from the device: twice
     (ATen/native/DistributionTemplates.h, CHECK_NORMAL_TENSOR_STD)."""
@@ -231,10 +258,7 @@ def deviations(call: Call) -> Iterator[Workspace | Release]:
     yield from map(Release, reversed(held))
 
 
-rule("aten::normal.Tensor_Tensor", "aten::normal.float_Tensor")(deviations)
-
-
-@before("aten::nonzero")
+@before("aten::nonzero", source=NONZERO)
 def counted(call: Call) -> Iterator[Workspace | Release]:
     """How many are not zero is counted first (ATen/native/cuda/Nonzero.cu)."""
     tensor = call.args[0]
@@ -243,7 +267,7 @@ def counted(call: Call) -> Iterator[Workspace | Release]:
     yield from cub.for_a_moment(cub.total(numel(tensor), COUNT, call.gpu), "sum")
 
 
-@rule("aten::nonzero")
+@rule("aten::nonzero", source=NONZERO)
 def chosen(call: Call) -> Iterator[Workspace | Release]:
     """Then their places are written."""
     tensor = call.args[0]
@@ -261,7 +285,15 @@ def bits_of_an_order(count: int) -> int:
     return min(64, math.ceil(math.log2(count - (6 * count * count + 1) / seldom)))
 
 
-@answer("aten::randperm")
+@answer(
+    "aten::randperm",
+    source=(
+        file("ATen/native/cuda/Randperm.cu"),
+        file(
+            "ATen/native/TensorFactories.h", "check_supported_max_int_with_precision", read="2.15.0"
+        ),
+    ),
+)
 def order(call: Call, run: Callable[[], Any]) -> Any:
     """A range is sorted by random keys. The greatest number is made a tensor first, to see that its
     type holds it (ATen/native/TensorFactories.h, check_supported_max_int_with_precision)."""

@@ -15,22 +15,25 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import compressed, cub
-from bfc_tools.predicting.rules.interface import Call, answer, sparse
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, file, mark, sparse
 from bfc_tools.predicting.rules.tensors import argument, operator
 
+SPARSE_TENSOR = file("ATen/native/sparse/SparseTensor.cpp")
+TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp")
+
 INDEX, COUNT = 8, 4
-#: Operators that allocate nothing, or are computed by others.
-PASSED = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("_indices", "indices", "_values", "values", "_nnz", "sparse_dim", "dense_dim", "detach"),
-        *("is_coalesced", "_coalesced_", "coalesce", "_sparse_coo_tensor_with_dims_and_tensors"),
-        *("alias", "_dimI", "_dimV", "_has_compatible_shallow_copy_type"),
-    )
+mark(
+    "passes_sparse",
+    *("aten::_indices", "aten::indices", "aten::_values", "aten::values", "aten::_nnz"),
+    *("aten::sparse_dim", "aten::dense_dim", "aten::detach", "aten::is_coalesced"),
+    *("aten::_coalesced_", "aten::coalesce", "aten::_sparse_coo_tensor_with_dims_and_tensors"),
+    *("aten::alias", "aten::_dimI", "aten::_dimV", "aten::_has_compatible_shallow_copy_type"),
+    source=file("ATen/native/sparse/SparseTensor.cpp"),
 )
 
 
-@answer("aten::_to_sparse")
+@answer("aten::_to_sparse", source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse"))
 def from_dense(call: Call, run: Callable[[], Any]) -> Any:
     """The places of what is not zero, as `nonzero` finds them, and what is there
     (ATen/native/TensorConversions.cpp, dense_to_sparse)."""
@@ -84,7 +87,10 @@ def _like(tensor: Any, indices: Any, values: Any, coalesced: bool, shape: Any = 
     )
 
 
-@sparse("aten::clone")
+@sparse(
+    "aten::clone",
+    source=(SPARSE_TENSOR, file("torch/csrc/autograd/functions/accumulate_grad.h", read="2.15.0")),
+)
 def clone(call: Call) -> Any:
     """Copies of both; a gradient in order is kept, where autograd copies that of a subclass."""
     tensor = call.args[0]
@@ -95,7 +101,7 @@ def clone(call: Call) -> Any:
     return _like(tensor, indices, values, tensor.is_coalesced())
 
 
-@sparse("aten::_to_copy")
+@sparse("aten::_to_copy", source=TENSOR_CONVERSIONS)
 def to_copy(call: Call) -> Any:
     """On another device, or in another type."""
     tensor = call.args[0]
@@ -107,7 +113,15 @@ def to_copy(call: Call) -> Any:
     return _like(tensor, indices, values, tensor.is_coalesced())
 
 
-@sparse("aten::add", "aten::add_")
+@sparse(
+    "aten::add",
+    "aten::add_",
+    source=file(
+        "ATen/native/sparse/cuda/SparseCUDATensorMath.cu",
+        "add_out_dense_sparse_cuda",
+        "add_out_sparse_cuda",
+    ),
+)
 def added(call: Call) -> Any:
     """To a dense tensor, in its place; of two sparse ones the one behind the other
     (cuda/SparseCUDATensorMath.cu, add_out_dense_sparse_cuda and add_out_sparse_cuda)."""
@@ -125,7 +139,10 @@ def added(call: Call) -> Any:
     return into
 
 
-@sparse("aten::_coalesce")
+@sparse(
+    "aten::_coalesce",
+    source=file("ATen/native/sparse/cuda/SparseCUDATensor.cu", "_coalesce_sparse_cuda"),
+)
 def coalesced(call: Call) -> Any:
     """The indices are sorted, and the values of equal ones summed up: at most all stay, or as many
     as differ if they were drawn evenly. The memory of all indices is kept."""
@@ -153,14 +170,17 @@ def coalesced(call: Call) -> Any:
     return _like(tensor, kept, summed, True)
 
 
-@sparse("aten::_sparse_addmm")
+@sparse(
+    "aten::_sparse_addmm",
+    source=file("ATen/native/sparse/cuda/SparseCUDATensorMath.cu", "s_addmm_out_sparse_dense_cuda"),
+)
 def sum_and_product(call: Call) -> Any:
     """Of a sparse matrix and a dense one (cuda/SparseCUDATensorMath.cu,
     s_addmm_out_sparse_dense_cuda): in order, with the ends of rows in 32 bits, and turned round."""
     return _product(*call.args[1:3])
 
 
-@sparse("aten::mm")
+@sparse("aten::mm", source=file("ATen/native/sparse/SparseTensorMath.cpp", "_sparse_mm"))
 def product(call: Call) -> Any:
     """The same, with zeros to add to (SparseTensorMath.cpp, _sparse_mm)."""
     matrix, dense = call.args
@@ -184,7 +204,7 @@ def _product(matrix: Any, dense: Any, zeros: Any = None) -> Any:
     return result
 
 
-@sparse("aten::t")
+@sparse("aten::t", source=file("ATen/native/TensorShape.cpp", "transpose"))
 def turned(call: Call) -> Any:
     """A copy whose rows of indices change places (ATen/native/TensorShape.cpp, transpose)."""
     tensor = call.args[0]
@@ -198,7 +218,7 @@ def turned(call: Call) -> Any:
     return _like(tensor, indices, values, False, shape)
 
 
-@sparse("aten::_to_dense")
+@sparse("aten::_to_dense", source=(TENSOR_CONVERSIONS, SPARSE_TENSOR))
 def to_dense(call: Call) -> Any:
     """Added to zeros, at indices that are one number each."""
     tensor = call.args[0]
@@ -209,7 +229,13 @@ def to_dense(call: Call) -> Any:
     return result
 
 
-@sparse("aten::sparse_mask")
+@sparse(
+    "aten::sparse_mask",
+    source=(
+        file("ATen/native/sparse/SparseTensorMath.cpp", "sparse_mask"),
+        file("ATen/native/sparse/cuda/SparseCUDATensorMath.cu"),
+    ),
+)
 def sparse_mask(call: Call) -> Any:
     """The rows of a dense tensor that another has, at the same places, times one
     (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
@@ -226,7 +252,10 @@ def sparse_mask(call: Call) -> Any:
     return _like(mask, places, product, mask.is_coalesced())
 
 
-@sparse("aten::_sparse_mask_projection")
+@sparse(
+    "aten::_sparse_mask_projection",
+    source=file("ATen/native/sparse/SparseBinaryOpIntersectionCommon.h"),
+)
 def sparse_mask_projection(call: Call) -> Any:
     """The gradient of that: of the one, what is where the other is. Indices of the other are one
     number each, and where each is found is counted (SparseBinaryOpIntersectionCommon.h)."""

@@ -14,11 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import Call, answer, around, kernel
+from bfc_tools.predicting.rules.interface import Call
+from bfc_tools.predicting.rules.operators import answer, around, file, kernel, mark
 from bfc_tools.predicting.rules.tensors import argument
 
+mark("looks_elsewhere", "aten::set_", source=file("ATen/native/TensorFactories.cpp"))
 
-@answer("aten::set_")
+
+@answer(
+    "aten::set_",
+    source=(file("ATen/native/cuda/TensorFactories.cu"), file("ATen/native/TensorFactories.cpp")),
+)
 def placed_in_storage(call: Call, run: Callable[..., Any]) -> Any:
     """A tensor that is given another storage; one with bytes becomes one that is only a size."""
     tensor, *given = call.args
@@ -36,7 +42,7 @@ def placed_in_storage(call: Call, run: Callable[..., Any]) -> Any:
     return run()
 
 
-@kernel("aten::from_file")
+@kernel("aten::from_file", source=file("ATen/native/TensorFactories.cpp", "from_file"))
 def from_file(call: Call) -> Any:
     """A file whose bytes are those of a tensor. One that would be made is only assumed."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -59,7 +65,7 @@ def _bytes_of(storage: Any) -> Any:
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
-@around
+@around(source=file("torch/csrc/utils/tensor_new.cpp", "asarray_from_storage"))
 @contextmanager
 def arrays_of_storages(recorder: Any) -> Iterator[None]:
     """`torch.asarray` of a storage looks for its memory in C++, where a shape has none."""

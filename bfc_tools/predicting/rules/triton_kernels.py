@@ -17,14 +17,19 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting import ordinal
 from bfc_tools.predicting.arrivals import Arrivals
-from bfc_tools.predicting.rules.interface import around
+from bfc_tools.predicting.rules.operators import around, file
 
 #: What a kernel may hold of a multiprocessor, by compute capability: the most of shared memory for
 #: a block, in bytes (CUDA C++ Programming Guide, technical specifications).
 SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227}
 
 
-@around
+@around(
+    source=(
+        file("triton-lang/triton: python/triton/testing.py"),
+        file("triton-lang/triton: third_party/nvidia/backend/driver.py"),
+    )
+)
 @contextmanager
 def kernels_of_triton(recorder: Any) -> Iterator[None]:
     """While a prediction runs, a launch of a kernel only notes that there was one."""

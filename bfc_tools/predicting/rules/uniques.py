@@ -13,14 +13,8 @@ from typing import Any
 
 from bfc.libraries import torch
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import (
-    Call,
-    Release,
-    Workspace,
-    answer,
-    composition,
-    rule,
-)
+from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.operators import answer, composition, file, rule
 from bfc_tools.predicting.rules.tensors import (
     argument,
     div_up,
@@ -43,7 +37,12 @@ def _different(call: Call, tensor: Any, what: str) -> int:
     return count
 
 
-@answer("aten::_unique2", "aten::_unique", "aten::unique_consecutive")
+@answer(
+    "aten::_unique2",
+    "aten::_unique",
+    "aten::unique_consecutive",
+    source=file("ATen/native/cuda/UniqueCub.cu", "compute_unique"),
+)
 def unique(call: Call, run: Callable[[], Any]) -> Any:
     """Memory for all elements is allocated, and kept. They are sorted, unless those count as
     different that do not lie side by side."""
@@ -80,7 +79,11 @@ def unique(call: Call, run: Callable[[], Any]) -> Any:
     return tuple(results)
 
 
-@answer("aten::unique_dim", "aten::unique_dim_consecutive")
+@answer(
+    "aten::unique_dim",
+    "aten::unique_dim_consecutive",
+    source=file("ATen/native/cuda/Unique.cu", "unique_dim_cuda_template"),
+)
 def unique_rows(call: Call, run: Callable[[], Any]) -> Any:
     """Rows that differ: at most all."""
     return _unique_rows(call, operator(call) == "unique_dim")
@@ -120,7 +123,9 @@ def _for_a_moment(like: Any, nbytes: int) -> None:
     like.new_empty(nbytes, dtype=torch.uint8)
 
 
-@composition("aten::isin")
+@composition(
+    "aten::isin", source=file("ATen/native/TensorCompare.cpp", "isin_sorting", "isin_default_cpu")
+)
 def is_in(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:
@@ -155,7 +160,13 @@ def is_in(
     return found
 
 
-@rule("aten::mode")
+@rule(
+    "aten::mode",
+    source=(
+        file("ATen/native/cuda/TensorModeKernel.cpp", "mode_kernel_impl"),
+        file("ATen/native/cuda/TensorModeKernel.cu", "calculate_mode"),
+    ),
+)
 def mode(call: Call) -> Iterator[Workspace | Release]:
     """Long rows are sorted one by one in a copy, and the runs of equal elements counted."""
     tensor = call.args[0]

@@ -8,6 +8,9 @@ them.
 
 from __future__ import annotations
 
+from bfc_tools.predicting.rules.operators import OPERATORS
+from bfc_tools.predicting.rules.operators import unknowable as _know
+
 _CUDNN = (
     "cuDNN's workspace depends on the algorithm that it picks. It is estimated: of 36,735 passes "
     "on an H100 with cuDNN 9.19, 75 % are within 1 MiB or 1 % of it, others take from 0 to "
@@ -43,35 +46,26 @@ _CUSTOM = (
     "torch.library.register_fake says what the results are"
 )
 
-UNKNOWABLE = {
-    **dict.fromkeys(CONVOLUTIONS, _CUDNN),
-    **dict.fromkeys(("aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"), _RNN),
-    **dict.fromkeys(
-        (
-            "aten::_scaled_dot_product_cudnn_attention",
-            "aten::_scaled_dot_product_cudnn_attention_backward",
-        ),
-        _ATTENTION,
-    ),
-    **dict.fromkeys(("aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r"), _FFT),
-    **dict.fromkeys(
-        (
-            *("aten::_linalg_svd", "aten::_linalg_eigh", "aten::linalg_qr", "aten::geqrf"),
-            *("aten::linalg_inv_ex", "aten::linalg_lu_factor_ex", "aten::_linalg_solve_ex"),
-            *("aten::linalg_cholesky_ex", "aten::cholesky_inverse", "aten::linalg_lstsq"),
-            *("aten::_linalg_det", "aten::_linalg_slogdet", "aten::linalg_householder_product"),
-        ),
-        _SOLVER,
-    ),
-    **dict.fromkeys(("aten::linalg_ldl_factor_ex", "aten::linalg_eig"), _OTHER_SOLVER),
-    **dict.fromkeys(
-        (
-            *("aten::unique_dim", "aten::unique_dim_consecutive"),
-            *("aten::bincount", "aten::histc"),
-        ),
-        "temporary storage of CUB and Thrust: a few times the size of the tensor",
-    ),
-}
+_know(_CUDNN, *sorted(CONVOLUTIONS))
+_know(_RNN, "aten::_cudnn_rnn", "aten::_cudnn_rnn_backward")
+_know(
+    _ATTENTION,
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+)
+_know(_FFT, "aten::_fft_r2c", "aten::_fft_c2c", "aten::_fft_c2r")
+_know(
+    _SOLVER,
+    *("aten::_linalg_svd", "aten::_linalg_eigh", "aten::linalg_qr", "aten::geqrf"),
+    *("aten::linalg_inv_ex", "aten::linalg_lu_factor_ex", "aten::_linalg_solve_ex"),
+    *("aten::linalg_cholesky_ex", "aten::cholesky_inverse", "aten::linalg_lstsq"),
+    *("aten::_linalg_det", "aten::_linalg_slogdet", "aten::linalg_householder_product"),
+)
+_know(_OTHER_SOLVER, "aten::linalg_ldl_factor_ex", "aten::linalg_eig")
+_know(
+    "temporary storage of CUB and Thrust: a few times the size of the tensor",
+    *("aten::unique_dim", "aten::unique_dim_consecutive", "aten::bincount", "aten::histc"),
+)
 #: Where PyTorch's own operators are.
 OWN = frozenset(
     (
@@ -114,4 +108,5 @@ def unknowable(name: str) -> str | None:
     """
     if name.partition("::")[0] not in OWN:
         return _CUSTOM
-    return UNKNOWABLE.get(name)
+    spec = OPERATORS.get(name)
+    return (spec and spec.unknowable) or None

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from bfc.libraries import torch
-from bfc_tools.predicting.rules.interface import Call, answer, composition, kernel, on_cuda
+from bfc_tools.predicting.rules.interface import Call, on_cuda
+from bfc_tools.predicting.rules.operators import answer, composition, file, kernel
 from bfc_tools.predicting.rules.tensors import argument, on_host, operator, type_name
+
+MEMORY = file("ATen/native/Memory.cpp")
+SEEN = "what is made up is told as an assumption"
 
 #: The bytes of an index.
 INDEX = 8
 
 
-@answer("aten::_local_scalar_dense")
+@answer("aten::_local_scalar_dense", source=file("ATen/native/cuda/CUDAScalar.cu"), seen=SEEN)
 def item(call: Call, run: Callable[[], Any]) -> Any:
     """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0 or False."""
     tensor = call.args[0]
@@ -32,7 +36,13 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
 MOST_OF_AN_ORDER = 1 << 24
 
 
-@kernel("aten::linspace", "aten::arange", "aten::randint", "aten::randperm")
+@kernel(
+    "aten::linspace",
+    "aten::arange",
+    "aten::randint",
+    "aten::randperm",
+    source=file("ATen/native/RangeFactories.cpp"),
+)
 def numbers(call: Call) -> Any:
     """Numbers that are known on the host: rates of layers are made of rows, and what a data set
     draws there says how long its items are, and in which order they come."""
@@ -45,7 +55,7 @@ def numbers(call: Call) -> Any:
     return made
 
 
-@kernel("aten::random_")
+@kernel("aten::random_", source=file("ATen/native/Distributions.cpp"), seen=SEEN)
 def drawn(call: Call) -> Any:
     """A number that is drawn on the host, as the seed of an order."""
     tensor = call.func(*call.args, **call.kwargs)
@@ -70,7 +80,12 @@ def _compute(call: Call, made: Any) -> None:
     made.fake_mode.fake_tensor_converter.add_constant_storage_mapping(made)
 
 
-@answer("aten::equal", "aten::allclose")
+@answer(
+    "aten::equal",
+    "aten::allclose",
+    source=(file("ATen/native/cuda/Equal.cpp"), file("ATen/native/TensorCompare.cpp")),
+    seen=SEEN,
+)
 def equal(call: Call, run: Callable[[], Any]) -> bool:
     """Yes, unless shapes tell. All elements are compared first (cuda/Equal.cpp,
     TensorCompare.cpp)."""
@@ -95,18 +110,22 @@ def equal(call: Call, run: Callable[[], Any]) -> bool:
     return True
 
 
-@answer("aten::_use_cudnn_ctc_loss", "aten::_use_miopen_ctc_loss")
+@answer(
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_use_miopen_ctc_loss",
+    source=file("ATen/native/LossCTC.cpp"),
+)
 def ctc_loss(call: Call, run: Callable[..., Any]) -> bool:
     """PyTorch's own kernel: cuDNN's is for lengths and targets on the host."""
     return False
 
 
-@answer("aten::_pin_memory", "aten::pin_memory")
+@answer("aten::_pin_memory", "aten::pin_memory", source=MEMORY)
 def pin_memory(call: Call, run: Callable[[], Any]) -> Any:
     return call.args[0]
 
 
-@answer("aten::is_pinned")
+@answer("aten::is_pinned", source=MEMORY)
 def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
     """Yes: how host memory is held makes no difference here, and DDP insists on it."""
     return True
@@ -115,7 +134,7 @@ def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
 # -- results whose size depends on values ---------------------------------------------------------
 
 
-@kernel("aten::nonzero")
+@kernel("aten::nonzero", source=file("ATen/native/cuda/Nonzero.cu"), seen=SEEN)
 def nonzero(call: Call) -> Any:
     """The places of what is not zero: at most all, or as many as were set in zeros; where choices
     decide, as many as there are if they are even."""
@@ -131,7 +150,10 @@ def nonzero(call: Call) -> Any:
     return torch.empty(shape, dtype=torch.int64, device=tensor.device).t()
 
 
-@composition("aten::masked_select")
+@composition(
+    "aten::masked_select",
+    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_select_out_cuda_impl"),
+)
 def masked_select(tensor: Any, mask: Any, *, out: Any = None) -> Any:
     """The mask becomes an index (ATen/native/cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
     pair = torch.broadcast_tensors(tensor, mask)
@@ -144,7 +166,14 @@ def masked_select(tensor: Any, mask: Any, *, out: Any = None) -> Any:
 MASKS = ("bool", "uint8")
 
 
-@answer("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+@answer(
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    source=file("ATen/native/IndexingUtils.h", "expandTensors", read="2.15.0"),
+    seen=SEEN,
+)
 def masks(call: Call, run: Callable[..., Any]) -> Any:
     """A mask as an index becomes the places of what it selects, at most all
     (ATen/native/IndexingUtils.h, expandTensors)."""
@@ -175,7 +204,7 @@ def _fills(call: Call) -> bool:
     return alone and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
 
 
-@answer("aten::bincount")
+@answer("aten::bincount", source=file("ATen/native/cuda/SummaryOps.cu"), seen=SEEN)
 def bincount(call: Call, run: Callable[..., Any]) -> Any:
     """How often each number occurs: as many numbers as there are elements, or as are asked for."""
     tensor = call.args[0]
@@ -187,7 +216,11 @@ def bincount(call: Call, run: Callable[..., Any]) -> Any:
     return torch.empty(count, dtype=dtype, device=tensor.device)
 
 
-@answer("aten::repeat_interleave")
+@answer(
+    "aten::repeat_interleave",
+    source=(file("ATen/native/Repeat.cpp"), file("ATen/native/cuda/Repeat.cu")),
+    seen=SEEN,
+)
 def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:
     """How often each element is repeated is not known: once, if `output_size` does not say it."""
     repeats = call.args[0]

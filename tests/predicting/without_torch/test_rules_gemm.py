@@ -7,7 +7,7 @@ from rule_calls import Shape, call, of
 
 from bfc_tools.predicting.releases import NEWEST, release_of
 from bfc_tools.predicting.rules import gemm
-from bfc_tools.predicting.rules.interface import RULES
+from bfc_tools.predicting.rules.operators import OPERATORS
 
 MIB = 1 << 20
 
@@ -49,7 +49,7 @@ def test_each_thread_and_stream_keeps_one() -> None:
     for thread, stream in ((1, 0), (2, 0), (1, 7)):
         for name in ("mm(self, mat2)", "bmm(self, mat2)"):
             made = call(name, A, B, thread=thread, stream=stream)
-            for rule in RULES[made.func._schema.name]:
+            for rule in OPERATORS[made.func._schema.name].after:
                 keys |= {one.kept for one in rule(made)}
     assert len(keys) == 3
 
@@ -81,7 +81,7 @@ def test_a_bias_has_one_beside_that_of_the_handle_until_2_11(monkeypatch) -> Non
     """As an H200 has it with 2.11: both are kept."""
     made = call(ADDMM, BIAS, A, B, beta=1, alpha=1, torch=(2, 11))
     assert of(made) == [0, 8519680, MIB]
-    assert all(one.kept for one in RULES["aten::addmm"][0](made))
+    assert all(one.kept for one in OPERATORS["aten::addmm"].after[0](made))
     small = call(ADDMM, Shape((1,)), A, Shape((32, 1)), beta=1, alpha=1, torch=(2, 11))
     assert of(small) == [0, 8519680]
     of_one_row = call(ADDMM, BIAS, Shape((1, 32)), B, beta=1, alpha=1, torch=(2, 11))
@@ -96,7 +96,7 @@ def test_each_call_has_its_own_since_2_15(monkeypatch: pytest.MonkeyPatch) -> No
     assert of(made) == [0, MIB]
     assert of(product) == [0, 8519680]
     for one in (made, product):
-        assert [held.kept for held in RULES[one.func._schema.name][0](one)] == [None]
+        assert [held.kept for held in OPERATORS[one.func._schema.name].after[0](one)] == [None]
     monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")
     assert of(made) == [0, 8519680]
-    assert all(held.kept for held in RULES["aten::addmm"][0](made))
+    assert all(held.kept for held in OPERATORS["aten::addmm"].after[0](made))
