@@ -85,6 +85,9 @@ out of memory needs --oom to find it.
 is for that then. The operators are those of the GPU. --markdown prints what a comment on a pull
 request has room for.
 
+--about aten::mm prints what is known of an operator, where that was read, and what is not known; of
+names that are no operator's, those that are like them.
+
 exit code: 0 it fits; 1 it does not, or a request was refused; 2 a wrong call, or the script failed
 or left no answer; 3 it fits on the GPU, but not into --budget (of a single prediction); 130
 interrupted; 128 and a signal's number if that ended it.
@@ -106,7 +109,13 @@ TABLES = {"module": "by_module", "op": "by_operator", "line": "by_line"}
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
-        "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]"
+        "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
+        "       bfc predict --about OPERATOR"
+    )
+    parser.add_argument(
+        "--about",
+        metavar="OPERATOR",
+        help="print what is known of an operator of PyTorch's, such as aten::mm",
     )
     _add_shared(parser)
     add_program(parser)
@@ -166,12 +175,23 @@ def run(arguments: argparse.Namespace) -> bool | Exit:
     """Runs the script, and prints what it needs. Returns whether that fits, or that only a budget
     is too small. The command does so in a process of its own, and this one stays outside. A search
     does so many times."""
+    if arguments.about is not None:
+        print(_about(arguments))
+        return True
     asked = _asked(arguments)
     if asked_for(arguments):
         return search(arguments, asked)
     if arguments.ends_process:
         outside.begin(asked.real_files)
     return _run(arguments, asked)
+
+
+def _about(arguments: argparse.Namespace) -> str:
+    if arguments.module or arguments.command:
+        raise ValueError("--about prints what is known of an operator, and runs no script")
+    from bfc_tools.predicting.about import about
+
+    return about(arguments.about)
 
 
 def _asked(arguments: argparse.Namespace) -> Asked:

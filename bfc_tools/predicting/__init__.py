@@ -22,6 +22,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     even_choices.py       numbers that were drawn, and how many are alike
     real_values.py        values that stand in files and arrays
     known_values.py       tensors that are filled with one number
+    about.py              what is known of an operator
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers
     fake_torch.py         what is replaced in PyTorch
