@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -145,6 +145,9 @@ packages: $(VENV)/packagers ## build the source archive, and a wheel from it, an
 
 wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.13 that is found
 	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13
+
+upstream: $(VENV)/built ## list what changed between two releases of PyTorch in the files that predictions rest on, and the rules to read again: FROM=2.15.0 TO=2.16.0 SOURCES=its git directory, or FROM and TO folders
+	$(BIN)/python -m bench.upstream $(FROM) $(TO) $(if $(SOURCES),--sources $(SOURCES))
 
 bench: $(VENV)/tests $(VENV)/built ## measure, the compiled originals beside ours (downloads once: TensorFlow's wheel, 260 MB, and PyTorch's, 530 MB)
 	$(BIN)/python -m bench.replay
