@@ -85,6 +85,10 @@ out of memory needs --oom to find it.
 is for that then. The operators are those of the GPU. --markdown prints what a comment on a pull
 request has room for.
 
+--as-torch 2.9 places memory by the rules of PyTorch 2.9, and counts what its operators take beside
+their results, whichever PyTorch is installed. Which operators it would call that cannot tell: it
+says so. Of a release that is newer than all that are known, the rules of the newest hold.
+
 --about aten::mm prints what is known of an operator, where that was read, and what is not known; of
 names that are no operator's, those that are like them.
 
@@ -154,6 +158,12 @@ def _add_shared(parser: argparse.ArgumentParser, default: Any = None) -> None:
         action="store_true",
         default=default or False,
         help="let the script write, rename and remove files",
+    )
+    add(
+        "--as-torch",
+        metavar="X.Y",
+        default=default,
+        help="by the rules of another PyTorch than is installed, such as 2.9",
     )
     add("--save", type=Path, metavar="TRACE", default=default, help="save the run, an .npz trace")
     add(
@@ -226,6 +236,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         real_files=arguments.real_files,
         environment=getattr(arguments, "environment", ()),
         changes=named(getattr(arguments, "with") or ""),
+        as_torch=arguments.as_torch,
     )
 
 
@@ -334,6 +345,7 @@ HIDDEN = "\0"
 #: Our options that may stand behind the script.
 NAMES = (
     *("device", "budget", "cc", "sms", "steps", "forwards", "seconds", "settings", "oom"),
+    "as-torch",
     *("real-files", "save", "by", "no-advice", "json", "markdown"),
     *("largest", "cheapest", "what-if", "with", "jobs", "nproc", "nnodes"),
 )

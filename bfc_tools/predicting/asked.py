@@ -40,6 +40,7 @@ class Asked:
     oom: bool = False
     real_files: bool = False
     changes: tuple[str, ...] = ()
+    as_torch: str | None = None  # the release whose rules hold
     #: Variables of the environment that it gets.
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -59,6 +60,7 @@ class Asked:
             oom=self.oom,
             real_files=self.real_files,
             changes=self.changes,
+            as_torch=self.as_torch,
         )
 
     def answer(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from bfc_tools.predicting.holders import Holder, alive_at, holders, operator_of
 from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE, told
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc_tools.predicting.places import BACKWARD, PHASES, layer
+from bfc_tools.predicting.releases import differences
 from bfc_tools.predicting.repeats import REPEATS, repeated
 from bfc_tools.predicting.text import lines
 from bfc_tools.predicting.verdict import (
@@ -122,6 +123,8 @@ class Prediction:
         The memory of the device, which the program uses.
     recorder : Recorder
         What records the program.
+    asked : tuple of int, optional
+        The release whose rules hold, if it is not the installed one.
 
     Attributes
     ----------
@@ -129,11 +132,20 @@ class Prediction:
         As given.
     torch_version : str
         The version of torch whose operators ran.
+    as_torch : str
+        The release whose rules held, such as "2.9", if another one was asked for.
     """
 
-    def __init__(self, gpu: GPU, memory: Memory, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        gpu: GPU,
+        memory: Memory,
+        recorder: Recorder,
+        asked: tuple[int, ...] | None = None,
+    ) -> None:
         self.gpu = gpu
         self.torch_version: str = torch.__version__
+        self.as_torch = "" if asked is None else "{}.{}".format(*asked)
         self._memory = memory
         self._recorder = recorder
         self._until = ""  # how the program ended too early
@@ -523,7 +535,7 @@ class Prediction:
     @property
     def allocator_differs(self) -> str:
         """In what this PyTorch's allocator differs, where the program meets it; else empty."""
-        memory, version = self._memory, self.torch_version
+        memory, version = self._memory, self.as_torch or self.torch_version
         if memory.different is None:
             return (
                 f"PyTorch {version} orders free blocks as no other version does: live and "
@@ -559,9 +571,38 @@ class Prediction:
 
     def _sign(self) -> str:
         """How the trace says which rules it was placed by."""
-        if self._memory.different is None:
-            return f"whose rules are not those of torch {self.torch_version}, but the nearest"
-        return f"whose rules torch {self.torch_version} has"
+        version = self.as_torch or self.torch_version
+        if self._memory.different is None or self._is_newer_than_known:
+            return f"whose rules are not those of torch {version}, but the nearest"
+        return f"whose rules torch {version} has"
+
+    @property
+    def _is_newer_than_known(self) -> bool:
+        return bool(self.as_torch) and self._recorder.release.name != self.as_torch
+
+    @property
+    def undecided(self) -> list[str]:
+        """What the rules of `as_torch` decide, and what they cannot; empty without it."""
+        if not self.as_torch:
+            return []
+        release, installed = self._recorder.release, self._recorder.installed
+        differ = ", ".join(differences(release, installed)) or "nothing that is known"
+        told = (
+            f"PyTorch {self.as_torch}: its rules, of the allocator and of what operators take; "
+            f"they differ from those of {installed.name} in {differ}"
+        )
+        undecided = (
+            f"not decided: which operators PyTorch {self.as_torch} calls, and in which order; they "
+            f"are those of torch {self.torch_version}"
+        )
+        found = [told, undecided]
+        if self._is_newer_than_known:
+            found.append(
+                f"PyTorch {self.as_torch} is newer than all that is known: these are the rules of "
+                f"{release.name}, and what has changed since is not in them. In a checkout of bfc, "
+                f"make upstream FROM={release.name}.0 TO={self.as_torch}.0 lists it"
+            )
+        return found
 
     @property
     def not_counted(self) -> list[NotCounted]:
@@ -641,6 +682,8 @@ class Prediction:
             "refused": [asdict(one) for one in self.refusals],
             "device": asdict(self.gpu),
             "torch": self.torch_version,
+            "as_torch": self.as_torch,
+            "undecided": self.undecided,
             "allocator": self._memory.rules,
             "allocator_differs": self.allocator_differs,
             "settings": self.settings,

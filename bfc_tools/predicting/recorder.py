@@ -199,6 +199,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         Where it allocates.
     release : TorchRelease
         The release of PyTorch whose rules hold.
+    installed : TorchRelease
+        That whose Python runs.
 
     Attributes
     ----------
@@ -212,9 +214,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         How many operators have run.
     """
 
-    def __init__(self, gpu: GPU, memory: Memory, release: TorchRelease) -> None:
+    def __init__(
+        self, gpu: GPU, memory: Memory, release: TorchRelease, installed: TorchRelease
+    ) -> None:
         super().__init__()
         self.gpu, self.memory, self.release = gpu, memory, release
+        self.installed = installed
         self.places = memory.places
         self.live: dict[int, Allocation] = {}
         self.assumptions: dict[tuple[str, str], list[Any]] = {}

@@ -7,6 +7,7 @@ field was found in the sources of two releases, or seen on a GPU: the comment sa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 
@@ -120,3 +121,50 @@ def release_of(version: tuple[int, ...]) -> TorchRelease:
     """
     older = [one for one in RELEASES if one.version <= version[:2]]
     return older[-1] if older else OLDEST
+
+
+#: What differs between two releases, in a user's words.
+WORDS = {
+    "cudnn": "the version of cuDNN",
+    "cccl": "the temporary storage of CUB",
+    "large_workspaces": "the size of cuBLAS's workspace",
+    "keeps_workspaces": "how long workspaces of cuBLAS are kept",
+    "unifies_workspaces": "the workspace of cublasLt",
+    "adds_bias_to_one_row": "products with a bias",
+    "trusts_cudnn_with_volumes": "convolutions of volumes in 16 bits",
+    "sums_digits": "topk",
+    "adds_segments_at_once": "the gradient of embeddings",
+    **dict.fromkeys(
+        ("prefers_cudnn_on_all", "keeps_fine_dropout", "gives_cudnn_large_heads"),
+        "which kernel attention takes",
+    ),
+}
+
+
+def differences(one: TorchRelease, other: TorchRelease) -> list[str]:
+    """In what rules of two releases differ.
+
+    >>> differences(release_of((2, 12)), release_of((2, 13)))
+    []
+    >>> differences(release_of((2, 13)), release_of((2, 14)))
+    ['the version of cuDNN']
+    """
+    differ = (words for name, words in WORDS.items() if getattr(one, name) != getattr(other, name))
+    return list(dict.fromkeys(differ))
+
+
+def parsed(text: str) -> tuple[int, int]:
+    """The release that a text names, such as "2.9" or "2.9.1". Raises ValueError if it names none,
+    or one that is older than all that are known.
+
+    >>> parsed("2.9.1")
+    (2, 9)
+    """
+    found = re.fullmatch(r"v?(\d+)\.(\d+)([.+].*)?", text)
+    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    if version < OLDEST.version:
+        raise ValueError(
+            f"{text!r} is no PyTorch whose rules are known: write one from {OLDEST.name} on, such "
+            f"as {NEWEST.name}"
+        )
+    return version

@@ -14,7 +14,7 @@ from bfc_tools.predicting.file_layer import Layer, laid_over
 from bfc_tools.predicting.memory import Memory, settings_in_force
 from bfc_tools.predicting.places import Places
 from bfc_tools.predicting.prediction import Prediction
-from bfc_tools.predicting.releases import release_of
+from bfc_tools.predicting.releases import parsed, release_of
 from bfc_tools.scratch import scratch
 
 STARTED_TOO_LATE = (
@@ -33,6 +33,7 @@ def predict(
     oom: bool = False,
     real_files: bool = False,
     changes: Sequence[str] = (),
+    as_torch: str | None = None,
     after_step: Callable[[int], object] | None = None,
     after_forward: Callable[[int], object] | None = None,
     progress: Callable[[Prediction], object] | None = None,
@@ -62,6 +63,10 @@ def predict(
     changes : sequence of str, optional
         Changes of the program that are tried without editing it, as `bfc predict --with` has them:
         "checkpoint", "bf16" and so on.
+    as_torch : str, optional
+        The release of PyTorch whose rules hold, such as "2.9", where it is another one than that
+        which is installed: of its allocator, and of what operators take beside their results. Which
+        operators are called is as the installed one has it.
     after_step : callable, optional
         Called after each step of an optimizer with the number of steps. What it raises ends the
         program.
@@ -81,7 +86,7 @@ def predict(
     DeviceUnavailableError
         If there is no torch, or one of a version that is not known, or no C++ compiler.
     ValueError
-        If the GPU is not known, or a change.
+        If the GPU is not known, or a change, or `as_torch` is no release from 2.9 on.
     SettingsError
         If the settings are wrong; it names the variable that they stand in.
     RuntimeError
@@ -104,6 +109,7 @@ def predict(
     ...     return run.peak_reserved
     """
     gpu = devices.find(device, cc, sms)
+    asked = None if as_torch is None else parsed(as_torch)
     torch = guard.supported_torch()
     settings_in_force(settings)  # before anything is compiled
     module = guard.load()
@@ -115,11 +121,11 @@ def predict(
 
     version = torch_version(torch)
     places = Places()
-    memory = Memory(gpu.usable, settings, oom, places, gpu.memory, *nearest_rules(version))
-    recorder = Recorder(gpu, memory, release_of(version))
-    follower = hooks.Follower(recorder)
-    places.get_stream = module.stream
-    found = Prediction(gpu, memory, recorder)
+    held = asked or version
+    memory = Memory(gpu.usable, settings, oom, places, gpu.memory, *nearest_rules(held))
+    recorder = Recorder(gpu, memory, release_of(held), release_of(version))
+    follower, places.get_stream = hooks.Follower(recorder), module.stream
+    found = Prediction(gpu, memory, recorder, asked)
     follower.after_step, follower.after_forward = after_step, after_forward
     recorder.progress = progress and (lambda: progress(found))
     with contextlib.ExitStack() as stack:

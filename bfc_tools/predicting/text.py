@@ -191,6 +191,7 @@ def _assumed(found: Prediction, stopped: str) -> Iterator[str]:
         f"torch {found.torch_version}: predict with the version that will run, since others may "
         "call other operators"
     )
+    yield from found.undecided
     yield (
         f"compute capability {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} multiprocessors of "
         f"{gpu.threads_per_sm} threads"

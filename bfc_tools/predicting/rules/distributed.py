@@ -368,7 +368,7 @@ def _begin(recorder: Any, replace: Callable[[Any, str, Any], None]) -> None:
     # which shape a DTensor's result has is found on fake tensors that are no program's
     name, propagator = "_propagate_tensor_meta_non_cached", sharding.ShardingPropagator
     replace(propagator, name, _real(getattr(propagator, name)))
-    if not recorder.release.has_fake_collectives:
+    if not recorder.installed.has_fake_collectives:
         import torch.distributed._tools.fake_collectives  # noqa: F401  # collectives of fakes
 
 
