@@ -5,10 +5,9 @@ Nothing here is loaded by `import bfc`. The strategies and the machine need Hypo
 pytest: `pip install 'bfc-allocator[testing]'`; all else works without them.
 `docs/how-to/fuzzing.md` shows how to begin.
 
->>> import bfc
 >>> from bfc.testing import Misbehaving
->>> source = Misbehaving(bfc.SimulatedSubAllocator("1 GiB"))
->>> source.fail_at(1)
+>>> source = Misbehaving("1 GiB")
+>>> source.on("alloc", 1, returns=None)
 >>> source.alloc(256, 4096) is None
 True
 

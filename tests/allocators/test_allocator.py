@@ -509,7 +509,7 @@ def three_free_regions(faults: list[BaseException]) -> bfc.BFCAllocator:
     for ptr in [allocator.allocate_raw(2 * MIB) for _ in range(7)]:
         allocator.deallocate_raw(ptr)
     for number, fault in enumerate(reversed(faults), 1):
-        device.raise_at(number, fault, call="free")
+        device.on("free", number, raises=fault)
     assert len(device.live) == 3
     return allocator
 
@@ -735,20 +735,12 @@ def test_a_source_that_only_says_that_it_maps_memory_is_refused_at_once(make) ->
             make(device)
 
 
-class Answers(bfc.SubAllocator):
-    """Answers every alloc with what it was told to, and remembers what came back."""
-
-    total_bytes = 64 * MIB
-
-    def __init__(self, answer: Callable[[int], object]) -> None:
-        self.answer = answer
-        self.freed: list[tuple[int, int]] = []
-
-    def alloc(self, alignment: int, nbytes: int) -> object:
-        return self.answer(nbytes)
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.freed.append((address, nbytes))
+def answering(answer: Callable[[int], object]) -> Misbehaving:
+    """A source that answers so, and takes everything back."""
+    source = Misbehaving("64 MiB")
+    source.on("alloc", instead=lambda ask, alignment, nbytes: answer(nbytes))
+    source.on("free", returns=None)
+    return source
 
 
 def raise_(error: BaseException) -> object:
@@ -779,8 +771,7 @@ def raise_(error: BaseException) -> object:
     ],
 )
 def test_a_source_that_breaks_its_contract_is_named(answer: Callable[[int], object]) -> None:
-    source = Answers(answer)
-    allocator = bfc.BFCAllocator(source)
+    allocator = bfc.BFCAllocator(answering(answer))
     for _ in range(2):
         with pytest.raises(bfc.SubAllocatorError):
             allocator.allocate_raw(64 * MIB)
@@ -790,14 +781,14 @@ def test_a_source_that_breaks_its_contract_is_named(answer: Callable[[int], obje
 
 
 def test_a_source_that_raises_memory_error_is_out_of_memory() -> None:
-    allocator = bfc.BFCAllocator(Answers(lambda n: raise_(MemoryError())))
+    allocator = bfc.BFCAllocator(answering(lambda n: raise_(MemoryError())))
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate_raw(1)
 
 
 def test_an_interrupt_inside_a_source_leaves_the_allocator_usable() -> None:
     answers = [lambda: raise_(KeyboardInterrupt()), lambda: (BASE, 64 * MIB)]
-    allocator = bfc.BFCAllocator(Answers(lambda n: answers.pop(0)()))
+    allocator = bfc.BFCAllocator(answering(lambda n: answers.pop(0)()))
     with pytest.raises(KeyboardInterrupt):
         allocator.allocate_raw(1)
     assert allocator.allocate_raw(64 * MIB) == BASE
@@ -806,7 +797,7 @@ def test_an_interrupt_inside_a_source_leaves_the_allocator_usable() -> None:
 @pytest.mark.parametrize("shift", [0, 256, -256])
 def test_a_block_that_overlaps_another_is_refused(shift: int) -> None:
     addresses = [BASE, BASE + shift]
-    allocator = bfc.BFCAllocator(Answers(lambda n: (addresses.pop(0), n)), allow_growth=True)
+    allocator = bfc.BFCAllocator(answering(lambda n: (addresses.pop(0), n)), allow_growth=True)
     allocator.allocate_raw(2 * MIB)
     with pytest.raises(bfc.SubAllocatorError, match="overlaps"):
         allocator.allocate_raw(2 * MIB)
@@ -815,7 +806,8 @@ def test_a_block_that_overlaps_another_is_refused(shift: int) -> None:
 
 
 def test_more_than_was_asked_for_is_used_and_given_back_whole() -> None:
-    source = Answers(lambda n: (BASE, n + 1000))
+    source, freed = answering(lambda n: (BASE, n + 1000)), []
+    source.on("free", instead=lambda ask, *block: freed.append(block))
     allocator = bfc.BFCAllocator(source, memory_limit="1 MiB")
     allocator.allocate_raw(1)
     assert allocator.stats().pool_bytes == MIB + 1000
@@ -824,7 +816,7 @@ def test_more_than_was_asked_for_is_used_and_given_back_whole() -> None:
         allocator.allocate_raw(2 * MIB)
     assert allocator.stats().pool_bytes == MIB + 1000
     allocator.close()
-    assert source.freed == [(BASE, MIB + 1000)]
+    assert freed == [(BASE, MIB + 1000)]
 
 
 def test_adjacent_blocks_become_one_region_where_the_source_allows_it(

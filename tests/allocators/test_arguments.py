@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 POLICIES = pytest.mark.parametrize("make", [bfc.BFCAllocator, bfc.CachingAllocator])
 
@@ -120,10 +121,7 @@ def test_what_strict_does_with_more_alignment_than_there_is(alignment: int) -> N
 
 
 def test_a_coarser_source_gives_more_alignment() -> None:
-    class Coarse(bfc.SimulatedSubAllocator):
-        granularity = 4096
-
-    allocator = bfc.CachingAllocator(Coarse("8 MiB"), strict=True)
+    allocator = bfc.CachingAllocator(Misbehaving("8 MiB", granularity=4096), strict=True)
     allocator.allocate_raw(1)
     assert allocator.allocate_raw(1, alignment=4096) % 4096 == 0
     with pytest.raises(ValueError, match="multiples of 4096"):

@@ -8,6 +8,7 @@ import pytest
 from own_interpreter import run
 
 import bfc
+from bfc.testing import Misbehaving
 
 CLOSERS = {
     "in the progress callback": """
@@ -61,22 +62,10 @@ def test_closing_during_a_replay_ends_it_with_closed_error(closer: str, asynchro
 
 
 def test_a_block_that_came_after_the_close_and_is_not_taken_back_is_offered_again() -> None:
-    class Late(bfc.SimulatedSubAllocator):
-        fails = True
-
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            block = super().alloc(alignment, nbytes)
-            allocator.close()
-            return block
-
-        def free(self, address: int, nbytes: int) -> None:
-            if self.fails:
-                self.fails = False
-                raise bfc.SubAllocatorError("busy")
-            super().free(address, nbytes)
-
-    device = Late("64 MiB")
+    device = Misbehaving("64 MiB")
     allocator = bfc.BFCAllocator(device)
+    device.on("alloc", then=allocator.close)
+    device.on("free", 1, raises=bfc.SubAllocatorError("busy"))
     with pytest.raises(bfc.SubAllocatorError, match="busy"):
         allocator.allocate(10)
     allocator.close()

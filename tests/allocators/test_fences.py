@@ -12,17 +12,7 @@ import numpy as np
 import pytest
 
 import bfc
-
-
-class DeadStream(bfc.SimulatedSubAllocator):
-    """A device on which some streams were destroyed."""
-
-    asynchronous = True
-    dead = frozenset({7})
-
-    def fence(self, stream: int) -> None:
-        if stream in self.dead:
-            raise RuntimeError(f"stream {stream} was destroyed")
+from bfc.testing import Misbehaving
 
 
 @pytest.fixture
@@ -34,14 +24,21 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def device() -> Iterator[DeadStream]:
-    device = DeadStream("64 MiB")
+def device() -> Iterator[Misbehaving]:
+    """Its stream 7 was destroyed."""
+    device = Misbehaving("64 MiB", asynchronous=True)
+
+    def fence(ask: Callable[[int], object], stream: int) -> None:
+        if stream == 7:
+            raise RuntimeError(f"stream {stream} was destroyed")
+
+    device.on("fence", instead=fence)
     yield device
-    device.dead = frozenset()  # so that an allocator of a failed test can go in peace
+    device.off()  # so that an allocator of a failed test can go in peace
 
 
 def test_a_fence_that_always_fails_stops_no_other_call(
-    device: DeadStream, reported: list[str]
+    device: Misbehaving, reported: list[str]
 ) -> None:
     allocator = bfc.BFCAllocator(device)
     ptr = allocator.allocate_raw(1000)
@@ -70,7 +67,7 @@ def test_a_fence_that_always_fails_stops_no_other_call(
 
 
 def test_a_replay_that_fails_leaves_nothing_that_nobody_can_free(
-    device: DeadStream, reported: list[str]
+    device: Misbehaving, reported: list[str]
 ) -> None:
     allocator = bfc.BFCAllocator(device)
     trace = bfc.Trace([0, 0, 0, 0, 1], [0, 1, 2, 3, 0], [1000] * 4 + [0], [7, 0, 0, 0, 7])
@@ -78,7 +75,7 @@ def test_a_replay_that_fails_leaves_nothing_that_nobody_can_free(
         trace.replay(allocator)
     allocator.check()
     assert allocator.stats().bytes_in_use <= 1024  # at most what the dead stream has used
-    device.dead = frozenset()
+    device.off()
     allocator.release_free_regions()
     allocator.deallocate_many([chunk.ptr for chunk in allocator.snapshot().live_chunks()])
     assert allocator.stats().bytes_in_use == 0
@@ -140,14 +137,12 @@ def test_an_error_of_a_finaliser_is_reported_by_pythons_own_hook() -> None:
     assert ran.stderr.endswith("SubAllocatorError: the device is gone\n")
 
 
-class Asked(bfc.SimulatedSubAllocator):
-    """A device whose one fence is done when told, and which calls back while it is asked."""
+class Fence:
+    """It is done when told, and calls back while it is asked."""
 
-    asynchronous = True
     finished = False
 
-    def __init__(self, capacity: str) -> None:
-        super().__init__(capacity)
+    def __init__(self) -> None:
         self.when_asked: Callable[[], object] = lambda: None
 
     def answer_late(self) -> tuple[threading.Event, threading.Event]:
@@ -162,9 +157,6 @@ class Asked(bfc.SimulatedSubAllocator):
         self.when_asked = slowly
         return asked, go_on
 
-    def fence(self, stream: int) -> Asked:
-        return self
-
     def done(self) -> bool:
         self.when_asked()
         return self.finished
@@ -173,27 +165,33 @@ class Asked(bfc.SimulatedSubAllocator):
         self.finished = True
 
 
+def one_fence(capacity: str) -> tuple[Misbehaving, Fence]:
+    device, fence = Misbehaving(capacity, asynchronous=True), Fence()
+    device.on("fence", returns=fence)
+    return device, fence
+
+
 def test_a_fence_that_two_threads_ask_is_not_lost() -> None:
     """The second found an empty queue and deleted it; the first put its fence back into that."""
-    device = Asked("64 MiB")
+    device, fence = one_fence("64 MiB")
     with bfc.BFCAllocator(device) as allocator:
         allocator.allocate(1000, stream=7).free()
-        asked, go_on = device.answer_late()
+        asked, go_on = fence.answer_late()
         thread = threading.Thread(target=allocator.allocate, args=[10])
         thread.start()
         asked.wait()
         allocator.allocate(10).free()
         go_on.set()
         thread.join()
-        device.finished = True
+        fence.finished = True
         assert allocator.stats().bytes_waiting_for_streams == 0
 
 
 def test_memory_is_waited_for_while_another_thread_asks_its_fence() -> None:
-    device = Asked("2 MiB")
+    device, fence = one_fence("2 MiB")
     with bfc.BFCAllocator(device) as allocator:
         allocator.allocate("1500 KiB", stream=7).free()
-        asked, go_on = device.answer_late()
+        asked, go_on = fence.answer_late()
         thread = threading.Thread(target=allocator.stats)
         thread.start()
         asked.wait()
@@ -202,45 +200,45 @@ def test_memory_is_waited_for_while_another_thread_asks_its_fence() -> None:
         allocator.allocate("1500 KiB").free()
         thread.join()
         timer.join()
-        assert device.finished, "the memory was given away before its stream was done"
+        assert fence.finished, "the memory was given away before its stream was done"
 
 
 def test_a_fence_of_a_dropped_buffer_survives_an_error() -> None:
     """Asking again must not mark the stream again: it may be gone."""
-    device = Asked("2 MiB")
+    device, fence = one_fence("2 MiB")
     marks: list[int] = []
     with bfc.BFCAllocator(device) as allocator:
-        device.fence = lambda stream: marks.append(stream) or device  # type: ignore[method-assign]
+        device.on("fence", instead=lambda ask, stream: marks.append(stream) or fence)
         buffer = allocator.allocate(1000, stream=7)
         del buffer
         assert marks == [7]
 
         def fail() -> None:
-            device.when_asked = lambda: None
+            fence.when_asked = lambda: None
             raise bfc.SubAllocatorError("busy")
 
-        device.when_asked = fail
+        fence.when_asked = fail
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "unraisablehook", lambda fault: None)
             allocator.allocate(10).free()
-        device.finished = True
+        fence.finished = True
         allocator.release_free_regions()
         assert marks == [7]
         assert allocator.stats().bytes_in_use == 0
 
 
 def test_a_stream_that_finishes_ends_the_wait_for_memory() -> None:
-    device = Asked("2 MiB")
+    device, fence = one_fence("2 MiB")
     with bfc.BFCAllocator(device, retry_seconds=60) as allocator:
-        device.wait = lambda: None  # type: ignore[method-assign]
+        fence.wait = lambda: None  # type: ignore[method-assign]
         allocator.allocate("1500 KiB", stream=7).free()
         asked: list[int] = []
 
         def finish() -> None:
             asked.append(0)
-            device.finished = len(asked) == 5
+            fence.finished = len(asked) == 5
 
-        device.when_asked = finish
+        fence.when_asked = finish
         allocator.allocate("1500 KiB").free()
         assert len(asked) == 5, "it waited to the end, or asked no more"
 
@@ -261,13 +259,9 @@ def test_a_fence_that_allocates_as_it_goes_finds_its_chunk_free() -> None:
             if Fence.is_done and not got:
                 got.append(allocator.allocate_raw(900 << 10))
 
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-
-        def fence(self, stream: int) -> Fence:
-            return Fence()
-
-    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    device = Misbehaving("1 MiB", asynchronous=True)
+    device.on("fence", instead=lambda ask, stream: Fence())
+    allocator = bfc.BFCAllocator(device)
     address = allocator.allocate_raw(800 << 10)
     allocator.record_stream(address, 7)
     allocator.deallocate_raw(address)
@@ -277,25 +271,12 @@ def test_a_fence_that_allocates_as_it_goes_finds_its_chunk_free() -> None:
 
 
 def test_a_dropped_buffer_whose_memory_was_freed_already_orders_no_stream() -> None:
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-        orders = 0
-
-        def stream_id(self, stream: int) -> int:
-            return stream
-
-        def order(self, first: int, then: int) -> None:
-            self.orders += 1
-
-        def fence(self, stream: int) -> None:
-            return None
-
-    device = Device("1 GiB")
+    device = Misbehaving("1 GiB", asynchronous=True)
     allocator = bfc.BFCAllocator(device)
     buffers = [allocator.allocate(1000)]
     allocator.deallocate_raw(buffers[0].ptr)
     allocator.allocate_raw(256, stream=7)
-    before = device.orders
+    before = device.counts["order"]
     buffers.clear()
     allocator.allocate_raw(256, stream=7)
-    assert device.orders == before
+    assert device.counts["order"] == before

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -35,21 +36,6 @@ def no_unraisable(monkeypatch: pytest.MonkeyPatch):
     yield
     gc.collect()
     assert faults == []
-
-
-class Reentrant(bfc.SimulatedSubAllocator):
-    """Runs something of the test's in the middle of each call."""
-
-    during_alloc = staticmethod(lambda: None)
-    during_free = staticmethod(lambda: None)
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.during_alloc()
-        return super().alloc(alignment, nbytes)
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.during_free()
-        super().free(address, nbytes)
 
 
 def within_a_minute(work: Callable[[], object]) -> object:
@@ -144,10 +130,7 @@ def test_an_allocator_that_holds_its_own_buffers_can_be_collected(simulated) -> 
 
 
 def test_a_source_may_refer_to_its_allocator(simulated) -> None:
-    class Knowing(bfc.SimulatedSubAllocator):
-        pass
-
-    source = Knowing("1 MiB")
+    source = Misbehaving("1 MiB")
     source.allocator = bfc.BFCAllocator(source)
     source.allocator.allocate_raw(1)
     calls = source.calls
@@ -160,13 +143,12 @@ def test_a_source_may_refer_to_its_allocator(simulated) -> None:
 
 
 def test_a_source_may_free_and_allocate_in_the_middle_of_alloc(make_allocator) -> None:
-    source = Reentrant("64 MiB")
+    source = Misbehaving("64 MiB")
     allocator = make_allocator(source, allow_growth=True)
     held = [allocator.allocate(MIB), allocator.allocate(MIB)]
     inner: list[int] = []
 
     def inside() -> None:
-        source.during_alloc = lambda: None
         held.pop().free()
         inner.append(allocator.allocate_raw(MIB))
         held.clear()
@@ -174,7 +156,7 @@ def test_a_source_may_free_and_allocate_in_the_middle_of_alloc(make_allocator) -
         allocator.check()
         assert allocator.snapshot().regions
 
-    source.during_alloc = inside
+    source.on("alloc", 1, first=inside)
     assert within_a_minute(lambda: allocator.allocate_raw(3 * MIB)) > 0
     assert inner
     allocator.check()
@@ -182,7 +164,7 @@ def test_a_source_may_free_and_allocate_in_the_middle_of_alloc(make_allocator) -
 
 
 def test_a_source_may_extend_again_in_the_middle_of_alloc(make_allocator) -> None:
-    source = Reentrant("64 MiB")
+    source = Misbehaving("64 MiB")
     allocator = make_allocator(source, allow_growth=True)
     depth: list[int] = []
 
@@ -191,7 +173,7 @@ def test_a_source_may_extend_again_in_the_middle_of_alloc(make_allocator) -> Non
             depth.append(0)
             allocator.allocate_raw(256)
 
-    source.during_alloc = inside
+    source.on("alloc", first=inside)
     within_a_minute(lambda: allocator.allocate_raw(256))
     allocator.check()
     assert allocator.stats().num_allocs == 6
@@ -200,42 +182,40 @@ def test_a_source_may_extend_again_in_the_middle_of_alloc(make_allocator) -> Non
 
 @pytest.mark.parametrize("limit", ["2 MiB", "4 MiB"])
 def test_re_entry_under_a_tight_limit_ends(make_allocator, limit: str) -> None:
-    source = Reentrant("64 MiB")
+    source = Misbehaving("64 MiB")
     allocator = make_allocator(source, memory_limit=limit, allow_growth=True)
 
     def inside() -> None:
-        source.during_alloc = lambda: None
         with contextlib.suppress(bfc.OutOfMemoryError):
             allocator.deallocate_raw(allocator.allocate_raw(256))
 
-    source.during_alloc = inside
+    source.on("alloc", 1, first=inside)
     assert within_a_minute(lambda: allocator.allocate_raw(2 * MIB)) > 0
     allocator.check()
     assert source.live_bytes <= allocator.memory_limit
 
 
 def test_a_source_may_allocate_in_the_middle_of_free(make_allocator) -> None:
-    source = Reentrant("64 MiB")
+    source = Misbehaving("64 MiB")
     allocator = make_allocator(source, allow_growth=True)
     allocator.deallocate_raw(allocator.allocate_raw(MIB))
 
     def inside() -> None:
-        source.during_free = lambda: None
         allocator.allocate_raw(256)
 
-    source.during_free = inside
+    source.on("free", 1, first=inside)
     assert within_a_minute(allocator.release_free_regions) == 2 * MIB
     allocator.check()
     assert allocator.stats().bytes_in_use == 256
 
 
 def test_a_buffer_that_dies_in_the_middle_of_alloc_is_freed(make_allocator) -> None:
-    source = Reentrant("8 MiB")
+    source = Misbehaving("8 MiB")
     allocator = make_allocator(source, allow_growth=True)
     Cycle(allocator.allocate(2 * MIB))
-    source.during_alloc = gc.collect
+    source.on("alloc", first=gc.collect)
     allocator.allocate_raw(2 * MIB)
-    source.during_alloc = lambda: None
+    source.off()
     allocator.allocate_raw(256)
     allocator.check()
     assert allocator.stats().bytes_in_use == 2 * MIB + 256
@@ -347,13 +327,10 @@ def test_a_buffer_dies_after_its_closed_allocator_without_a_word(
 
 
 def test_a_dropped_allocator_whose_source_fails_is_reported_once(monkeypatch) -> None:
-    class Broken(bfc.SimulatedSubAllocator):
-        def free(self, address: int, nbytes: int) -> None:
-            raise RuntimeError("gone")
-
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    allocator = bfc.BFCAllocator(Broken("1 MiB"))
+    allocator = bfc.BFCAllocator(source := Misbehaving("1 MiB"))
+    source.on("free", raises=RuntimeError("gone"))
     allocator.allocate_raw(1)
     del allocator
     gc.collect()

@@ -12,6 +12,7 @@ import pytest
 from waiting import DEADLINE, called_by_others, joined, until
 
 import bfc
+from bfc.testing import Misbehaving
 
 BASE = 1 << 40
 MIB = 1 << 20
@@ -191,19 +192,18 @@ def test_threads_that_free_the_same_list_free_it_once() -> None:
 def test_memory_that_a_replay_holds_is_nobodys_address(make_allocator) -> None:
     """One of the list is freed, and replayed into, while an earlier one's free asks the device."""
 
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-
-        def fence(self, stream: int) -> None:
-            allocator.deallocate_raw(last)
-            thread.start()
-            placed.wait(DEADLINE)
+    def meanwhile() -> None:
+        allocator.deallocate_raw(last)
+        thread.start()
+        placed.wait(DEADLINE)
 
     def replay() -> None:
         trace = bfc.Trace([0], [0], [256])
         trace.replay(allocator, progress=lambda done: (placed.set(), is_over.wait(DEADLINE)))
 
-    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    device = Misbehaving("1 MiB", asynchronous=True)
+    device.on("fence", then=meanwhile)
+    allocator = bfc.BFCAllocator(device)
     placed, is_over = threading.Event(), threading.Event()
     thread = threading.Thread(target=replay)
     first, last = allocator.allocate_many([256, 256]).tolist()
@@ -249,16 +249,9 @@ def test_a_miss_counts_as_one_search_as_one_by_one(make: str) -> None:
 
 @pytest.mark.parametrize("place", [1, 3])
 def test_an_interrupt_of_the_way_back_leaves_nothing_live(place: int) -> None:
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-        fences = 0
-
-        def fence(self, stream: int) -> None:
-            self.fences += 1
-            if self.fences == place:
-                raise KeyboardInterrupt
-
-    allocator = bfc.BFCAllocator(Device("1 MiB"))
+    device = Misbehaving("1 MiB", asynchronous=True)
+    device.on("fence", place, raises=KeyboardInterrupt)
+    allocator = bfc.BFCAllocator(device)
     with pytest.raises(KeyboardInterrupt):
         allocator.allocate_many([MIB // 4] * 5, stream=7)
     assert allocator.stats().bytes_in_use == 0
@@ -266,20 +259,12 @@ def test_an_interrupt_of_the_way_back_leaves_nothing_live(place: int) -> None:
 
 
 def test_a_device_that_fails_on_the_way_back_keeps_no_block_for_ever() -> None:
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-        fails = False
-
-        def fence(self, stream: int) -> None:
-            if self.fails:
-                raise OSError("the device fell over")
-
-    device = Device("1 MiB")
+    device = Misbehaving("1 MiB", asynchronous=True)
     allocator = bfc.BFCAllocator(device)
-    device.fails = True
+    device.on("fence", raises=OSError("the device fell over"))
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate_many([MIB // 4] * 5, stream=7)
-    device.fails = False
+    device.off()
     allocator.release_free_regions()
     assert allocator.stats().bytes_in_use == 0
     allocator.check()

@@ -9,6 +9,7 @@ import pytest
 from own_interpreter import run
 
 import bfc
+from bfc.testing import Misbehaving
 
 
 def test_a_collection_during_an_out_of_memory_may_free_views() -> None:
@@ -98,29 +99,26 @@ def test_the_advice_names_expandable_segments_where_they_would_help() -> None:
     assert "expandable_segments" not in str(raised.value)
 
 
-class Full(bfc.SimulatedSubAllocator):
-    """Refuses everything, and runs a function meanwhile, as another thread may."""
+def refuse(source: Misbehaving, meanwhile: Callable[[], object]) -> None:
+    """Whatever is asked for is refused, and a function runs at first, as another thread may."""
 
-    meanwhile: Callable[[], object] | None = None
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        if self.meanwhile is None:
-            return super().alloc(alignment, nbytes)
-        thread = threading.Thread(target=self.meanwhile)
+    def run() -> None:
+        thread = threading.Thread(target=meanwhile)
         thread.start()
         thread.join()
-        self.meanwhile = int  # nothing more
-        return None
+
+    source.on("alloc", returns=None)
+    source.on("alloc", 1, first=run, returns=None)
 
 
 def test_what_is_freed_while_the_device_is_asked_is_found() -> None:
     """Nothing waits by then that the request could wait for."""
-    source = Full("1 GiB")
+    source = Misbehaving("1 GiB")
     with bfc.BFCAllocator(source, allow_growth=True) as pool:
         pool.deallocate_raw(pool.allocate_raw(64 << 20))
         one, other = (pool.allocate_raw(32 << 20) for _ in range(2))  # in one region, which stays
-        source.meanwhile = lambda: pool.deallocate_raw(one)
+        refuse(source, lambda: pool.deallocate_raw(one))
         assert pool.allocate_raw(32 << 20) == one
-        source.meanwhile = lambda: pool.deallocate_raw(other)
+        refuse(source, lambda: pool.deallocate_raw(other))
         with pytest.raises(MemoryError):
             pool.allocate_raw(600 << 20)

@@ -9,6 +9,7 @@ import pytest
 from waiting import joined
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 SIDE = 7
@@ -284,67 +285,56 @@ def test_releasing_regions_leaves_those_that_wait(allocator, device) -> None:
 # -- fences that fail, or take their time ----------------------------------------------------------
 
 
-class Fence:
-    def __init__(self, device: FenceDevice) -> None:
-        self.device = device
+class Mark:
+    """A fence that does what a test tells it to."""
 
-    def done(self) -> bool:
-        return self.device.answer()
-
-    def wait(self) -> None:
-        self.device.pending = False
-
-
-class FenceDevice(bfc.SimulatedSubAllocator):
-    """A device whose fences do what a test tells them to."""
-
-    asynchronous = True
     pending = True
     fault: Exception | None = None
     on_done = staticmethod(lambda: None)
-    on_fence = staticmethod(lambda: None)
 
-    def answer(self) -> bool:
+    def done(self) -> bool:
         self.on_done()
         if self.fault:
             raise self.fault
         return not self.pending
 
-    def fence(self, stream: int) -> Fence:
-        self.on_fence()
-        return Fence(self)
+    def wait(self) -> None:
+        self.pending = False
 
 
 @pytest.fixture
 def fences(make_allocator) -> bfc.BFCAllocator:
-    return make_allocator(FenceDevice("1 MiB"))
+    device = Misbehaving("1 MiB", asynchronous=True)
+    device.mark = Mark()
+    device.on("fence", returns=device.mark)
+    return make_allocator(device)
 
 
 def test_a_fence_that_fails_at_the_free_leaves_the_block_live(fences) -> None:
     ptr = fences.allocate_raw(1000, stream=SIDE)
-    fences.sub_allocator.fault = bfc.SubAllocatorError("query failed")
+    fences.sub_allocator.mark.fault = bfc.SubAllocatorError("query failed")
     with pytest.raises(bfc.SubAllocatorError):
         fences.deallocate_raw(ptr)
     assert fences.requested_size(ptr) == 1000
     fences.check()
-    fences.sub_allocator.fault, fences.sub_allocator.pending = None, False
+    fences.sub_allocator.mark.fault, fences.sub_allocator.mark.pending = None, False
     fences.deallocate_raw(ptr)
     assert fences.stats().bytes_in_use == 0
 
 
 def test_a_buffer_whose_free_failed_can_be_freed_again(fences) -> None:
     buffer = fences.allocate(1000, stream=SIDE)
-    fences.sub_allocator.fault = bfc.SubAllocatorError("query failed")
+    fences.sub_allocator.mark.fault = bfc.SubAllocatorError("query failed")
     with pytest.raises(bfc.SubAllocatorError):
         buffer.free()
     assert not buffer.freed
-    fences.sub_allocator.fault, fences.sub_allocator.pending = None, False
+    fences.sub_allocator.mark.fault, fences.sub_allocator.mark.pending = None, False
     buffer.free()
     assert fences.stats().bytes_in_use == 0
 
 
 def come_back_to_nothing(allocator: bfc.BFCAllocator) -> None:
-    allocator.sub_allocator.fault, allocator.sub_allocator.pending = None, False
+    allocator.sub_allocator.mark.fault, allocator.sub_allocator.mark.pending = None, False
     assert allocator.release_free_regions() == MIB, "memory was lost"
     allocator.check()
 
@@ -359,7 +349,7 @@ def test_a_fence_that_fails_later_loses_no_memory(fences) -> None:
     for ptr in [fences.allocate_raw(1000, stream=SIDE) for _ in range(3)]:
         fences.deallocate_raw(ptr)
     assert fences.stats().bytes_waiting_for_streams == 3 * 1024
-    fences.sub_allocator.fault = bfc.SubAllocatorError("query failed")
+    fences.sub_allocator.mark.fault = bfc.SubAllocatorError("query failed")
     try_to_allocate(fences)
     come_back_to_nothing(fences)
 
@@ -368,7 +358,7 @@ def test_a_fence_that_fails_later_loses_no_memory(fences) -> None:
 def test_a_fence_that_fails_for_a_dropped_buffer_loses_no_memory(fences) -> None:
     buffers = [fences.allocate(1000, stream=SIDE) for _ in range(3)]
     buffers.clear()
-    fences.sub_allocator.fault = bfc.SubAllocatorError("query failed")
+    fences.sub_allocator.mark.fault = bfc.SubAllocatorError("query failed")
     try_to_allocate(fences)
     come_back_to_nothing(fences)
 
@@ -376,8 +366,8 @@ def test_a_fence_that_fails_for_a_dropped_buffer_loses_no_memory(fences) -> None
 def test_closing_while_a_fence_is_asked_corrupts_nothing(fences) -> None:
     ptr = fences.allocate_raw(1000, stream=SIDE)
     fences.deallocate_raw(ptr)
-    fences.sub_allocator.pending = False
-    fences.sub_allocator.on_done = fences.close
+    fences.sub_allocator.mark.pending = False
+    fences.sub_allocator.mark.on_done = fences.close
     with contextlib.suppress(bfc.ClosedError):
         fences.allocate_raw(256)
     fences.check()
@@ -387,8 +377,8 @@ def test_closing_while_a_fence_is_asked_corrupts_nothing(fences) -> None:
 
 def test_closing_while_a_block_is_freed_corrupts_nothing(fences) -> None:
     ptr = fences.allocate_raw(1000, stream=SIDE)
-    fences.sub_allocator.on_fence = fences.close
-    fences.sub_allocator.pending = False
+    fences.sub_allocator.on("fence", first=fences.close, returns=fences.sub_allocator.mark)
+    fences.sub_allocator.mark.pending = False
     with contextlib.suppress(bfc.ClosedError):
         fences.deallocate_raw(ptr)
     fences.check()
@@ -405,7 +395,7 @@ def test_freeing_the_same_block_while_its_fence_is_made_frees_once(fences) -> No
         except bfc.InvalidPointerError as fault:
             faults.append(fault)
 
-    fences.sub_allocator.on_fence = free_again
+    fences.sub_allocator.on("fence", first=free_again, returns=fences.sub_allocator.mark)
     fences.deallocate_raw(ptr)
     assert len(faults) == 1
     fences.check()
@@ -422,9 +412,9 @@ def test_allocating_while_a_fence_is_asked_does_not_deadlock(fences) -> None:
             inner.append(0)
             inner.append(fences.allocate_raw(256))
 
-    fences.sub_allocator.on_done = allocate_inside
+    fences.sub_allocator.mark.on_done = allocate_inside
     thread = threading.Thread(target=fences.allocate_raw, args=(256,), daemon=True)
     thread.start()
     joined(thread)
-    fences.sub_allocator.on_done = lambda: None
+    fences.sub_allocator.mark.on_done = lambda: None
     fences.check()

@@ -15,6 +15,7 @@ import pytest
 from waiting import DEADLINE, joined, run_all
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 THREADS = 6
@@ -307,12 +308,9 @@ def test_closing_during_a_call_to_the_device_leaks_no_region(under_way: Asking) 
 
 
 def test_closing_inside_a_call_to_the_device_leaks_no_region(make_allocator) -> None:
-    class Closing(bfc.SimulatedSubAllocator):
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            allocator.close()
-            return super().alloc(alignment, nbytes)
-
-    allocator = make_allocator(Closing("1 MiB"))
+    device = Misbehaving("1 MiB")
+    allocator = make_allocator(device)
+    device.on("alloc", first=allocator.close)
     with pytest.raises(bfc.ClosedError):
         allocator.allocate_raw(1)
     assert allocator.sub_allocator.live == {}

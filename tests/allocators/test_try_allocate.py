@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -135,10 +136,8 @@ def test_a_refusal_counts_and_observers_hear_of_it() -> None:
 
 @pytest.mark.parametrize("kind", ["bfc", "caching"])
 def test_a_failing_device_is_still_an_error(kind: str) -> None:
-    class Broken(bfc.SimulatedSubAllocator):
-        def alloc(self, nbytes: int, alignment: int) -> Any:
-            raise RuntimeError("fell off the bus")
-
+    source = Misbehaving("64 MiB")
+    source.on("alloc", raises=RuntimeError("fell off the bus"))
     make = bfc.BFCAllocator if kind == "bfc" else bfc.CachingAllocator
     with pytest.raises(RuntimeError, match="fell off"):
-        make(Broken("64 MiB")).try_allocate(MIB)
+        make(source).try_allocate(MIB)

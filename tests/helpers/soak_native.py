@@ -275,13 +275,15 @@ def disturb(dice: random.Random, source: Streams) -> None:
     for _ in range(dice.randrange(4)):
         call, n = dice.choice(FRAGILE), dice.randrange(1, 6)
         kind = dice.random()
-        if kind < 0.4:
-            source.fail_at(n, call)
+        if kind < 0.4 and call in ("alloc", "reserve", "create"):
+            source.on(call, n, returns=None)
+        elif kind < 0.4:
+            source.on(call, n, raises=bfc.SubAllocatorError("ordered"))
         elif kind < 0.7:
             error = dice.choice([MemoryError, KeyboardInterrupt, OSError, SystemError])
-            source.raise_at(n, error("ordered"), call)
+            source.on(call, n, raises=error("ordered"))
         elif kind < 0.8:
-            source.lie_at(n, dice.choice(LIES))
+            source.on("alloc", n, returns=dice.choice(LIES))
     stream = dice.randrange(1, STREAMS)
     dice.choice([source.hold, source.finish, lambda _: None])(stream)
 
@@ -289,8 +291,7 @@ def disturb(dice: random.Random, source: Streams) -> None:
 def calm(source: Streams) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         time.sleep(0)  # where one is pending, it is raised here
-    for call in FRAGILE:
-        source.fail_at(0, call)
+    source.off()
 
 
 def threads(seed: int, steps: int = 100_000) -> int:

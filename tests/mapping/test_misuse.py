@@ -201,7 +201,7 @@ def test_any_error_of_a_source_is_one_that_a_program_expects(user: User, kind: s
     device = bfc.SimulatedSubAllocator("400 MiB")
     source = Misbehaving(device)
     allocator = user.made(source)
-    source.raise_at(1, OSError("unplugged"), kind)
+    source.on(kind, 1, raises=OSError("unplugged"))
     heard = ""
     try:
         user.work(allocator)

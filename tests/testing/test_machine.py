@@ -189,7 +189,7 @@ class Raises(AllocatorMachine):
 
     def make(self) -> bfc.Allocator:
         source = Misbehaving(bfc.SimulatedSubAllocator("64 MiB"))
-        source.raise_at(3, OSError("unplugged"))
+        source.on("alloc", 3, raises=OSError("unplugged"))
         return bfc.BFCAllocator(source, allow_growth=True)
 
 
