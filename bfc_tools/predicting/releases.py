@@ -49,6 +49,15 @@ class TorchRelease:
     #: Whether cuDNN's attention takes heads of 256 on a GPU of 9.0 whatever cuDNN there is (the
     #: same file).
     gives_cudnn_large_heads: bool
+    #: Whether tensors of three dimensions get a batch of one for attention's kernels
+    #: (ATen/native/transformers/sdp_utils_cpp.h, normalize_unbatched_input).
+    attends_without_batch: bool
+    #: Whether the memory-efficient kernel knows heads that share keys and values
+    #: (ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, q_heads_per_kv).
+    shares_heads_efficiently: bool
+    #: Whether one head of keys and values is that of all queries without `enable_gqa`
+    #: (sdp_utils_cpp.h, supports_mqa). PyTorch 2.15 itself says so of these three.
+    shares_one_head: bool
     #: Whether collectives know fake tensors without being told (torch/distributed/_tools).
     has_fake_collectives: bool
 
@@ -73,6 +82,9 @@ _2_9 = TorchRelease(
     prefers_cudnn_on_all=False,
     keeps_fine_dropout=False,
     gives_cudnn_large_heads=True,
+    attends_without_batch=False,
+    shares_heads_efficiently=False,
+    shares_one_head=False,
     has_fake_collectives=False,
 )
 _2_10 = replace(_2_9, version=(2, 10), trusts_cudnn_with_volumes=True)
@@ -98,7 +110,14 @@ _2_12 = replace(
     gives_cudnn_large_heads=False,
 )
 _2_13 = replace(_2_12, version=(2, 13))
-_2_14 = replace(_2_13, version=(2, 14), cudnn=92400)
+_2_14 = replace(
+    _2_13,
+    version=(2, 14),
+    cudnn=92400,
+    attends_without_batch=True,
+    shares_heads_efficiently=True,
+    shares_one_head=True,
+)
 _2_15 = replace(
     _2_14,
     version=(2, 15),
@@ -135,7 +154,10 @@ WORDS = {
     "sums_digits": "topk",
     "adds_segments_at_once": "the gradient of embeddings",
     **dict.fromkeys(
-        ("prefers_cudnn_on_all", "keeps_fine_dropout", "gives_cudnn_large_heads"),
+        (
+            *("prefers_cudnn_on_all", "keeps_fine_dropout", "gives_cudnn_large_heads"),
+            *("attends_without_batch", "shares_heads_efficiently", "shares_one_head"),
+        ),
         "which kernel attention takes",
     ),
 }
@@ -147,7 +169,7 @@ def differences(one: TorchRelease, other: TorchRelease) -> list[str]:
     >>> differences(release_of((2, 12)), release_of((2, 13)))
     []
     >>> differences(release_of((2, 13)), release_of((2, 14)))
-    ['the version of cuDNN']
+    ['the version of cuDNN', 'which kernel attention takes']
     """
     differ = (words for name, words in WORDS.items() if getattr(one, name) != getattr(other, name))
     return list(dict.fromkeys(differ))

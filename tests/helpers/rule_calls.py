@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,6 +45,14 @@ class Shape:
 
     def dim(self) -> int:
         return len(self.shape)
+
+    def unsqueeze(self, dim: int) -> Shape:
+        assert dim == 0
+        strides = (self.numel(), *self.stride())
+        return Shape((1, *self.shape), self.dtype, strides, self.place, self.requires_grad)
+
+    def detach(self) -> Shape:
+        return replace(self, requires_grad=False)
 
     def numel(self) -> int:
         total = 1

@@ -102,7 +102,11 @@ API cudaError_t cudaDeviceGetPCIBusId(char* out, int length, int device) {
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     std::memset(out, 0, sizeof *out);
     std::strcpy(out->name, "Emulated GPU");
-    out->major = 9;
+    cudaError_t error = cudaDeviceGetAttribute(&out->major, cudaDevAttrComputeCapabilityMajor, device);
+    if (!error) {
+        error = cudaDeviceGetAttribute(&out->minor, cudaDevAttrComputeCapabilityMinor, device);
+    }
+    if (error) return error;
     out->multiProcessorCount = 132;
     out->warpSize = 32;
     out->maxThreadsPerBlock = 1024;

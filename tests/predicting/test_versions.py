@@ -114,3 +114,18 @@ def test_the_command_passes_it_on(script, capsys) -> None:
     name = script("import torch\ntorch.ones(9, device='cuda')\n")
     assert main(["predict", "--as-torch", "2.10", name]) == 0
     assert "PyTorch 2.10: its rules" in capsys.readouterr().out
+
+
+def heads_as(version: str) -> tuple[tuple[int, ...], int]:
+    """The shape that attention without a batch returns, and the most that is live in it."""
+    with bfc.predict("a100", as_torch=version) as run:
+        query = torch.randn(8, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        found = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+        found.sum().backward()
+    return tuple(found.shape), run.peak_requested
+
+
+def test_attention_without_a_batch_holds_no_scores_since_2_14() -> None:
+    (shape, before), (same, since) = map(heads_as, ("2.13", "2.14"))
+    assert shape == same == (8, 512, 64)
+    assert before > since + 8 * 512 * 512 * 2

@@ -256,7 +256,8 @@ def backward_workspace(
     ),
 )
 def efficient_backward(call: Call) -> Iterator[Workspace | Release]:
-    """A sum for each row, and accumulators."""
+    """A sum for each row, and accumulators; where heads share keys, gradients of each head, as the
+    parameters of the kernel say (nHq in kernel_backward.h): no GPU was asked."""
     query, key, value = (argument(call, name) for name in ("query", "key", "value"))
     batch, heads, queries, head = query.shape
     half = type_name(query) != "float32"
@@ -268,6 +269,10 @@ def efficient_backward(call: Call) -> Iterator[Workspace | Release]:
         yield sums
     else:
         yield from _sums_of_rows(rows, value.shape[-1], sums)
+    if key.shape[1] != heads:
+        for one, what in ((key, "keys"), (value, "values")):
+            size = nbytes(one) // one.shape[1] * heads
+            yield Workspace(size, what=f"gradient of {what} for each head")
     size = backward_workspace(block, batch, heads, queries, key.shape[2], head, value.shape[-1])
     yield Workspace(size, what="accumulators")
     yield Release(sums)

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting.rules.interface import on_cuda
 from bfc_tools.predicting.rules.operators import around, file
-from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, choose
+from bfc_tools.predicting.rules.sdpa_choice import Attention, Backend, as_asked, choose
 from bfc_tools.predicting.rules.stand_ins import standing_in
 
 #: The efficient kernel reads masks in steps of so many elements.
@@ -31,7 +31,8 @@ MASKS = (2, 3, 4)
         file("ATen/native/transformers/attention.cpp"),
         file("ATen/native/transformers/cuda/sdp_utils.cpp"),
         file("ATen/native/transformers/sdp_utils_cpp.h", read="2.15.0"),
-    )
+    ),
+    seen="PyTorch 2.15.0 on an emulated driver: 600 calls on each of six compute capabilities",
 )
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
@@ -57,7 +58,7 @@ def replaced(recorder: Any) -> Iterator[None]:
         if not on_cuda(query) or query.is_nested:
             return build(*given, scale=scale, enable_gqa=enable_gqa)
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, False)
-        return _run(_cast(call), scale, recorder, build)
+        return _run(_cast(call), scale, recorder)
 
     places = functional, torch._C._nn
     with standing_in("scaled_dot_product_attention", *places, of=lambda _: attention):
@@ -124,11 +125,17 @@ def _enabled(backend: Backend) -> bool:
     return bool(asks[backend]())
 
 
-def _run(call: Attention, scale: float | None, recorder: Any, build: Any) -> Any:
+def _run(call: Attention, scale: float | None, recorder: Any) -> Any:
     gpu, release = recorder.gpu, recorder.release
     backend = choose(call, gpu, release, _enabled)
     if backend is None:
         raise RuntimeError("No available kernel. Aborting execution.")
+    given = call if backend == Backend.MATH else as_asked(call, release)
+    found = _by(backend, given, scale, recorder)
+    return found if given is call else found.squeeze(0)
+
+
+def _by(backend: Backend, call: Attention, scale: float | None, recorder: Any) -> Any:
     aten = torch.ops.aten
     query, key, value, causal = call.query, call.key, call.value, call.causal
     if backend == Backend.FLASH:

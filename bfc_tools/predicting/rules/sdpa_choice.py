@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -49,6 +49,19 @@ class Attention:
         return int(self.query.shape[-1])
 
     @property
+    def dims(self) -> set[int]:
+        """How many dimensions the query, the keys and the values have."""
+        return {len(one.shape) for one in (self.query, self.key, self.value)}
+
+    def with_batch(self) -> Attention:
+        """The same in a batch of one."""
+        mask = self.mask
+        while mask is not None and len(mask.shape) < 4:
+            mask = mask.unsqueeze(0)
+        query, key, value = (one.unsqueeze(0) for one in (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value, mask=mask)
+
+    @property
     def half(self) -> bool:
         """Whether the elements have 16 bits."""
         return type_name(self.query) in HALVES
@@ -66,13 +79,13 @@ def order(gpu: GPU, release: TorchRelease) -> list[Backend]:
     return plain
 
 
-def _dense(call: Attention, *, singleton: bool, groups: bool = True) -> bool:
+def _dense(call: Attention, release: TorchRelease, *, singleton: bool, groups: bool = True) -> bool:
     """Four dimensions, the same batch and heads, no empty sequence, heads without gaps; where the
     kernel knows groups, several heads may share keys and values."""
     tensors = (call.query, call.key, call.value)
     if any(len(tensor.shape) != 4 for tensor in tensors):
         return False
-    if len({tensor.shape[0] for tensor in tensors}) > 1 or not _heads(call, groups):
+    if len({tensor.shape[0] for tensor in tensors}) > 1 or not _heads(call, release, groups):
         return False
     if any(0 in tensor.shape for tensor in tensors):
         return False
@@ -85,11 +98,12 @@ def _dense(call: Attention, *, singleton: bool, groups: bool = True) -> bool:
     )
 
 
-def _heads(call: Attention, groups: bool) -> bool:
+def _heads(call: Attention, release: TorchRelease, groups: bool) -> bool:
     query, key, value = (tensor.shape[1] for tensor in (call.query, call.key, call.value))
     if call.gqa and groups:
         return bool(key == value and query % key == 0)
-    return bool(query == key == value)
+    alone = release.shares_one_head and key == value == 1
+    return bool(alone or query == key == value)
 
 
 def flash(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
@@ -97,7 +111,7 @@ def flash(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     if call.mask is not None or not call.half or not ((8, 0) <= gpu.cc <= (12, 1)):
         return False
     heads = {int(tensor.shape[-1]) for tensor in (call.query, call.key, call.value)}
-    if len(heads) > 1 or call.head > LARGEST_HEAD or not _dense(call, singleton=True):
+    if len(heads) > 1 or call.head > LARGEST_HEAD or not _dense(call, release, singleton=True):
         return False
     if call.causal and call.query.shape[-2] != call.key.shape[-2]:
         return False
@@ -124,7 +138,7 @@ def efficient(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     step = alignment(gpu, call.half)
     if any(int(tensor.shape[-1]) % step for tensor in (call.query, call.value)):
         return False
-    return _dense(call, singleton=False, groups=False)
+    return _dense(call, release, singleton=False, groups=release.shares_heads_efficiently)
 
 
 def cudnn(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
@@ -133,7 +147,11 @@ def cudnn(call: Attention, gpu: GPU, release: TorchRelease) -> bool:
     version = release.cudnn
     if call.mask is not None and call.mask.requires_grad:
         return False
-    if not call.half or not ((8, 0) <= gpu.cc <= (12, 1)) or not _dense(call, singleton=True):
+    if (
+        not call.half
+        or not ((8, 0) <= gpu.cc <= (12, 1))
+        or not _dense(call, release, singleton=True)
+    ):
         return False
     if call.dropout and (91100 < version < 91400 or _fine(call, release)):
         return False
@@ -176,6 +194,12 @@ CONDITIONS: dict[Backend, Callable[[Attention, GPU, TorchRelease], bool]] = {
 }
 
 
+def as_asked(call: Attention, release: TorchRelease) -> Attention:
+    """The call that kernels other than the plain one get: a batch is made where no gradient is
+    noted, so that none seems to be asked for."""
+    return call.with_batch() if release.attends_without_batch and call.dims == {3} else call
+
+
 def choose(
     call: Attention,
     gpu: GPU,
@@ -185,7 +209,11 @@ def choose(
     """The kernel that the GPU takes, by its compute capability and the release of PyTorch, with its
     own cuDNN; None if none is left. `enabled` says whether the program allows a kernel, as
     `torch.nn.attention.sdpa_kernel` does."""
+    given = as_asked(call, release)
+    if given is not call:
+        mask = None if given.mask is None else given.mask.detach()
+        given = replace(given, gradient=False, mask=mask)
     for backend in order(gpu, release):
-        if enabled(backend) and CONDITIONS[backend](call, gpu, release):
+        if enabled(backend) and CONDITIONS[backend](given, gpu, release):
             return backend
     return None

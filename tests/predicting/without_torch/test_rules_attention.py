@@ -35,6 +35,8 @@ def asked(
 
 
 MASK = Shape((2, 8, 128, 128), "bfloat16")
+ROWS = Shape((8, 128, 64), "bfloat16")
+WITHOUT_BATCH = Attention(ROWS, ROWS, ROWS, None, 0.0, False, False, True)
 
 
 def test_the_table_of_releases_has_no_gap() -> None:
@@ -87,6 +89,15 @@ def test_the_table_of_releases_has_no_gap() -> None:
         ("a100", (2, 13), asked(key_heads=2), MATH),
         ("a100", (2, 13), asked(key_heads=2, gqa=True, dtype="float32"), MATH),
         ("a100", (2, 13), asked(keys=0), MATH),
+        # since 2.14, the efficient kernel shares heads, and one head is that of all queries
+        ("a100", (2, 14), asked(key_heads=2, gqa=True, dtype="float32"), EFFICIENT),
+        ("a100", (2, 14), asked(key_heads=2, gqa=True, mask=MASK), EFFICIENT),
+        ("a100", (2, 14), asked(key_heads=2), MATH),
+        ("a100", (2, 14), asked(key_heads=1), FLASH),
+        ("a100", (2, 13), asked(key_heads=1), MATH),
+        # and what has no batch gets one
+        ("a100", (2, 14), WITHOUT_BATCH, FLASH),
+        ("a100", (2, 13), WITHOUT_BATCH, MATH),
     ],
 )
 def test_the_gpu_chooses(
