@@ -1,3 +1,3 @@
 """The version of bfc, below all that shows it."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
