@@ -9,11 +9,14 @@ from contextlib import suppress
 from typing import Any
 
 from mapping_faults import AccountedDevice, PagedProgram
+from waiting import DEADLINE, Halt, at_call
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 PAGE = 2 * MIB
+PAGED_CALLS = ("reserve", "unreserve", "create", "release", "map", "unmap", "order")
 
 
 def made(policy: str, source: bfc.SubAllocator, **options: Any) -> Any:
@@ -85,64 +88,22 @@ def world_with(plan: bfc.Plan, policy: str, capacity: str = "64 MiB") -> World:
     return world
 
 
-class Halting(bfc.SimulatedSubAllocator):
-    """Stops before its call of this number, until it may go on."""
-
-    def __init__(self, capacity: str, at: int) -> None:
-        super().__init__(capacity)
-        self.left = at
-        self.inside, self.may_go_on = threading.Event(), threading.Event()
-
-    def count(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.inside.set()
-            self.may_go_on.wait(60)
-
-    def reserve(self, nbytes: int) -> int | None:
-        self.count()
-        return super().reserve(nbytes)
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        self.count()
-        super().unreserve(address, nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        self.count()
-        return super().create(nbytes)
-
-    def release(self, page: int) -> None:
-        self.count()
-        super().release(page)
-
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self.count()
-        super().map(address, pages)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self.count()
-        super().unmap(address, nbytes)
-
-    def order(self, first: int, then: int) -> None:
-        self.count()
-        super().order(first, then)
-
-
 def fork_in_every_call(
     policy: str, capacity: str, operation: Callable[[Any], None], streams: Sequence[int] = (0,)
 ) -> None:
     """A child that is forked while another thread is in a call of the source has all of the pool,
     on each of the streams, and closes it. `operation` has no block of its own in the end."""
-    counted = Halting(capacity, -1)
+    counted = Misbehaving(capacity)
     with made(policy, counted) as pool:
         operation(pool)
-        calls = -1 - counted.left
+        calls = sum(counted.counts[call] for call in PAGED_CALLS)
     for at in range(1, calls + 1):
-        device = Halting(capacity, at)
+        device, halt = Misbehaving(capacity), Halt()
+        at_call(device, at, PAGED_CALLS, halt)
         with made(policy, device) as pool:
             thread = threading.Thread(target=operation, args=(pool,))
             thread.start()
-            assert device.inside.wait(60)
+            assert halt.inside.wait(DEADLINE)
             child = os.fork()
             if child == 0:  # pytest must not go on here, whatever happens
                 code = 1
@@ -158,8 +119,17 @@ def fork_in_every_call(
                 finally:
                     os._exit(code)
             status = os.waitpid(child, 0)[1]
-            device.may_go_on.set()
+            halt.go.set()
             thread.join()
             assert status == 0, f"call {at} of {calls}"
             assert pool.check() is None
         assert not device.live_bytes
+
+
+def fail_at_call(source: Misbehaving, n: int) -> None:
+    """The n-th of the next calls that take memory or give it back fails."""
+
+    def fail() -> None:
+        raise OSError("the device has failed")
+
+    at_call(source, n, ("alloc", "free"), fail)

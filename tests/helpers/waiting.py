@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import bfc
+from bfc.testing import Misbehaving
 
 #: Seconds. Whatever takes longer hangs.
 DEADLINE = 60
@@ -60,3 +62,27 @@ def called_by_others(allocator: bfc.Allocator) -> Callable[[], bool]:
         return last > before + 1  # asking takes it, too
 
     return ask
+
+
+class Halt:
+    """Holds its first caller until it may go: what a call of a device does `first`."""
+
+    def __init__(self) -> None:
+        self.inside, self.go = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if not self.inside.is_set():
+            self.inside.set()
+            assert self.go.wait(DEADLINE)
+
+
+def at_call(source: Misbehaving, n: int, calls: Iterable[str], do: Callable[[], object]) -> None:
+    """Something is done before the n-th of the next calls, whichever of these it is."""
+    left = itertools.count(n - 1, -1)
+
+    def count() -> None:
+        if next(left) == 0:
+            do()
+
+    for call in calls:
+        source.on(call, first=count)

@@ -8,16 +8,19 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from planned_pages import fail_at_call
 
 import bfc
 from bench.lengths import RUNS
 from bench.plans import made_up
 from bfc.plans.lengths import fitted
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 POLICIES = ("caching", "bfc")
@@ -578,23 +581,15 @@ def test_memory_that_is_refused_leaves_all_as_it_was(policy: str):
 def test_a_finaliser_that_allocates_while_a_plan_grows(policy: str):
     """As the device is asked for the longer region, which once came twice then."""
 
-    class Source(bfc.SimulatedSubAllocator):
-        late: Callable[[], None] | None = None
-
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            late, self.late = self.late, None
-            if late is not None:
-                late()
-            return super().alloc(alignment, nbytes)
-
     plan = plan_of(policy, keeps=False)
-    source = Source("1 GiB")
+    source = Misbehaving("1 GiB")
     for inner in (300, 400, 500, 600):
         with made(policy, source, plan=plan) as pool:
             run = Played(pool, keeps=False)
             run.step(200)
             kept: list[bfc.Buffer] = []
-            source.late = lambda n=inner, pool=pool, kept=kept: kept.append(pool.allocate(128 * n))
+            late = partial(pool.allocate, 128 * inner)
+            source.on("alloc", 1, first=lambda late=late, kept=kept: kept.append(late()))
             run.step(400)
             assert len(kept) == 1
             kept.pop().free()
@@ -632,29 +627,14 @@ def test_a_longer_region_that_was_refused_is_asked_for_again(policy: str):
 def test_every_call_of_the_source_may_fail(policy: str):
     """Whatever call fails, nothing is lost, and later steps are served."""
 
-    class Failing(bfc.SimulatedSubAllocator):
-        left = -1
-
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            self.left -= 1
-            if self.left == 0:
-                raise OSError("the device has failed")
-            return super().alloc(alignment, nbytes)
-
-        def free(self, ptr: int, nbytes: int) -> None:
-            self.left -= 1
-            if self.left == 0:
-                raise OSError("the device has failed")
-            super().free(ptr, nbytes)
-
     plan = plan_of(policy, keeps=False)
     for failing in range(1, 8):
-        source = Failing("1 GiB")
+        source = Misbehaving("1 GiB")
         with made(policy, source, plan=plan) as pool:
             run = Played(pool, keeps=False)
             run.step(200)
             kept = set(run.live)
-            source.left = failing
+            fail_at_call(source, failing)
             for n in (400, 100, 420, 300):
                 try:
                     run.step(n)
@@ -662,7 +642,7 @@ def test_every_call_of_the_source_may_fail(policy: str):
                     for block in set(run.live) - kept:
                         run.free(block)
                 assert pool.check() is None, f"call {failing}, length {n}"
-            source.left = -1
+            source.off()
             before = pool.plan_stats()
             run.step(250)
             after = pool.plan_stats()

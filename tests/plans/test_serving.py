@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from plan_model import SlowPlan
-from planned_pages import one_step, simple
+from planned_pages import fail_at_call, one_step, simple
 from repeated_runs import DisturbedProgram, Run, events_of, some_run
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 POLICIES = ("caching", "bfc")
@@ -334,25 +335,18 @@ def test_a_step_keeps_its_allocator(policy: str):
 
 def test_no_place_is_for_a_graph():
     """It could not be handed out again: the graph writes there whenever it is replayed."""
-    source = Capturing("256 MiB")
+    source = Misbehaving("256 MiB")
     with bfc.CachingAllocator(source, plan=simple("caching")) as pool:
         weights = pool.allocate(4 * MIB)
         with pool.step("train"):
             before = pool.plan_stats()["hits"]
             pool.mark_capture_begin()
-            source.captures_now = 7
+            source.on("capture_id", returns=7)
             captured = pool.allocate(8 * MIB)
-            source.captures_now = 0
+            source.off()
             pool.mark_capture_end()
             assert pool.plan_stats()["hits"] == before == 1
         del weights, captured
-
-
-class Capturing(bfc.SimulatedSubAllocator):
-    captures_now = 0
-
-    def capture_id(self, stream: int) -> int:
-        return self.captures_now
 
 
 def test_a_timing_counter_and_a_plan_exclude_each_other():
@@ -633,24 +627,9 @@ def test_a_program_that_starts_again_gets_its_places_again(policy: str, seed: in
 def test_every_call_of_the_source_may_fail(policy: str):
     """Whatever call fails, nothing is lost, and the next step is served."""
 
-    class Failing(bfc.SimulatedSubAllocator):
-        left = -1
-
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            type(self).left -= 1
-            if self.left == -1:
-                raise OSError("the device has failed")
-            return super().alloc(alignment, nbytes)
-
-        def free(self, ptr: int, nbytes: int) -> None:
-            type(self).left -= 1
-            if self.left == -1:
-                raise OSError("the device has failed")
-            super().free(ptr, nbytes)
-
     for failing in range(12):
-        Failing.left = failing
-        source = Failing("1 GiB")
+        source = Misbehaving("1 GiB")
+        fail_at_call(source, failing + 1)
         pool = made(policy, source)
         for _ in range(2):
             try:
@@ -666,7 +645,7 @@ def test_every_call_of_the_source_may_fail(policy: str):
             except bfc.SubAllocatorError:
                 pass
             assert pool.check() is None, f"call {failing}, step {number}"
-        Failing.left = -1
+        source.off()
         one_step(pool)
         assert pool.check() is None
         pool.close()

@@ -11,6 +11,7 @@ import pytest
 
 import bfc
 from bfc.plans import watching
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 POLICIES = ("caching", "bfc")
@@ -154,34 +155,20 @@ def test_replays_come_to_the_same(policy: str):
     assert found[0][1] == 1
 
 
-class Calls(bfc.SimulatedSubAllocator):
-    """Counts what is asked of the device and given back."""
-
-    count = 0
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        self.count += 1
-        return super().alloc(alignment, nbytes)
-
-    def free(self, ptr: int, nbytes: int) -> None:
-        self.count += 1
-        super().free(ptr, nbytes)
-
-
 def test_the_plan_stays_while_a_stream_is_captured():
     """What the watch has found is put off."""
-    source = Calls("1 GiB")
+    source = Misbehaving("1 GiB")
     with bfc.CachingAllocator(source, plan=plan_of("caching")) as pool:
         play(pool, PLANNED, 3)
         play(pool, OTHER, 7)
         await_look()
         with pool.capture(7) as graph:
             source.captures.begin(7)
-            before = source.count
+            before = dict(source.counts)
             for _ in range(4):
                 with pool.step("train"):
                     pass
-            assert source.count == before
+            assert source.counts == before
             with pytest.raises(RuntimeError, match="a stream is being captured: change the plan"):
                 pool.use_plan(None)
             source.captures.end(7)
@@ -266,13 +253,13 @@ def test_a_capture_waits_for_a_plan_that_changes():
     """The driver is asked for memory in between, which would break the capture."""
     began, marked = threading.Event(), threading.Event()
 
-    class Slow(bfc.SimulatedSubAllocator):
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-            began.set()
-            assert not marked.wait(0.05)
-            return super().alloc(alignment, nbytes)
+    def slow() -> None:
+        began.set()
+        assert not marked.wait(0.05)
 
-    with bfc.CachingAllocator(Slow("1 GiB")) as pool:
+    source = Misbehaving("1 GiB")
+    source.on("alloc", first=slow)
+    with bfc.CachingAllocator(source) as pool:
 
         def capture() -> None:
             began.wait()

@@ -9,22 +9,12 @@ import pytest
 from closing import close_all
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 SIDE = 3
 Make = Callable[..., "bfc.CachingAllocator"]
 HOW = pytest.mark.parametrize("strict", [False, True], ids=["relaxed", "strict"])
-
-
-class Failing(bfc.SimulatedSubAllocator):
-    """A device whose streams can be destroyed: then it has no fence to give."""
-
-    destroyed = False
-
-    def fence(self, stream: int):  # type: ignore[no-untyped-def]
-        if self.destroyed:
-            raise bfc.SubAllocatorError(f"stream {stream} was destroyed")
-        return super().fence(stream)
 
 
 @pytest.fixture
@@ -33,7 +23,7 @@ def make() -> Iterator[Make]:
     allocators: list[bfc.CachingAllocator] = []
 
     def start(mebibytes: int = 1024, **options: object) -> bfc.CachingAllocator:
-        allocators.append(bfc.CachingAllocator(Failing(mebibytes * MIB), **options))
+        allocators.append(bfc.CachingAllocator(Misbehaving(mebibytes * MIB), **options))
         return allocators[-1]
 
     yield start
@@ -190,14 +180,14 @@ def test_a_stream_that_is_destroyed_before_its_events_loses_nothing(make, report
     device.hold(SIDE)
     pool = bfc.MemPool(allocator)
     freed_in_a_scope(allocator, pool)
-    device.destroyed = True
+    device.on("fence", raises=bfc.SubAllocatorError("stream 3 was destroyed"))
     allocator.deallocate_raw(allocator.allocate_raw(512))
     assert reported == ["stream 3 was destroyed"] * 2
     allocator.deallocate_raw(allocator.allocate_raw(30 * MIB))
     assert len(reported) == 2, "an allocation does not try them again"
     assert allocator.stats().bytes_waiting_for_streams == 70 * MIB
     allocator.check()
-    device.destroyed = False
+    device.off()
     pool.release()
     assert allocator.stats().bytes_waiting_for_streams == 0
     nothing_is_lost(allocator)
@@ -209,13 +199,13 @@ def test_a_free_whose_stream_was_destroyed_can_be_made_again(make) -> None:
     device.hold(SIDE)
     ptr = allocator.allocate_raw(30 * MIB)
     allocator.record_stream(ptr, SIDE)
-    device.destroyed = True
+    device.on("fence", raises=bfc.SubAllocatorError("stream 3 was destroyed"))
     for _ in range(2):
         with pytest.raises(bfc.SubAllocatorError, match="destroyed"):
             allocator.deallocate_raw(ptr)
         assert allocator.requested_size(ptr) == 30 * MIB
         allocator.check()
-    device.destroyed = False
+    device.off()
     allocator.deallocate_raw(ptr)
     nothing_is_lost(allocator)
 

@@ -7,45 +7,21 @@ import sys
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
 
-class Device(bfc.SimulatedSubAllocator):
-    """A device that can be told to fail."""
+class Interrupted:
+    """A fence whose wait is interrupted."""
 
-    fence_error: BaseException | None = None
-    wait_error: BaseException | None = None
-    free_error: BaseException | None = None
-    info_error: Exception | None = None
-
-    def fence(self, stream):
-        if self.fence_error is not None:
-            raise self.fence_error
-        fence = super().fence(stream)
-        return fence if self.wait_error is None or fence is None else Unfinished(self)
-
-    def free(self, address, nbytes):
-        if self.free_error is not None:
-            raise self.free_error
-        super().free(address, nbytes)
-
-    def memory_info(self):
-        if self.info_error is not None:
-            raise self.info_error
-        return super().memory_info()
-
-
-class Unfinished:
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    is_done = False
 
     def done(self) -> bool:
-        return self.device.wait_error is None
+        return self.is_done
 
     def wait(self) -> None:
-        if self.device.wait_error is not None:
-            raise self.device.wait_error
+        raise KeyboardInterrupt
 
 
 def current(allocator: bfc.CachingAllocator, name: str) -> int:
@@ -54,17 +30,17 @@ def current(allocator: bfc.CachingAllocator, name: str) -> int:
 
 def test_a_free_that_fails_leaves_the_count_of_oversize_blocks():
     """Each failed free took one away, and the last success another: -3 of 0."""
-    device = Device(1 << 30)
+    device = Misbehaving(1 << 30)
     allocator = bfc.CachingAllocator(device, settings="max_split_size_mb:20")
     address = allocator.allocate_raw(30 * MIB)
     device.hold(7)
     allocator.record_stream(address, 7)
-    device.fence_error = bfc.SubAllocatorError("the device fails")
+    device.on("fence", raises=bfc.SubAllocatorError("the device fails"))
     for _ in range(3):
         with pytest.raises(bfc.SubAllocatorError):
             allocator.deallocate_raw(address)
         assert current(allocator, "oversize_allocations") == 1
-    device.fence_error = None
+    device.off()
     allocator.deallocate_raw(address)
     assert current(allocator, "oversize_allocations") == 0
     device.finish(7)
@@ -72,22 +48,22 @@ def test_a_free_that_fails_leaves_the_count_of_oversize_blocks():
 
 def test_the_release_of_a_pool_says_what_the_device_said():
     """It was taken for strict's refusal to empty a pool now, and nobody heard of it."""
-    device = Device(1 << 30)
+    device = Misbehaving(1 << 30)
     allocator = bfc.CachingAllocator(device)
     pool = bfc.MemPool(allocator)
     with bfc.use_mem_pool(pool):
         allocator.deallocate_raw(allocator.allocate_raw(1000))
-    device.free_error = RuntimeError("an illegal address")
+    device.on("free", raises=RuntimeError("an illegal address"))
     with pytest.raises(bfc.SubAllocatorError, match="illegal address"):
         pool.release()
-    device.free_error = None
+    device.off()
     assert allocator.empty_cache() == 2 * MIB
 
 
 def test_a_refusal_is_one_also_where_the_device_cannot_say_what_is_free():
-    device = Device(1 << 30)
+    device = Misbehaving(1 << 30)
     allocator = bfc.CachingAllocator(device, memory_limit=2 * MIB)
-    device.info_error = RuntimeError("the driver is gone")
+    device.on("memory_info", raises=RuntimeError("the driver is gone"))
     reported = []
     hook, sys.unraisablehook = sys.unraisablehook, reported.append
     try:
@@ -101,17 +77,16 @@ def test_a_refusal_is_one_also_where_the_device_cannot_say_what_is_free():
 
 def test_an_interrupt_while_it_waits_for_a_stream_reaches_the_caller():
     """It was reported as a fault of the device, and the caller saw OutOfMemoryError."""
-    device = Device(1 << 30)
+    device = Misbehaving(1 << 30, asynchronous=True)
     allocator = bfc.CachingAllocator(device, memory_limit=20 * MIB)
+    fence = Interrupted()
+    device.on("fence", returns=fence)
     address = allocator.allocate_raw(15 * MIB)
     allocator.record_stream(address, 7)
-    device.hold(7)
-    device.wait_error = KeyboardInterrupt()
     allocator.deallocate_raw(address)
     with pytest.raises(KeyboardInterrupt):
         allocator.allocate_raw(18 * MIB)
-    device.wait_error = None
-    device.finish(7)
+    fence.is_done = True
     assert allocator.allocate_raw(18 * MIB)
     allocator.check()
 
@@ -120,11 +95,9 @@ def test_an_interrupt_while_it_waits_for_a_stream_reaches_the_caller():
 def test_figures_of_a_device_that_make_no_sense_are_refused_in_words(answer):
     """A negative one was an OverflowError, which named nobody."""
 
-    class Odd(bfc.SimulatedSubAllocator):
-        def memory_info(self):
-            return answer
-
-    allocator = bfc.CachingAllocator(Odd(64 * MIB))
+    device = Misbehaving(64 * MIB)
+    device.on("memory_info", returns=answer)
+    allocator = bfc.CachingAllocator(device)
     with pytest.raises(bfc.SubAllocatorError, match=r"memory_info\(\) must return"):
         allocator.allocate_raw(65 * MIB)
     assert allocator.allocate_raw(MIB)

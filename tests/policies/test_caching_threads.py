@@ -16,6 +16,7 @@ import pytest
 from waiting import DEADLINE, called_by_others, joined, run_all, until
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 SIDE = 3
@@ -36,18 +37,18 @@ class Gate:
         assert self.opened.wait(DEADLINE)
 
 
-class Gated(bfc.SimulatedSubAllocator):
-    asynchronous = True  # type: ignore[assignment]
+def gated() -> tuple[Misbehaving, list[Gate]]:
+    """A device, and the fence of each mark that it has been asked for on other streams than 0."""
+    device, gates = Misbehaving("1 GiB", asynchronous=True), []
 
-    def __init__(self, capacity: int = 1 << 30) -> None:
-        super().__init__(capacity)
-        self.gates: list[Gate] = []
-
-    def fence(self, stream: int) -> Gate | None:  # type: ignore[override]
+    def fence(ask: object, stream: int) -> Gate | None:
         if stream == 0:
             return None
-        self.gates.append(Gate())
-        return self.gates[-1]
+        gates.append(Gate())
+        return gates[-1]
+
+    device.on("fence", instead=fence)
+    return device, gates
 
 
 def queue_free(allocator: bfc.CachingAllocator, nbytes: int) -> None:
@@ -58,13 +59,13 @@ def queue_free(allocator: bfc.CachingAllocator, nbytes: int) -> None:
 
 def test_a_release_and_an_emptying_may_wait_for_one_stream() -> None:
     """Each takes the entries that it has waited for out of the queue, and no other's."""
-    device = Gated()
+    device, gates = gated()
     allocator = bfc.CachingAllocator(device)
     pool = bfc.MemPool(allocator)
     with bfc.use_mem_pool(pool):
         queue_free(allocator, 30 * MIB)
     queue_free(allocator, 40 * MIB)
-    first, second = device.gates
+    first, second = gates
     releasing = threading.Thread(target=pool.release)
     releasing.start()
     assert first.entered.acquire(timeout=DEADLINE)
@@ -84,14 +85,14 @@ def test_a_release_and_an_emptying_may_wait_for_one_stream() -> None:
 
 
 def test_a_release_waits_where_another_thread_waits_already() -> None:
-    device = Gated()
+    device, gates = gated()
     allocator = bfc.CachingAllocator(device)
     pool = bfc.MemPool(allocator)
     with bfc.use_mem_pool(pool):
         ptr = allocator.allocate_raw(30 * MIB)
     allocator.record_stream(ptr, SIDE)
     allocator.deallocate_raw(ptr)
-    (gate,) = device.gates
+    (gate,) = gates
     emptying = threading.Thread(target=allocator.empty_cache)
     emptying.start()
     assert gate.entered.acquire(timeout=DEADLINE)
@@ -117,15 +118,11 @@ def test_a_stream_may_be_settled_by_another_while_the_one_before_it_is_asked(pol
         def wait(self) -> None:
             raise AssertionError("nobody has to wait")
 
-    class Asked(bfc.SimulatedSubAllocator):
-        asynchronous = True  # type: ignore[assignment]
-
-        def fence(self, stream: int) -> Fence:  # type: ignore[override]
-            return Fence(stream)
-
     asked = [0]  # not at the frees
     ready = False
-    allocator = policy(Asked(1 << 30))
+    device = Misbehaving("1 GiB", asynchronous=True)
+    device.on("fence", instead=lambda ask, stream: Fence(stream))
+    allocator = policy(device)
     for stream in (SIDE, SIDE + 1):
         ptr = allocator.allocate_raw(1000)
         allocator.record_stream(ptr, stream)
@@ -230,10 +227,10 @@ def test_many_threads_leave_the_books_in_order(options: dict[str, object]) -> No
 
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     """Another thread was asking a fence at the fork: it is nobody's in the child."""
-    device = Gated()
+    device, gates = gated()
     allocator = bfc.CachingAllocator(device)
     queue_free(allocator, 30 * MIB)
-    (gate,) = device.gates
+    (gate,) = gates
     emptying = threading.Thread(target=allocator.empty_cache)
     emptying.start()
     assert gate.entered.acquire(timeout=DEADLINE)

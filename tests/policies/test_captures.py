@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 CAPTURED, SIDE, OUTSIDE, OTHER = 7, 8, 9, 10
@@ -687,33 +688,18 @@ def test_a_scope_that_was_ended_by_hand_leaves_no_mark(machine: Machine) -> None
     pool.release()
 
 
-class Asked(bfc.SimulatedSubAllocator):
-    """Writes down which threads ask its fences, which are never done, and lets a test interrupt."""
-
-    asynchronous = True
+class NeverDone:
+    """A fence that writes down which threads ask it."""
 
     def __init__(self) -> None:
-        super().__init__("1 GiB")
         self.asking: list[threading.Thread] = []
-        self.interrupt: list[threading.Thread] = []
-
-    def fence(self, stream: int) -> Asked:
-        return self
 
     def done(self) -> bool:
         self.asking.append(threading.current_thread())
         return False
 
-    def wait(self, stream: int = 0) -> None:
+    def wait(self) -> None:
         pass
-
-    def capture_id(self, stream: int) -> int:
-        number = super().capture_id(stream)
-        if threading.current_thread() is threading.main_thread() and self.interrupt:
-            thread = self.interrupt.pop()
-            thread.start()
-            thread.join()
-        return number
 
 
 @both
@@ -722,22 +708,28 @@ def test_another_threads_allocation_does_not_let_a_capture_ask_fences(
     policy: Policy, when: int
 ) -> None:
     """It comes after one of the looks at the capture, before the frees that are due."""
-    device = Asked()
+    device, fence = Misbehaving("1 GiB", asynchronous=True), NeverDone()
+    device.on("fence", returns=fence)
+    device.on("wait", returns=None)
     allocator = allocator_on(device, policy)
     shared = allocator.allocate_raw(3 * MIB, stream=OUTSIDE)
     allocator.record_stream(shared, SIDE)
     allocator.deallocate_raw(shared)
     with allocator.capture(CAPTURED) as pool:
         device.captures.begin(CAPTURED)
-        device.asking.clear()  # a BFCAllocator has asked at the free
+        fence.asking.clear()  # a BFCAllocator has asked at the free
 
         def elsewhere() -> None:
             allocator.allocate_raw(512, stream=OUTSIDE)
 
-        idle = [threading.Thread(target=list) for _ in range(when)]
-        device.interrupt = [threading.Thread(target=elsewhere), *idle]
+        def interrupt() -> None:
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+        device.on("capture_id", when + 1, then=interrupt)
         allocator.allocate_raw(MIB, stream=CAPTURED)
-        assert threading.main_thread() not in device.asking
+        assert threading.main_thread() not in fence.asking
         device.captures.end(CAPTURED)
     pool.release()
 

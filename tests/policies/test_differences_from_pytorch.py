@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import pickle
 import pickletools
 import sys
@@ -19,6 +20,7 @@ import bfc
 from bench.peers.torch import REJECTIONS, STATS
 from bfc.devices import Availability
 from bfc.pytorch.rules import VERSIONS
+from bfc.testing import Misbehaving
 
 Make = Callable[..., "bfc.CachingAllocator"]
 HOW = pytest.mark.parametrize("strict", [False, True], ids=["relaxed", "strict"])
@@ -71,33 +73,19 @@ def pool_ids(allocator: bfc.CachingAllocator) -> list[tuple[int, int]]:
     return [region.pool_id for region in allocator.snapshot().regions]
 
 
-class Falling(bfc.SubAllocator):
+def falling() -> Misbehaving:
     """A device whose every address lies a GiB below the last."""
-
-    device = bfc.Device("falling")
-    total_bytes = 1 << 40
-
-    def __init__(self) -> None:
-        self.live: dict[int, int] = {}
-
-    @property
-    def live_bytes(self) -> int:
-        return sum(self.live.values())
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        address = (1 << 40) - (len(self.live) << 30)
-        self.live[address] = nbytes
-        return address, nbytes
-
-    def free(self, address: int, nbytes: int) -> None:
-        assert self.live.pop(address) == nbytes
+    device, taken = Misbehaving("1 TiB"), itertools.count()
+    device.on("alloc", instead=lambda ask, _, nbytes: ((1 << 40) - (next(taken) << 30), nbytes))
+    device.on("free", returns=None)
+    return device
 
 
 @HOW
 @pytest.mark.parametrize("private", [False, True], ids=["default", "private"])
 @pytest.mark.parametrize("torch", VERSIONS)
 def test_row_18_ours_orders_equal_sizes_as_the_version_does(make, strict, private, torch):
-    allocator = make(device=Falling(), strict=strict, torch=torch)
+    allocator = make(device=falling(), strict=strict, torch=torch)
     pool = bfc.MemPool(allocator)
     with bfc.use_mem_pool(pool) if private else contextlib.nullcontext():
         blocks = taken(allocator, *[4 * MIB] * 10)
@@ -330,12 +318,11 @@ def test_row_52_ours_changes_nothing_when_it_refuses(make):
 
 @HOW
 def test_expandable_segments_are_refused_where_memory_cannot_be_mapped(strict):
-    class Plain(bfc.SimulatedSubAllocator):
-        supports_virtual_memory = Availability(False, "it is a plain one")
-
+    no = Availability(False, "it is a plain one")
+    device = Misbehaving(1 << 30, supports_virtual_memory=no)
     with pytest.raises(bfc.SettingsError, match="it is a plain one"):
-        bfc.CachingAllocator(Plain(1 << 30), strict=strict, settings="expandable_segments:True")
-    allocator = bfc.CachingAllocator(Plain(1 << 30), strict=strict)
+        bfc.CachingAllocator(device, strict=strict, settings="expandable_segments:True")
+    allocator = bfc.CachingAllocator(device, strict=strict)
     with pytest.raises(bfc.SettingsError, match="expandable_segments"):
         allocator.set_settings("expandable_segments:True")
     allocator.set_settings("expandable_segments:False")
@@ -717,25 +704,17 @@ def test_what_was_never_attached_is_not_detached(make):
 # -- peaks ----------------------------------------------------------------------------------------
 
 
-class FailingFences(bfc.SimulatedSubAllocator):
-    """A device that takes memory from its own allocator when it is asked for a fence, and fails."""
-
-    asynchronous = True
-    allocator: bfc.CachingAllocator
-
-    def fence(self, stream: int) -> None:
-        self.allocator.allocate_raw(3 * MIB)
-        raise bfc.SubAllocatorError("no fence")
-
-
 def test_memory_that_a_failed_free_leaves_to_its_owner_is_in_the_peak(make):
-    device = FailingFences("1 GiB")
-    device.allocator = make(device=device)
-    ptr = device.allocator.allocate_raw(5 * MIB)
-    device.allocator.record_stream(ptr, SIDE)
+    """Its device takes memory from its own allocator when it is asked for a fence, and fails."""
+    device = Misbehaving("1 GiB", asynchronous=True)
+    allocator = make(device=device)
+    ptr = allocator.allocate_raw(5 * MIB)
+    allocator.record_stream(ptr, SIDE)
+    fault = bfc.SubAllocatorError("no fence")
+    device.on("fence", first=lambda: allocator.allocate_raw(3 * MIB), raises=fault)
     with pytest.raises(bfc.SubAllocatorError):
-        device.allocator.deallocate_raw(ptr)
-    stats = device.allocator.memory_stats()
+        allocator.deallocate_raw(ptr)
+    stats = allocator.memory_stats()
     assert stats["allocated_bytes.all.peak"] == stats["allocated_bytes.large_pool.peak"] == 8 * MIB
     assert stats["allocation.all.peak"] == stats["allocation.large_pool.peak"] == 2
 

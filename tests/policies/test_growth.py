@@ -7,11 +7,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
-from waiting import DEADLINE, called_by_others, joined, until
+from waiting import DEADLINE, Halt, called_by_others, joined, until
 
 import bfc
+from bfc.testing import Misbehaving
 
 BASE = 1 << 40
 MIB = 1 << 20
@@ -20,58 +23,49 @@ ENOUGH = 1 << 50
 Answer = object
 
 
-class Device(bfc.SimulatedSubAllocator):
-    """A simulated device whose next answers can be set.
+def made(capacity: int = ENOUGH, *answers: Answer, **options: Any) -> Misbehaving:
+    """A simulated device whose next answers are given.
 
-    An answer is an exception to raise, a function of (device, nbytes), or a value to return. With
-    none left it is an ordinary device again. `given_back` lists every call of free, those that fail
-    included.
+    An answer is an exception to raise, what is done `instead`, or a value to return. With none left
+    it is an ordinary device again. `given_back` lists every call of free.
     """
+    device = Misbehaving(bfc.SimulatedSubAllocator(capacity, alignment=256, **options))
+    device.given_back = []
 
-    def __init__(self, capacity: int = ENOUGH, *answers: Answer, **options) -> None:
-        super().__init__(capacity, alignment=256, **options)
-        self.answers = list(answers)
-        self.given_back: list[tuple[int, int]] = []
-        self.failing_frees = 0
+    def give(ask: Callable[[int, int], None], address: int, nbytes: int) -> None:
+        device.given_back.append((address, nbytes))
+        ask(address, nbytes)
 
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        assert alignment == 256
-        if not self.answers:
-            return super().alloc(alignment, nbytes)
-        answer = self.answers.pop(0)
+    device.on("free", instead=give)
+    for number, answer in enumerate(answers, 1):
         if isinstance(answer, BaseException):
-            raise answer
-        return answer(self, nbytes) if callable(answer) else answer
-
-    def ordinary(self, nbytes: int) -> tuple[int, int] | None:
-        return super().alloc(256, nbytes)
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.given_back.append((address, nbytes))
-        if self.failing_frees:
-            self.failing_frees -= 1
-            raise OSError("the driver is gone")
-        super().free(address, nbytes)
+            device.on("alloc", number, raises=answer)
+        elif callable(answer):
+            device.on("alloc", number, instead=partial(answer, device.inner))
+        else:
+            device.on("alloc", number, returns=answer)
+    return device
 
 
-def received(nbytes: int) -> Callable[[Device, int], tuple[int, int] | None]:
+def received(nbytes: int) -> Callable[..., tuple[int, int] | None]:
     """An answer that hands out another number of bytes than was asked for."""
-    return lambda device, _asked: device.ordinary(nbytes)
+    return lambda inner, ask, alignment, _asked: ask(alignment, nbytes)
 
 
-def at(offset: int) -> Callable[[Device, int], tuple[int, int]]:
+def at(offset: int) -> Callable[..., tuple[int, int]]:
     """An answer that hands out what was asked for, at an offset of its own choice."""
 
-    def answer(device: Device, nbytes: int) -> tuple[int, int]:
-        device.live[BASE + offset] = nbytes
-        device._block_bytes += nbytes
+    def answer(inner: Any, ask: Any, alignment: int, nbytes: int) -> tuple[int, int]:
+        assert alignment == 256
+        inner.live[BASE + offset] = nbytes
+        inner._block_bytes += nbytes
         return BASE + offset, nbytes
 
     return answer
 
 
 def pool(limit: int, device: bfc.SubAllocator | None = None, **options) -> bfc.BFCAllocator:
-    return bfc.BFCAllocator(device or Device(), memory_limit=limit, **options)
+    return bfc.BFCAllocator(device or made(), memory_limit=limit, **options)
 
 
 def growing(limit: int, device: bfc.SubAllocator | None = None, **options) -> bfc.BFCAllocator:
@@ -136,7 +130,7 @@ def test_a_large_first_request_is_answered_by_the_next_power_of_two():
 
 
 def test_a_fixed_pool_that_got_less_than_its_limit_goes_on_extending():
-    allocator = pool(64 * MIB, Device(max_bytes=40 * MIB))
+    allocator = pool(64 * MIB, made(max_bytes=40 * MIB))
     first = allocator.allocate_raw(30 * MIB)
     second = allocator.allocate_raw(20 * MIB)
     assert second - BASE == regions(allocator)[0][1]
@@ -149,7 +143,7 @@ def test_a_fixed_pool_that_got_less_than_its_limit_goes_on_extending():
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("request_size", [1, 256, 2304, 2305, 100_000, 3 * MIB, 50 * MIB])
 def test_every_attempt_is_smaller_than_the_one_before_and_holds_the_request(request_size, strict):
-    allocator = pool(64 * MIB, Device(0), strict=strict)
+    allocator = pool(64 * MIB, made(0), strict=strict)
     assert refused(allocator, request_size)
     attempts = asked(allocator)
     assert attempts[0] == 64 * MIB
@@ -160,13 +154,13 @@ def test_every_attempt_is_smaller_than_the_one_before_and_holds_the_request(requ
 
 
 def test_strict_gives_up_where_a_step_falls_below_the_request():
-    allocator = pool(10 * MIB, Device(max_bytes=6 * MIB), strict=True)
+    allocator = pool(10 * MIB, made(max_bytes=6 * MIB), strict=True)
     assert refused(allocator, 6 * MIB)
     assert min(asked(allocator)) > 6 * MIB
 
 
 def test_the_request_itself_is_asked_for_once_and_last():
-    allocator = pool(10 * MIB, Device(0))
+    allocator = pool(10 * MIB, made(0))
     assert refused(allocator, 10 * MIB)
     assert asked(allocator) == [10 * MIB]
     assert refused(allocator, 9 * MIB)
@@ -174,7 +168,7 @@ def test_the_request_itself_is_asked_for_once_and_last():
 
 
 def test_a_refused_call_is_followed_by_one_for_less():
-    device = Device()
+    device = made()
     device.fail_at(2)
     allocator = growing(GIB, device)
     allocator.allocate_raw(2 * MIB)
@@ -184,7 +178,7 @@ def test_a_refused_call_is_followed_by_one_for_less():
 
 
 def test_the_size_of_the_next_region_stays_raised_after_a_refusal():
-    allocator = growing(GIB, Device(max_bytes=MIB))
+    allocator = growing(GIB, made(max_bytes=MIB))
     assert refused(allocator, 100 * MIB)
     assert allocator.next_region_size == 128 * MIB
 
@@ -205,7 +199,7 @@ def test_a_request_above_what_the_limit_leaves_asks_nobody():
     [(None, 1000 * MIB), (0.5, 500 * MIB), ("3 MiB", 3 * MIB), (12345, 12345), (2.0, 2000 * MIB)],
 )
 def test_a_limit_is_bytes_a_text_a_fraction_or_what_the_device_has(limit, expected):
-    allocator = bfc.BFCAllocator(Device(1000 * MIB), memory_limit=limit)
+    allocator = bfc.BFCAllocator(made(1000 * MIB), memory_limit=limit)
     assert allocator.memory_limit == allocator.stats().bytes_limit == expected
 
 
@@ -219,7 +213,7 @@ def test_a_limit_below_256_refuses_everything(limit, allow_growth):
 
 @pytest.mark.parametrize("allow_growth", [False, True])
 def test_the_largest_limit_there_is_does_not_wrap(allow_growth):
-    allocator = pool(2**63 - 1, Device(8 * MIB), allow_growth=allow_growth)
+    allocator = pool(2**63 - 1, made(8 * MIB), allow_growth=allow_growth)
     allocator.allocate_raw(MIB)
     assert refused(allocator, 2**62)
     assert refused(allocator, 2**63 - 257)
@@ -228,7 +222,7 @@ def test_the_largest_limit_there_is_does_not_wrap(allow_growth):
 
 
 def test_the_pool_never_passes_its_limit_however_it_is_filled():
-    allocator = growing(50 * MIB, Device(gap=256))
+    allocator = growing(50 * MIB, made(gap=256))
     while not refused(allocator, 700_000):
         assert allocator.stats().pool_bytes <= 50 * MIB
     assert allocator.stats().pool_bytes == 50 * MIB
@@ -245,7 +239,7 @@ def test_a_batch_that_does_not_fit_leaves_nothing_behind():
 
 
 def test_all_of_a_block_that_is_larger_than_asked_is_used():
-    allocator = pool(4 * MIB, Device(ENOUGH, received(6 * MIB)))
+    allocator = pool(4 * MIB, made(ENOUGH, received(6 * MIB)))
     assert allocator.allocate_raw(5 * MIB // 2) == BASE
     assert regions(allocator) == [(0, 6 * MIB)]
     allocator.close()
@@ -253,16 +247,15 @@ def test_all_of_a_block_that_is_larger_than_asked_is_used():
 
 
 def test_a_pool_past_its_limit_serves_what_fits_in_it_and_grows_no_more():
-    allocator = pool(4 * MIB, Device(ENOUGH, received(6 * MIB)))
+    allocator = pool(4 * MIB, made(ENOUGH, received(6 * MIB)))
     assert [allocator.allocate_raw(2 * MIB) - BASE for _ in range(3)] == [0, 2 * MIB, 4 * MIB]
     assert refused(allocator, 256)
-    assert allocator.sub_allocator.answers == []
     assert asked(allocator) == [6 * MIB]
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_pool_past_its_limit_gives_nothing_back_for_a_request_above_the_limit(strict):
-    device = Device(ENOUGH, received(3 * MIB), received(3 * MIB), gap=256)
+    device = made(ENOUGH, received(3 * MIB), received(3 * MIB), gap=256)
     allocator = growing(4 * MIB, device, strict=strict)
     fill_and_free(allocator, 2 * MIB, MIB)
     before = regions(allocator)
@@ -272,7 +265,7 @@ def test_a_pool_past_its_limit_gives_nothing_back_for_a_request_above_the_limit(
 
 
 def test_a_block_smaller_than_asked_is_an_error_and_is_offered_back():
-    device = Device(ENOUGH, received(4 * MIB - 256))
+    device = made(ENOUGH, received(4 * MIB - 256))
     allocator = pool(4 * MIB, device)
     with pytest.raises(bfc.SubAllocatorError, match="at least what was asked for"):
         allocator.allocate_raw(256)
@@ -281,7 +274,7 @@ def test_a_block_smaller_than_asked_is_an_error_and_is_offered_back():
 
 
 def test_strict_keeps_a_block_that_is_smaller_than_the_request_for_others():
-    allocator = pool(4 * MIB, Device(ENOUGH, received(MIB)), strict=True, garbage_collection=False)
+    allocator = pool(4 * MIB, made(ENOUGH, received(MIB)), strict=True, garbage_collection=False)
     assert refused(allocator, 2 * MIB)
     allocator.check()
     assert regions(allocator) == [(0, MIB)]
@@ -293,7 +286,7 @@ def test_strict_keeps_a_block_that_is_smaller_than_the_request_for_others():
 @pytest.mark.parametrize("size", [1, 100, 255, 256, 257, 1000, MIB + 1])
 @pytest.mark.parametrize("collecting", [False, True])
 def test_strict_counts_a_block_of_any_size_and_gives_it_back_as_it_came(size, collecting):
-    device = Device(ENOUGH, received(size))
+    device = made(ENOUGH, received(size))
     allocator = growing(64 * MIB, device, garbage_collection=collecting, strict=True)
     for wanted in (300, 1):
         refused(allocator, wanted)
@@ -320,7 +313,7 @@ def test_strict_counts_a_block_of_any_size_and_gives_it_back_as_it_came(size, co
 )
 @pytest.mark.parametrize("refusals", [0, 3])
 def test_a_sub_allocator_that_raises_loses_nothing(fault, refusals):
-    allocator = pool(8 * MIB, Device(ENOUGH, *[None] * refusals, fault))
+    allocator = pool(8 * MIB, made(ENOUGH, *[None] * refusals, fault))
     with pytest.raises(bfc.SubAllocatorError) as raised:
         allocator.allocate_raw(MIB)
     assert fault in (raised.value, raised.value.__cause__)
@@ -328,14 +321,14 @@ def test_a_sub_allocator_that_raises_loses_nothing(fault, refusals):
 
 
 def test_a_keyboard_interrupt_passes_through_and_loses_nothing():
-    allocator = pool(8 * MIB, Device(ENOUGH, None, KeyboardInterrupt()))
+    allocator = pool(8 * MIB, made(ENOUGH, None, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         allocator.allocate_raw(MIB)
     check_whole_and_usable(allocator)
 
 
 def test_a_memory_error_is_a_refusal_like_any_other():
-    allocator = pool(8 * MIB, Device(ENOUGH, MemoryError(), MemoryError()))
+    allocator = pool(8 * MIB, made(ENOUGH, MemoryError(), MemoryError()))
     allocator.deallocate_raw(allocator.allocate_raw(MIB))
     assert asked(allocator) == [6795008]
     check_whole_and_usable(allocator)
@@ -361,7 +354,7 @@ def test_a_memory_error_is_a_refusal_like_any_other():
     ids=lambda answer: str(answer) if type(answer) is not object else "object()",
 )
 def test_an_answer_that_is_no_block_is_an_error_and_loses_nothing(garbage):
-    allocator = pool(8 * MIB, Device(ENOUGH, garbage))
+    allocator = pool(8 * MIB, made(ENOUGH, garbage))
     with pytest.raises(bfc.SubAllocatorError, match="must return"):
         allocator.allocate_raw(MIB)
     check_whole_and_usable(allocator)
@@ -383,7 +376,7 @@ def test_an_answer_that_is_no_block_is_an_error_and_loses_nothing(garbage):
     ids=str,
 )
 def test_an_impossible_block_is_offered_back_once_and_loses_nothing(block):
-    device = Device(ENOUGH, block)
+    device = made(ENOUGH, block)
     allocator = pool(8 * MIB, device)
     with pytest.raises(bfc.SubAllocatorError, match="multiple of 256"):
         allocator.allocate_raw(MIB)
@@ -404,7 +397,7 @@ def test_an_impossible_block_is_offered_back_once_and_loses_nothing(block):
 )
 @pytest.mark.parametrize("coalescing", [False, True])
 def test_a_block_that_overlaps_another_is_not_used(offset, size, coalescing):
-    device = Device(
+    device = made(
         ENOUGH,
         at(8 * MIB),
         (BASE + offset, size),
@@ -424,7 +417,7 @@ def test_a_block_that_overlaps_another_is_not_used(offset, size, coalescing):
 
 @pytest.mark.parametrize("offset", [6 * MIB, 10 * MIB])
 def test_a_block_that_only_touches_another_is_used(offset):
-    allocator = growing(4 * MIB, Device(ENOUGH, at(8 * MIB), at(offset)))
+    allocator = growing(4 * MIB, made(ENOUGH, at(8 * MIB), at(offset)))
     allocator.allocate_raw(2 * MIB)
     assert allocator.allocate_raw(2 * MIB) == BASE + offset
     allocator.check()
@@ -432,7 +425,7 @@ def test_a_block_that_only_touches_another_is_used(offset):
 
 def test_a_limit_is_whole_again_after_many_faults():
     faults = [RuntimeError("again"), "garbage", (BASE + 1, MIB), None, (0, 0)] * 40
-    allocator = growing(8 * MIB, Device(ENOUGH, *faults))
+    allocator = growing(8 * MIB, made(ENOUGH, *faults))
     for _ in faults:
         try:
             allocator.allocate_raw(8 * MIB)
@@ -444,10 +437,10 @@ def test_a_limit_is_whole_again_after_many_faults():
 # -- regions that touch ---------------------------------------------------------------------------
 
 
-def joining_device() -> Device:
+def joining_device() -> Misbehaving:
     """Gives 2 MiB at +6 MiB, then 4 MiB at +0, then the 2 MiB between them."""
     places = at(6 * MIB), at(0), at(4 * MIB)
-    return Device(ENOUGH, *places, supports_coalescing=True)
+    return made(ENOUGH, *places, supports_coalescing=True)
 
 
 def test_a_block_below_a_region_is_not_joined_to_it():
@@ -466,7 +459,7 @@ def test_a_block_that_closes_a_hole_is_joined_to_the_lower_region_only():
 
 
 def test_joined_blocks_are_given_back_as_one_range():
-    device = Device(supports_coalescing=True)
+    device = made(supports_coalescing=True)
     allocator = growing(GIB, device)
     ptrs = [allocator.allocate_raw(size) for size in (2 * MIB, 4 * MIB, 8 * MIB)]
     assert regions(allocator) == [(0, 14 * MIB)]
@@ -480,7 +473,7 @@ def test_joined_blocks_are_given_back_as_one_range():
 
 
 def test_releasing_gives_back_the_free_regions_and_starts_small_again():
-    device = Device(gap=4096)
+    device = made(gap=4096)
     allocator = growing(GIB, device)
     a, b, c = (allocator.allocate_raw(size) for size in (2 * MIB, 4 * MIB, 8 * MIB))
     allocator.deallocate_many([c, a])
@@ -492,29 +485,29 @@ def test_releasing_gives_back_the_free_regions_and_starts_small_again():
 
 
 def test_collecting_does_not_make_the_next_region_small_again():
-    allocator = growing(8 * MIB, Device(gap=4096))
+    allocator = growing(8 * MIB, made(gap=4096))
     fill_and_free(allocator, 2 * MIB, 4 * MIB, 2 * MIB)
     allocator.allocate_raw(8 * MIB)
     assert allocator.next_region_size == 32 * MIB
 
 
 def test_regions_that_were_collected_are_gone_even_if_the_driver_then_refuses():
-    device = Device(gap=4096)
+    device = made(gap=4096)
     allocator = growing(8 * MIB, device)
     fill_and_free(allocator, 2 * MIB, 4 * MIB, 2 * MIB)
-    device.answers = [None] * 50
+    device.on("alloc", returns=None)
     assert refused(allocator, 7 * MIB)
     assert (allocator.stats().pool_bytes, device.live) == (0, {})
-    device.answers = []
+    device.off("alloc")
     check_whole_and_usable(allocator)
 
 
 def test_what_a_driver_would_not_take_back_is_offered_again_at_the_next_release():
-    device = Device(gap=4096)
+    device = made(gap=4096)
     allocator = growing(GIB, device)
     a, b = (allocator.allocate_raw(size) for size in (2 * MIB, 4 * MIB))
     allocator.deallocate_many([a, b])
-    device.failing_frees = 1
+    device.on("free", 1, raises=OSError("the driver is gone"))
     with pytest.raises(bfc.SubAllocatorError, match="1 of 2"):
         allocator.release_free_regions()
     allocator.check()
@@ -526,10 +519,10 @@ def test_what_a_driver_would_not_take_back_is_offered_again_at_the_next_release(
 
 
 def test_what_a_driver_would_not_take_back_is_offered_again_by_close():
-    device = Device()
+    device = made()
     allocator = growing(GIB, device)
     allocator.allocate_raw(2 * MIB)
-    device.failing_frees = 1
+    device.on("free", 1, raises=OSError("the driver is gone"))
     with pytest.raises(bfc.SubAllocatorError):
         allocator.close()
     assert allocator.closed
@@ -538,10 +531,10 @@ def test_what_a_driver_would_not_take_back_is_offered_again_by_close():
 
 
 def test_a_driver_that_fails_while_collecting_leaves_the_allocator_usable():
-    device = Device(gap=4096)
+    device = made(gap=4096)
     allocator = growing(8 * MIB, device)
     fill_and_free(allocator, 2 * MIB, 4 * MIB, 2 * MIB)
-    device.failing_frees = 1
+    device.on("free", 1, raises=OSError("the driver is gone"))
     with pytest.raises(bfc.SubAllocatorError):
         allocator.allocate_raw(8 * MIB)
     allocator.check()
@@ -552,25 +545,14 @@ def test_a_driver_that_fails_while_collecting_leaves_the_allocator_usable():
 # -- several at once ------------------------------------------------------------------------------
 
 
-class SlowDevice(Device):
-    """Its alloc does not answer before `go` is set."""
-
-    def __init__(self, capacity: int = ENOUGH, **options) -> None:
-        super().__init__(capacity, **options)
-        self.entered = threading.Event()
-        self.go = threading.Event()
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.entered.set()
-        assert self.go.wait(DEADLINE)
-        return super().alloc(alignment, nbytes)
-
-
 @pytest.fixture
-def slow() -> Iterator[SlowDevice]:
-    device = SlowDevice()
+def slow() -> Iterator[Misbehaving]:
+    """A device whose first alloc does not answer before `halt` lets it go."""
+    device = made()
+    device.halt = Halt()
+    device.on("alloc", first=device.halt)
     yield device
-    device.go.set()
+    device.halt.go.set()
 
 
 def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
@@ -592,11 +574,11 @@ def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list[ob
 def test_a_second_thread_is_not_refused_while_the_first_one_takes_the_pool(slow, strict):
     allocator = pool(64 * MIB, slow, strict=strict)
     first, first_result = in_thread(lambda: allocator.allocate_raw(MIB))
-    assert slow.entered.wait(DEADLINE)
+    assert slow.halt.inside.wait(DEADLINE)
     has_looked = called_by_others(allocator)
     second, second_result = in_thread(lambda: allocator.allocate_raw(MIB))
     until(has_looked)
-    slow.go.set()
+    slow.halt.go.set()
     joined(first)
     joined(second)
     assert sorted([*first_result, *second_result], key=str) == [BASE, BASE + MIB]
@@ -604,17 +586,17 @@ def test_a_second_thread_is_not_refused_while_the_first_one_takes_the_pool(slow,
 
 def test_memory_can_be_freed_and_looked_at_while_a_sub_allocator_is_asked(slow):
     allocator = growing(64 * MIB, slow)
-    slow.go.set()
+    slow.halt.go.set()
     ptr = allocator.allocate_raw(2 * MIB)
-    slow.go.clear()
-    slow.entered.clear()
+    slow.halt.go.clear()
+    slow.halt.inside.clear()
     thread, result = in_thread(lambda: allocator.allocate_raw(3 * MIB))
-    assert slow.entered.wait(DEADLINE)
+    assert slow.halt.inside.wait(DEADLINE)
     allocator.deallocate_raw(ptr)
     assert allocator.stats().bytes_in_use == 0
     assert allocator.allocate_raw(MIB) == ptr
     allocator.check()
-    slow.go.set()
+    slow.halt.go.set()
     joined(thread)
     assert allocator.requested_size(result[0]) == 3 * MIB
     allocator.check()
@@ -623,30 +605,28 @@ def test_memory_can_be_freed_and_looked_at_while_a_sub_allocator_is_asked(slow):
 def test_a_block_that_arrives_after_close_is_given_back(slow):
     allocator = pool(64 * MIB, slow)
     thread, result = in_thread(lambda: allocator.allocate_raw(MIB))
-    assert slow.entered.wait(DEADLINE)
+    assert slow.halt.inside.wait(DEADLINE)
     allocator.close()
-    slow.go.set()
+    slow.halt.go.set()
     joined(thread)
     assert isinstance(result[0], bfc.ClosedError)
     assert slow.live == {}
 
 
-class Ledger(Device):
-    """Takes a moment for each call, and notes the most bytes that were ever live or about to be."""
-
-    most = 0
-    asked_now = 0
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.asked_now += nbytes
-        self.most = max(self.most, self.live_bytes + self.asked_now)
-        time.sleep(0.001)
-        self.asked_now -= nbytes
-        return super().alloc(alignment, nbytes)
-
-
 def test_threads_that_extend_at_once_stay_within_the_limit():
-    device = Ledger(gap=4096)
+    """The device takes a moment for each call, so that they come together."""
+    device = made(gap=4096)
+    most = asked_now = 0
+
+    def alloc(ask: Callable[[int, int], Any], alignment: int, nbytes: int) -> Any:
+        nonlocal most, asked_now
+        asked_now += nbytes
+        most = max(most, device.live_bytes + asked_now)
+        time.sleep(0.001)
+        asked_now -= nbytes
+        return ask(alignment, nbytes)
+
+    device.on("alloc", instead=alloc)
     allocator = growing(40 * MIB, device)
 
     def work() -> None:
@@ -663,27 +643,18 @@ def test_threads_that_extend_at_once_stay_within_the_limit():
     for thread, _ in threads:
         joined(thread)
     assert [results for _, results in threads] == [[None]] * 6
-    assert device.most <= 40 * MIB
+    assert most <= 40 * MIB
     check_whole_and_usable(allocator)
 
 
 @pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator, bfc.PinnedAllocator])
 def test_a_block_against_the_contract_that_does_not_go_back_is_offered_again_at_the_end(policy):
-    class Short(bfc.SimulatedSubAllocator):
-        fails = True
-
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            return super().alloc(alignment, nbytes - 1)
-
-        def free(self, address: int, nbytes: int) -> None:
-            if self.fails:
-                raise ValueError("not now")
-            super().free(address, nbytes)
-
-    source = Short("1 GiB")
+    source = Misbehaving("1 GiB")
+    source.on("alloc", instead=lambda ask, alignment, nbytes: ask(alignment, nbytes - 1))
+    source.on("free", raises=ValueError("not now"))
     allocator = policy(source)
     with pytest.raises(bfc.SubAllocatorError, match="at least what was asked for"):
         allocator.allocate("4 MiB")
-    source.fails = False
+    source.off()
     allocator.close()
     assert source.live_bytes == 0

@@ -17,6 +17,7 @@ import pytest
 
 import bfc
 from bfc.snapshots.snapshot import bin_index
+from bfc.testing import Misbehaving
 
 BASE = 1 << 40
 KIB = 1 << 10
@@ -438,19 +439,15 @@ def test_cc_34_no_prefix_is_cut_off_a_region():
     assert layout(allocator) == [(256, 4096, True), (4352, MIB - 4096, False)]
 
 
-class Padded(bfc.SimulatedSubAllocator):
+def padded(extra: int) -> Misbehaving:
     """Hands out `extra` bytes more than it was asked for, fewer where that is negative."""
-
-    def __init__(self, extra: int) -> None:
-        super().__init__(ENOUGH, alignment=256)
-        self.extra = extra
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        return super().alloc(alignment, nbytes + self.extra)
+    source = Misbehaving(bfc.SimulatedSubAllocator(ENOUGH, alignment=256))
+    source.on("alloc", instead=lambda ask, alignment, nbytes: ask(alignment, nbytes + extra))
+    return source
 
 
 def test_cc_35_a_pool_past_its_limit_does_not_grow():
-    allocator = growing(MIB, Padded(MIB))
+    allocator = growing(MIB, padded(MIB))
     allocator.allocate_raw(256)
     assert allocator.stats().pool_bytes == 2 * MIB
     assert refused(allocator, 4 * MIB)
@@ -460,7 +457,7 @@ def test_cc_35_a_pool_past_its_limit_does_not_grow():
 
 
 def test_cc_36_a_region_that_is_no_multiple_of_256_ends_in_an_odd_chunk():
-    allocator = pool(1024, Padded(-24))
+    allocator = pool(1024, padded(-24))
     ptrs = take(allocator, 256, 256, 256)
     assert [allocator.allocated_size(ptr) for ptr in ptrs] == [256, 256, 488]
     assert refused(allocator, 256)
@@ -770,29 +767,13 @@ def test_cc_54_a_request_that_waits_is_served_by_a_free():
 
 
 def test_cc_54_a_free_between_the_attempt_and_the_wait_is_not_missed():
-    source = FreesWhileAsked()
+    source = Misbehaving(2 * MIB)
     allocator = growing(8 * MIB, source, retry_seconds=AGES)
-    source.victim = allocator.allocate_raw(2 * MIB)
-    source.allocator = allocator
+    victim = allocator.allocate_raw(2 * MIB)
+    source.on("alloc", 1, first=lambda: allocator.deallocate_raw(victim))
     start = time.monotonic()
     assert allocator.allocate_raw(2 * MIB) == BASE
     assert time.monotonic() - start < AGES / 2
-
-
-class FreesWhileAsked(bfc.SimulatedSubAllocator):
-    """Has room for 2 MiB. Asked again, it frees the victim, as another thread might just then."""
-
-    victim = 0
-    allocator: bfc.BFCAllocator | None = None
-
-    def __init__(self) -> None:
-        super().__init__(2 * MIB)
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        if self.victim and self.allocator is not None:
-            self.allocator.deallocate_raw(self.victim)
-            self.victim = 0
-        return super().alloc(alignment, nbytes)
 
 
 def test_cc_55_a_free_of_too_little_does_not_move_the_deadline():
