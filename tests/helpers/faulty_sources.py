@@ -1,5 +1,4 @@
-"""Simulated devices that do not do as they should: they lie, or call their own allocator; and what
-tests of them share."""
+"""What tests share of simulated devices that do not do as they should."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import ctypes
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,20 +24,6 @@ def assert_empty(device: bfc.SimulatedSubAllocator) -> None:
     assert not device.mappings
 
 
-class Liar(bfc.SimulatedSubAllocator):
-    """Answers one call with anything, without making it."""
-
-    def __init__(self, capacity: str) -> None:
-        super().__init__(capacity)
-        self.answers: dict[str, Any] = {}
-
-    def reserve(self, nbytes: int) -> int | None:
-        return self.answers.pop("reserve") if "reserve" in self.answers else super().reserve(nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        return self.answers.pop("create") if "create" in self.answers else super().create(nbytes)
-
-
 NO_ADDRESSES = [
     0,
     -1,
@@ -56,43 +40,6 @@ NO_ADDRESSES = [
     (),
 ]
 
-
-class Inside(bfc.SimulatedSubAllocator):
-    """Does something inside one call of one kind."""
-
-    kind = ""
-    n = 0
-    do: Callable[[], None] | None = None
-
-    def __init__(self, capacity: str, after: bool) -> None:
-        super().__init__(capacity)
-        self.after = after
-
-    def order(self, kind: str, n: int, do: Callable[[], None]) -> None:  # type: ignore[override]
-        self.kind, self.n, self.do = kind, n, do
-
-    def around(self, kind: str, call: Callable[..., Any], *arguments: Any) -> Any:
-        self.n -= kind == self.kind
-        do, now = self.do, kind == self.kind and self.n == 0
-        if now and not self.after and do is not None:
-            do()
-        answer = call(*arguments)
-        if now and self.after and do is not None:
-            do()
-        return answer
-
-
-def add_calls() -> None:
-    for kind in KINDS:
-
-        def method(self: Inside, *arguments: Any, kind: str = kind) -> Any:
-            base = getattr(bfc.SimulatedSubAllocator, kind)
-            return self.around(kind, base, self, *arguments)
-
-        setattr(Inside, kind, method)
-
-
-add_calls()
 
 INSIDE = [
     pytest.param(kind, n, after, id=f"{kind} {n} {'after' if after else 'before'}")

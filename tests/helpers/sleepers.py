@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 #: Calls of a source by which tags fall asleep and wake.
@@ -18,54 +19,27 @@ class Broken(bfc.SubAllocatorError):
     """As ordered."""
 
 
-class FailingHost(bfc.HostSubAllocator):
-    """Host memory, of which the n-th call of a kind from now on fails, before or after its work."""
+def failing_host(capacity: str = "2 GiB") -> Misbehaving:
+    """Host memory whose calls can be made to fail. `failed` has their kinds."""
+    host = Misbehaving(bfc.HostSubAllocator(capacity))
+    host.failed = []
+    return host
 
-    def __init__(self, capacity: str = "2 GiB") -> None:
-        super().__init__(capacity)
-        self.left: dict[str, list[int]] = {}
-        self.failed: list[str] = []
 
-    def fail_at(self, kind: str, *numbers: int) -> None:
-        self.left[kind] = list(numbers)
+def fail_at(host: Misbehaving, kind: str, *numbers: int) -> None:
+    """The calls with these numbers fail, and none that was told to before."""
 
-    def recover(self) -> None:
-        self.left.clear()
-        self.failed.clear()
+    def fail() -> None:
+        host.failed.append(kind)
+        raise Broken(f"{kind} fails, as ordered")
 
-    def _count(self, kind: str) -> None:
-        numbers = [number - 1 for number in self.left.get(kind, ())]
-        self.left[kind] = [number for number in numbers if number > 0]
-        if 0 in numbers:
-            self.failed.append(kind)
-            raise Broken(f"{kind} fails, as ordered")
+    host.off(kind)
+    host.on(kind, numbers, first=fail)
 
-    def wait(self, stream: int) -> None:
-        self._count("wait")
 
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        self._count("copy")
-        super().copy(destination, source, nbytes, stream)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self._count("unmap")
-        super().unmap(address, nbytes)
-
-    def release(self, page: int) -> None:
-        self._count("release")
-        super().release(page)
-
-    def create(self, nbytes: int) -> int | None:
-        self._count("create")
-        return super().create(nbytes)
-
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self._count("map")
-        super().map(address, pages)
-
-    def set_access(self, address: int, nbytes: int) -> None:
-        self._count("set_access")
-        super().set_access(address, nbytes)
+def recover(host: Misbehaving) -> None:
+    host.off()
+    host.failed.clear()
 
 
 def pattern(seed: int, nbytes: int) -> bytes:

@@ -14,8 +14,10 @@ import own_interpreter
 import pytest
 from page_ledger import LedgerDevice, PageLedger
 from stopped_thread import STOPPED
+from waiting import DEADLINE, Halt
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -25,20 +27,6 @@ MAKES = {
     "caching": lambda device: bfc.CachingAllocator(device, stitch=True),
     "expandable": lambda device: bfc.CachingAllocator(device, settings="expandable_segments:True"),
 }
-
-
-class SlowToReserve(bfc.SimulatedSubAllocator):
-    """Reserves the first addresses when it may."""
-
-    def __init__(self) -> None:
-        super().__init__("1 GiB")
-        self.asked, self.may = threading.Event(), threading.Event()
-
-    def reserve(self, nbytes: int) -> int | None:
-        if not self.asked.is_set():
-            self.asked.set()
-            self.may.wait(30)
-        return super().reserve(nbytes)
 
 
 def of_one_allocation(allocator: Any) -> object:
@@ -63,14 +51,15 @@ def test_what_another_thread_takes_while_addresses_are_reserved(
     make: Make, other: Callable[[Any], object]
 ) -> None:
     """It is not mixed up with the lane that gets them."""
-    device = SlowToReserve()
+    device, halt = Misbehaving("1 GiB"), Halt()
+    device.on("reserve", first=halt)
     with make(device) as allocator:
         mapped: list[Any] = []
         thread = threading.Thread(target=lambda: mapped.append(allocator.allocate("10 MiB")))
         thread.start()
-        assert device.asked.wait(30)
+        assert halt.inside.wait(DEADLINE)
         region: Any = other(allocator)
-        device.may.set()
+        halt.go.set()
         thread.join()
         allocator.check()
         apart = {mapped[0].ptr, region.ptr}
@@ -87,7 +76,8 @@ def test_what_another_thread_takes_while_addresses_are_reserved(
 
 @pytest.mark.parametrize("name", MAKES)
 def test_two_streams_that_begin_at_once_stay_apart(name: str) -> None:
-    device = SlowToReserve()
+    device, halt = Misbehaving("1 GiB"), Halt()
+    device.on("reserve", first=halt)
     with MAKES[name](device) as allocator:
         found: dict[int, int] = {}
 
@@ -96,10 +86,10 @@ def test_two_streams_that_begin_at_once_stay_apart(name: str) -> None:
 
         threads = [threading.Thread(target=begin, args=(stream,)) for stream in (0, 6)]
         threads[0].start()
-        assert device.asked.wait(30)
+        assert halt.inside.wait(DEADLINE)
         threads[1].start()
         threads[1].join(0.2)  # most probably it waits by now for the thread that maps
-        device.may.set()
+        halt.go.set()
         for thread in threads:
             thread.join()
         allocator.check()
@@ -224,37 +214,6 @@ thread.join()
 # -- what others free, take and close between two calls of the device ------------------------------
 
 
-class Meanwhile(LedgerDevice):
-    """Runs something at the end of one call of the device."""
-
-    def __init__(self) -> None:
-        super().__init__("1 GiB", is_late=True)
-        self.at: dict[str, tuple[int, Callable[[], None]]] = {}
-
-    def run_at(self, kind: str, number: int, run: Callable[[], None]) -> None:
-        self.at[kind] = number, run
-
-    def count(self, kind: str) -> None:
-        number, run = self.at.pop(kind, (0, None))
-        if number > 1 and run is not None:
-            self.at[kind] = number - 1, run
-        elif run is not None:
-            run()
-
-    def fence(self, stream: int) -> Any:
-        made = super().fence(stream)
-        self.count("fence")
-        return made
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        super().unmap(address, nbytes)
-        self.count("unmap")
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        super().unreserve(address, nbytes)
-        self.count("unreserve")
-
-
 def use_and_free(allocator: Any, ledger: PageLedger, nbytes: int) -> None:
     """Queues work on stream 5 that lasts, in memory that is free already before the work is done.
 
@@ -271,13 +230,13 @@ def use_and_free(allocator: Any, ledger: PageLedger, nbytes: int) -> None:
 @pytest.mark.parametrize("name", ["bfc", "caching"])
 def test_memory_that_is_freed_while_trim_runs_stays_until_its_work_is_done(name: str) -> None:
     """That its stream was idle when another range of it was trimmed says nothing of this memory."""
-    device = Meanwhile()
+    device = Misbehaving(LedgerDevice("1 GiB", is_late=True))
     allocator = MAKES[name](device)
-    ledger = PageLedger(device, allocator)
+    ledger = PageLedger(device.inner, allocator)
     small, large = allocator.allocate_raw(1000, 5), allocator.allocate_raw(20 * MIB, 5)
     for ptr in (small, large):
         allocator.deallocate_raw(ptr)
-    device.run_at("unmap", 1, lambda: use_and_free(allocator, ledger, 20 * MIB))
+    device.on("unmap", 1, then=lambda: use_and_free(allocator, ledger, 20 * MIB))
     allocator.trim()
     ledger.read()
     assert device.is_held(5)
@@ -292,24 +251,24 @@ def test_memory_that_is_freed_while_trim_runs_stays_until_its_work_is_done(name:
 @pytest.mark.parametrize("name", ["bfc", "caching"])
 @pytest.mark.parametrize("number", range(1, 6))
 def test_a_view_that_is_used_again_after_its_fence_stays(name: str, number: int) -> None:
-    device = Meanwhile()
+    device = Misbehaving(LedgerDevice("1 GiB", is_late=True))
     allocator = MAKES[name](device)
-    ledger = PageLedger(device, allocator)
+    ledger = PageLedger(device.inner, allocator)
     blocks = [allocator.allocate_raw(4 * MIB, 5) for _ in range(8)]
     for ptr in blocks[::2]:
         allocator.deallocate_raw(ptr)
     allocator.deallocate_raw(allocator.allocate_raw(12 * MIB, 5))
     assert allocator.page_stats()["views"] == 1
-    device.run_at("fence", number, lambda: use_and_free(allocator, ledger, 12 * MIB))
+    device.on("fence", number, then=lambda: use_and_free(allocator, ledger, 12 * MIB))
     allocator.trim()
     ledger.read()
     allocator.check()
-    device.finish(5)
+    device.inner.finish(5)
     allocator.close()
     ledger.examine_closed()
 
 
-def sleepers(device: Meanwhile) -> tuple[Any, list[Any], list[Any]]:
+def sleepers(device: Misbehaving) -> tuple[Any, list[Any], list[Any]]:
     """Views of one tag: some that are live, and then one that nothing lives in."""
     allocator = MAKES["bfc"](device)
     with allocator.tag("a"):
@@ -324,9 +283,9 @@ def sleepers(device: Meanwhile) -> tuple[Any, list[Any], list[Any]]:
 
 def test_a_view_whose_buffer_is_freed_while_its_tag_falls_asleep_sleeps_too() -> None:
     """Its pages were released, and it stayed mapped."""
-    device = Meanwhile()
+    device = Misbehaving(LedgerDevice("1 GiB", is_late=True))
     allocator, views, _blocks = sleepers(device)
-    device.run_at("unmap", 1, views.pop(0).free)
+    device.on("unmap", 1, then=views.pop(0).free)
     allocator.sleep()
     assert (device.live_bytes, device.mappings) == (0, {})
     allocator.check()
@@ -339,11 +298,11 @@ def test_a_view_whose_buffer_is_freed_while_its_tag_falls_asleep_sleeps_too() ->
 
 def test_a_view_whose_buffer_is_freed_while_its_tag_wakes_has_memory() -> None:
     """It was handed out again, and had none."""
-    device = Meanwhile()
+    device = Misbehaving(LedgerDevice("1 GiB", is_late=True))
     allocator, views, _blocks = sleepers(device)
     allocator.sleep()
     views.pop(1).free()
-    device.run_at("unreserve", 1, views.pop(0).free)
+    device.on("unreserve", 1, then=views.pop(0).free)
     allocator.wake()
     with allocator.tag("a"):
         again = allocator.allocate(12 * MIB)
@@ -359,7 +318,7 @@ def test_a_signal_handler_closes_just_when_the_mapping_is_over(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the memory goes as well. The handler runs while Python's handlers are put back."""
-    device = Meanwhile()
+    device = Misbehaving(LedgerDevice("1 GiB", is_late=True))
     allocator = MAKES[name](device)
     allocator.allocate(5 * MIB).free()
 
@@ -371,7 +330,7 @@ def test_a_signal_handler_closes_just_when_the_mapping_is_over(
 
     before = signal.getsignal(signal.SIGUSR2)
     try:
-        device.run_at("unmap", 1, handle)
+        device.on("unmap", 1, then=handle)
         allocator.trim()
     finally:
         signal.signal(signal.SIGUSR2, before)

@@ -16,8 +16,6 @@ from faulty_sources import (
     INSIDE,
     KINDS,
     NO_ADDRESSES,
-    Inside,
-    Liar,
     assert_empty,
     fill,
     holds,
@@ -57,9 +55,9 @@ def test_the_work_makes_each_kind_of_call(user: User) -> None:
 @EACH_USER
 @pytest.mark.parametrize("answer", NO_ADDRESSES, ids=repr)
 def test_an_answer_that_is_no_address_is_refused_in_words(user: User, answer: Any) -> None:
-    device = Liar("400 MiB")
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
-    device.answers = {"reserve": answer}
+    device.on("reserve", 1, returns=answer)
     with pytest.raises(bfc.SubAllocatorError, match="reserve returned"):
         allocator.allocate_raw(MIB)
     allocator.check()
@@ -70,9 +68,9 @@ def test_an_answer_that_is_no_address_is_refused_in_words(user: User, answer: An
 @EACH_USER
 @pytest.mark.parametrize("answer", ["page", 0.5, b"", [1], (), object], ids=repr)
 def test_an_answer_that_is_no_page_is_refused_in_words(user: User, answer: Any) -> None:
-    device = Liar("400 MiB")
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
-    device.answers = {"create": answer}
+    device.on("create", 1, returns=answer)
     with pytest.raises(bfc.SubAllocatorError, match="create returned"):
         allocator.allocate_raw(25 * MIB)
     allocator.check()
@@ -84,9 +82,9 @@ def test_an_answer_that_is_no_page_is_refused_in_words(user: User, answer: Any) 
 @EACH_USER
 @pytest.mark.parametrize("page", [-1, 0, 99, 1 << 200])
 def test_a_page_that_does_not_exist_is_an_error_and_is_offered_again(user: User, page: int) -> None:
-    device = Liar("400 MiB")
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
-    device.answers = {"create": page}
+    device.on("create", 1, returns=page)
     with pytest.raises(bfc.SubAllocatorError, match="there is no page"):
         allocator.allocate_raw(25 * MIB)
     allocator.check()
@@ -100,11 +98,11 @@ def test_a_page_that_does_not_exist_is_an_error_and_is_offered_again(user: User,
 
 @EACH_USER
 def test_addresses_that_are_in_use_are_refused_and_not_given_back(user: User) -> None:
-    device = Liar("400 MiB")
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
     address = allocator.allocate_raw(25 * MIB)
     for overlapping in (*device.reservations, next(iter(device.reservations)) + 40 * MIB):
-        device.answers = {"reserve": overlapping}
+        device.on("reserve", 1, returns=overlapping)
         with pytest.raises(bfc.SubAllocatorError, match="which is in use"):
             allocator.allocate_raw(25 * MIB, 1)
         allocator.check()
@@ -122,7 +120,7 @@ def test_addresses_that_are_in_use_are_refused_and_not_given_back(user: User) ->
 @pytest.mark.parametrize(("kind", "n", "after"), INSIDE)
 def test_a_source_that_uses_its_own_allocator(user: User, kind: str, n: int, after: bool) -> None:
     """It is served, or refused: it never waits for itself."""
-    device = Inside("400 MiB", after)
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
     got: list[int] = []
 
@@ -133,7 +131,7 @@ def test_a_source_that_uses_its_own_allocator(user: User, kind: str, n: int, aft
         user.give_back(allocator)
         allocator.page_stats()
 
-    device.order(kind, n, use)
+    device.on(kind, n, **{"then" if after else "first": use})
     with suppress(bfc.OutOfMemoryError):
         user.work(allocator)
     allocator.check()
@@ -147,7 +145,7 @@ def test_a_source_that_uses_its_own_allocator(user: User, kind: str, n: int, aft
 @EACH_USER
 @pytest.mark.parametrize(("kind", "n", "after"), INSIDE)
 def test_a_source_that_closes_its_allocator(user: User, kind: str, n: int, after: bool) -> None:
-    device = Inside("400 MiB", after)
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
     closed = []
 
@@ -155,7 +153,7 @@ def test_a_source_that_closes_its_allocator(user: User, kind: str, n: int, after
         allocator.close()
         closed.append(True)
 
-    device.order(kind, n, close)
+    device.on(kind, n, **{"then" if after else "first": close})
     with suppress(bfc.ClosedError, bfc.InvalidPointerError, bfc.OutOfMemoryError):
         user.work(allocator)
     allocator.close()
@@ -169,7 +167,7 @@ def test_a_source_that_closes_its_allocator(user: User, kind: str, n: int, after
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_out_of_a_source(user: User, kind: str, n: int) -> None:
     """The caller gets what is not an Exception as it is, and nothing is lost."""
-    device = Inside("400 MiB", after=False)
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
     raised = []
 
@@ -177,7 +175,7 @@ def test_an_interrupt_out_of_a_source(user: User, kind: str, n: int) -> None:
         raised.append(True)
         raise KeyboardInterrupt
 
-    device.order(kind, n, interrupt)
+    device.on(kind, n, first=interrupt)
     steps: list[Callable[[], Any]] = [
         lambda: user.work(allocator), allocator.check, allocator.release_free_regions,
         allocator.close,
@@ -343,28 +341,6 @@ def test_a_thread_closes_while_others_map(user: User) -> None:
         assert_empty(inner)
 
 
-class Stopped(bfc.SimulatedSubAllocator):
-    """Stops in its first call of a kind until it is let go."""
-
-    def __init__(self, capacity: str, kind: str) -> None:
-        super().__init__(capacity)
-        self.kind = kind
-        self.inside, self.go = threading.Event(), threading.Event()
-
-    def _stop(self, kind: str) -> None:
-        if kind == self.kind and not self.inside.is_set():
-            self.inside.set()
-            assert self.go.wait(waiting.DEADLINE)
-
-    def create(self, nbytes: int) -> int | None:
-        self._stop("create")
-        return super().create(nbytes)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self._stop("unmap")
-        super().unmap(address, nbytes)
-
-
 def started(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -374,7 +350,8 @@ def started(work: Callable[[], object]) -> threading.Thread:
 @EACH_USER
 @pytest.mark.parametrize("kind", ["create", "unmap"])
 def test_a_thread_waits_for_the_mapping_of_another(user: User, kind: str) -> None:
-    device = Stopped("400 MiB", kind)
+    device, halt = Misbehaving("400 MiB"), waiting.Halt()
+    device.on(kind, first=halt)
     allocator = user.made(device)
     if kind == "unmap":
         allocator.deallocate_raw(allocator.allocate_raw(25 * MIB))
@@ -383,7 +360,7 @@ def test_a_thread_waits_for_the_mapping_of_another(user: User, kind: str) -> Non
         if kind == "unmap"
         else lambda: allocator.allocate_raw(25 * MIB)
     )
-    assert device.inside.wait(waiting.DEADLINE)
+    assert halt.inside.wait(waiting.DEADLINE)
     got: list[int] = []
     second = started(lambda: got.append(allocator.allocate_raw(300 * MIB, 1)))
     second.join(0.05)
@@ -391,7 +368,7 @@ def test_a_thread_waits_for_the_mapping_of_another(user: User, kind: str) -> Non
     assert not got
     allocator.check()
     allocator.release_free_regions()  # comes back, and leaves what is being unmapped alone
-    device.go.set()
+    halt.go.set()
     waiting.joined(first)
     waiting.joined(second)
     assert got
@@ -448,7 +425,7 @@ def test_running_out_of_memory_collects_garbage_first(user: User) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collection_in_the_middle_of_a_call_frees_buffers(user: User, kind: str) -> None:
     """A finaliser that comes while pages are mapped: its memory is free afterwards."""
-    device = Inside("400 MiB", after=False)
+    device = Misbehaving("400 MiB")
     allocator = user.made(device)
     cycles = [Cycle(allocator.allocate(nbytes, 1)) for nbytes in (1000, 5 * MIB, 9 * MIB) * 3]
 
@@ -456,7 +433,7 @@ def test_a_collection_in_the_middle_of_a_call_frees_buffers(user: User, kind: st
         cycles.clear()
         gc.collect()
 
-    device.order(kind, 1, collect)
+    device.on(kind, 1, first=collect)
     user.work(allocator)
     cycles.clear()
     gc.collect()

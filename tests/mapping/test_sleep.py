@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sleepers import MIB, Block, FailingHost
+from sleepers import MIB, Block, fail_at, failing_host, recover
 
 import bfc
 
@@ -318,7 +318,7 @@ def test_allocating_reading_and_exporting_raise(pool: bfc.Allocator) -> None:
 
 
 def test_frees_are_bookkeeping(made: Make) -> None:
-    source = FailingHost()
+    source = failing_host()
     pool = made(source)
     with pool.tag("weights"):
         blocks = [Block(pool, 15 * MIB, i) for i in range(8)]
@@ -328,7 +328,7 @@ def test_frees_are_bookkeeping(made: Make) -> None:
     assert pages == 0
     asleep = pool.stats().bytes_asleep
     for kind in ("unmap", "release", "create", "map", "set_access", "copy", "wait"):
-        source.fail_at(kind, 1)  # none of them is called
+        fail_at(source, kind, 1)  # none of them is called
     for block in blocks[2:6]:
         block.buffer.free()
     pool.deallocate_raw(raw)
@@ -336,7 +336,7 @@ def test_frees_are_bookkeeping(made: Make) -> None:
     left = pool.stats().bytes_asleep
     assert asleep - 90 * MIB <= left <= asleep - 80 * MIB
     assert pool.stats().bytes_in_use == 60 * MIB
-    source.recover()
+    recover(source)
     pool.wake()
     assert source.live_bytes == pool.stats().bytes_reserved == left
     for block in (*blocks[:2], *blocks[6:]):

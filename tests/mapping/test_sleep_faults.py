@@ -15,7 +15,7 @@ from typing import Any
 import own_interpreter
 import pytest
 from interrupts import signal_at, strike_at
-from sleepers import KINDS, MIB, Block, Broken, FailingHost
+from sleepers import KINDS, MIB, Block, Broken, fail_at, failing_host, recover
 from stopped_thread import STOPPED, fork_meanwhile
 
 import bfc
@@ -46,9 +46,9 @@ KEEP = pytest.mark.parametrize("keep", [True, False], ids=["kept", "dropped"])
 class World:
     """Two tags, one of which has holes, and blocks without a tag."""
 
-    def __init__(self, make: Make, keep: bool, source: bfc.HostSubAllocator | None = None) -> None:
+    def __init__(self, make: Make, keep: bool, source: bfc.SubAllocator | None = None) -> None:
         self.keep = keep
-        self.source = FailingHost() if source is None else source
+        self.source = failing_host() if source is None else source
         self.pool = make(self.source)
         with self.pool.tag("a"):
             blocks = [Block(self.pool, size * MIB, size) for size in SIZES[make]]
@@ -117,10 +117,9 @@ def calls_of(make: Make, kind: str, keep: bool, op: str) -> int:
     world = World(make, keep)
     if op == "wake":
         world.sleep()
-    world.source.fail_at(kind, 10_000)
+    before = world.source.counts[kind]
     getattr(world, op)()
-    made = 10_000 - world.source.left[kind][0] if kind in world.source.left else 0
-    world.source.recover()
+    made = world.source.counts[kind] - before
     world.end()
     return made
 
@@ -137,7 +136,7 @@ def test_each_call_fails_once(make: Make, op: str, kind: str, keep: bool) -> Non
         if op == "wake":
             world.sleep()
         before = world.state()
-        world.source.fail_at(kind, number)
+        fail_at(world.source, kind, number)
         with pytest.raises(Broken):
             getattr(world, op)()
         assert world.source.failed == [kind]
@@ -147,7 +146,7 @@ def test_each_call_fails_once(make: Make, op: str, kind: str, keep: bool) -> Non
             world.check_contents(of_dropped=kind != "release" or number == 1)
         getattr(world, op)()
         world.check()
-        world.source.recover()
+        recover(world.source)
         world.end()
 
 
@@ -206,16 +205,16 @@ def test_what_undoes_it_fails_as_well(
             if op == "wake":
                 world.sleep()
             more = (number + second,) if kind == undoing else ()
-            world.source.fail_at(kind, number, *more)
+            fail_at(world.source, kind, number, *more)
             if not more:
-                world.source.fail_at(undoing, before + second)
+                fail_at(world.source, undoing, before + second)
             with pytest.raises(Broken) as caught:
                 getattr(world, op)()
             notes = getattr(caught.value, "__notes__", [])
             asleep = op == "wake" or any("sleep all the same" in note for note in notes)
             assert world.pool.asleep == ({"a", "b"} if asleep else set())
             happened += len(world.source.failed) > 1
-            world.source.recover()
+            recover(world.source)
             world.check()
             world.end()
     assert happened
@@ -230,11 +229,11 @@ def test_all_that_undoes_it_fails(make: Make, keep: bool) -> None:
             world = World(make, keep)
             if op == "wake":
                 world.sleep()
-            world.source.fail_at(kind, *range(number, 100))
+            fail_at(world.source, kind, *range(number, 100))
             for undoing in ("create", "map", "set_access", "unmap", "release"):
                 if undoing != kind and not (op == "wake" and undoing in ("create", "map")):
                     late = op == "sleep" and kind == "release" and undoing == "unmap"
-                    world.source.fail_at(undoing, *range(10 if late else 1, 100))
+                    fail_at(world.source, undoing, *range(10 if late else 1, 100))
             with pytest.raises(Broken):
                 getattr(world, op)()
             world.check()
@@ -243,7 +242,7 @@ def test_all_that_undoes_it_fails(make: Make, keep: bool) -> None:
                 with pytest.raises(Broken):
                     world.wake()
             world.check()
-            world.source.recover()
+            recover(world.source)
             world.end()
 
 
@@ -252,11 +251,11 @@ def test_all_that_undoes_it_fails(make: Make, keep: bool) -> None:
 def test_closing_after_all_has_failed(make: Make, keep: bool) -> None:
     for kind in ("unmap", "release"):
         world = World(make, keep)
-        world.source.fail_at(kind, *range(2, 100))
-        world.source.fail_at("map", *range(1, 100))
+        fail_at(world.source, kind, *range(2, 100))
+        fail_at(world.source, "map", *range(1, 100))
         with pytest.raises(Broken):
             world.sleep()
-        world.source.recover()
+        recover(world.source)
         world.pool.close()
         assert world.source.live_bytes == 0
 
@@ -264,12 +263,12 @@ def test_closing_after_all_has_failed(make: Make, keep: bool) -> None:
 @BOTH
 def test_freeing_after_all_has_failed(make: Make) -> None:
     world = World(make, True)
-    world.source.fail_at("unmap", *range(2, 100))
-    world.source.fail_at("map", *range(1, 100))
+    fail_at(world.source, "unmap", *range(2, 100))
+    fail_at(world.source, "map", *range(1, 100))
     with pytest.raises(Broken):
         world.sleep()
     assert world.pool.asleep == {"a", "b"}
-    world.source.recover()
+    recover(world.source)
     for block in world.tagged:
         block.buffer.free()
     world.tagged.clear()
@@ -366,12 +365,8 @@ def test_an_exception_at_each_line_of_a_source(make: Make, op: str) -> None:
 
 @BOTH
 def test_a_ctrl_c_while_contents_are_copied(make: Make) -> None:
-    class Interrupting(bfc.HostSubAllocator):
-        def copy(self, *arguments: int) -> None:
-            signal.raise_signal(signal.SIGINT)
-            super().copy(*arguments)
-
-    world = World(make, True, Interrupting("1 GiB"))
+    world = World(make, True)
+    world.source.on("copy", first=lambda: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         world.sleep()
     assert world.pool.asleep == {"a", "b"}
@@ -392,32 +387,24 @@ def test_a_source_that_calls_its_allocator(make: Make, kind: str) -> None:
     """It is told in words that it cannot; frees and allocations can be made."""
     said = []
 
-    class Calling(bfc.HostSubAllocator):
-        pool: bfc.Allocator | None = None
+    def use() -> None:
+        for call in (world.pool.sleep, world.pool.wake):
+            try:
+                call()
+            except RuntimeError as error:
+                said.append(str(error))
+        world.pool.allocate(3 * MIB).free()
+        with world.pool.tag("a"), pytest.raises(bfc.AsleepError):
+            world.pool.allocate(512)
 
-    def calling(self: Calling, *arguments: Any) -> Any:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            for call in (pool.sleep, pool.wake):
-                try:
-                    call()
-                except RuntimeError as error:
-                    said.append(str(error))
-            pool.allocate(3 * MIB).free()
-            with pool.tag("a"), pytest.raises(bfc.AsleepError):
-                pool.allocate(512)
-        return getattr(bfc.HostSubAllocator, kind)(self, *arguments)
-
-    setattr(Calling, kind, calling)
-    source = Calling("1 GiB")
-    world = World(make, True, source)
+    world = World(make, True)
     world.pool.allocate(3 * MIB).free()  # nothing can be mapped from inside
     if kind in ("create", "map"):
         world.sleep()
-        source.pool = world.pool
+        world.source.on(kind, 1, first=use)
         world.wake()
     else:
-        source.pool = world.pool
+        world.source.on(kind, 1, first=use)
         world.sleep()
     assert said
     assert all("called sleep() or wake()" in it for it in said)
@@ -429,23 +416,12 @@ def test_a_source_that_calls_its_allocator(make: Make, kind: str) -> None:
 @BOTH
 @pytest.mark.parametrize("kind", ["copy", "unmap", "release"])
 def test_a_source_that_closes_its_allocator(make: Make, kind: str) -> None:
-    class Closing(bfc.HostSubAllocator):
-        pool: bfc.Allocator | None = None
-
-    def closing(self: Closing, *arguments: Any) -> Any:
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.close()
-        return getattr(bfc.HostSubAllocator, kind)(self, *arguments)
-
-    setattr(Closing, kind, closing)
-    source = Closing("1 GiB")
-    world = World(make, True, source)
-    source.pool = world.pool
+    world = World(make, True)
+    world.source.on(kind, 1, first=world.pool.close)
     world.sleep()
     assert world.pool.closed
     world.pool.close()
-    assert source.live_bytes == 0
+    assert world.source.live_bytes == 0
 
 
 @pytest.mark.long

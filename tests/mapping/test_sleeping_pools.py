@@ -7,7 +7,8 @@ import random
 import threading
 
 import pytest
-from sleepers import KINDS, MIB, FailingHost
+from sleepers import KINDS, MIB, fail_at, failing_host, recover
+from waiting import DEADLINE, Halt
 
 import bfc
 
@@ -178,7 +179,7 @@ def test_only_so_much_is_kept_on_the_host() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> None:
     """Two tags, each with memory of its own and a private pool, and calls that fail."""
-    draw, host = random.Random(seed), FailingHost("128 MiB")
+    draw, host = random.Random(seed), failing_host("128 MiB")
     pool = make(host)
     privates = {tag: bfc.MemPool(pool) for tag in "ab"}
     live: list[tuple[bfc.Buffer, int | None, str]] = []
@@ -196,7 +197,7 @@ def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> 
             live.pop(draw.randrange(len(live)))[0].free()
         elif live:
             if draw.random() < 0.5:
-                host.fail_at(draw.choice(KINDS), draw.randrange(1, 6))
+                fail_at(host, draw.choice(KINDS), draw.randrange(1, 6))
             known = {row[2] for row in live} - pool.asleep
             keep = {it: "host" for it in known if draw.random() < 0.5}
             try:
@@ -208,7 +209,7 @@ def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> 
                     pool.wake()
             except (bfc.SubAllocatorError, bfc.OutOfMemoryError):
                 assert host.failed, f"seed {seed}, step {step}"
-            host.recover()
+            recover(host)
         for buffer, value, it in live:
             if value is not None and it not in pool.asleep:
                 assert holds(buffer, value), f"seed {seed}, step {step}"
@@ -223,32 +224,13 @@ def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> 
     pool.close()
 
 
-class Slow(bfc.HostSubAllocator):
-    """Host memory, whose next block or page comes only when it is let go."""
-
-    def __init__(self) -> None:
-        super().__init__("1 GiB")
-        self.begun, self.let_go = threading.Event(), threading.Event()
-
-    def _wait(self) -> None:
-        if not self.begun.is_set():
-            self.begun.set()
-            assert self.let_go.wait(60)
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self._wait()
-        return super().alloc(alignment, nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        self._wait()
-        return super().create(nbytes)
-
-
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("tag", [None, "other"])
 def test_a_pool_joins_no_tag_while_another_thread_takes_memory_for_it(make, tag) -> None:
     """That memory belonged to no tag, and stayed behind when the pool slept."""
-    slow = Slow()
+    slow, halt = failing_host("1 GiB"), Halt()
+    for call in ("alloc", "create"):
+        slow.on(call, first=halt)
     pool = make(slow)
     private = bfc.MemPool(pool)
     taken: list[bfc.Buffer] = []
@@ -259,7 +241,7 @@ def test_a_pool_joins_no_tag_while_another_thread_takes_memory_for_it(make, tag)
 
     thread = threading.Thread(target=take)
     thread.start()
-    assert slow.begun.wait(60)
+    assert halt.inside.wait(DEADLINE)
     try:
         message = "has memory of" if tag is None else "'other'"
         with (
@@ -269,7 +251,7 @@ def test_a_pool_joins_no_tag_while_another_thread_takes_memory_for_it(make, tag)
         ):
             pool.allocate(3 * MIB)
     finally:
-        slow.let_go.set()
+        halt.go.set()
         thread.join()
     assert holds(taken[0], 1)
     pool.check()
@@ -286,15 +268,15 @@ def test_a_pool_joins_no_tag_while_another_thread_takes_memory_for_it(make, tag)
 )
 def test_what_a_region_failed_with_goes_back_once_it_can(fails: str, undoing: str) -> None:
     """The first failure is raised; what could not be undone is not lost, and counts until then."""
-    host = FailingHost("64 MiB")
+    host = failing_host("64 MiB")
     pool = stitched(host)
     private = bfc.MemPool(pool)
     with pool.tag("graph"), bfc.use_mem_pool(private):
-        host.fail_at(fails, 1)
-        host.fail_at(undoing, 1)
+        fail_at(host, fails, 1)
+        fail_at(host, undoing, 1)
         with pytest.raises(bfc.SubAllocatorError, match=f"{fails} fails"):
             pool.allocate(3 * MIB)
-        host.recover()
+        recover(host)
         pool.empty_cache()
         assert host.live_bytes == 0
         filled(pool, 3 * MIB, 1)

@@ -18,7 +18,7 @@ import pytest
 from page_ledger import LedgerDevice, PageLedger
 
 import bfc
-from bfc.testing import IntegerSource
+from bfc.testing import IntegerSource, Misbehaving
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -564,29 +564,12 @@ def test_the_error_names_pages_that_little_of_them_pins(made: Make) -> None:
         assert "8.00 MiB, in pages of which less than a tenth is in use" in str(caught.value)
 
 
-class ThreadStreams(bfc.SimulatedSubAllocator):
-    """Stream 2 is another one in each thread, as in CUDA."""
-
-    asynchronous = True
-    thread_streams = frozenset({2})
-
-    def __init__(self) -> None:
-        super().__init__("16 MiB")
-        self.asked: list[tuple[str, int]] = []
-
-    def order(self, first: int, then: int) -> None:
-        self.asked.append(("order", first))
-
-    def fence(self, stream: int) -> None:
-        self.asked.append(("fence", stream))
-
-    def wait(self, stream: int) -> None:
-        self.asked.append(("wait", stream))
-
-
 def test_a_stream_of_another_thread_is_waited_for_through_stream_0(made: Make) -> None:
     """Its handle would name this thread's own: memory was reused, and unmapped, too early."""
-    device = ThreadStreams()
+    device = Misbehaving("16 MiB", asynchronous=True, thread_streams=frozenset({2}))
+    asked: list[tuple[str, int]] = []
+    for call in ("order", "fence", "wait"):
+        device.on(call, instead=lambda ask, *streams, call=call: asked.append((call, streams[0])))
     allocator = made(device)
 
     def use() -> None:
@@ -596,7 +579,7 @@ def test_a_stream_of_another_thread_is_waited_for_through_stream_0(made: Make) -
     thread.start()
     thread.join()
     allocator.deallocate_raw(allocator.allocate_raw(12 * MIB, 2))
-    assert device.asked == [("order", 0)]
+    assert asked == [("order", 0)]
     allocator.trim(wait=True)
     allocator.close()
-    assert {stream for _call, stream in device.asked} == {0}
+    assert {stream for _call, stream in asked} == {0}
