@@ -31,10 +31,12 @@ from bfc.pytorch.words import (
     OUR_OWN,
     OUR_POOL,
     OUR_RELEASE,
-    POOL_MARKS,
     SEGMENT_ACTIONS,
+    SLEEPS,
     SNAPSHOT,
     STATES,
+    WAKES,
+    is_mark,
 )
 
 #: The viewer of the web page reads protocols 2 to 4.
@@ -110,6 +112,7 @@ class _Stripper:
     def __init__(self, file_bytes: int) -> None:
         self._parts = Parts(file_bytes)
         self._said: dict[int, int] = {}
+        self._tags: dict[str, str] = {}  # by name, what is said in its place
 
     def snapshot(self, content: Any) -> dict[str, Any]:
         if isinstance(content, list):
@@ -160,9 +163,8 @@ class _Stripper:
         kept = _numbers(entry, _OF_ENTRIES)
         action = entry.get("action")
         said = entry.get("user_metadata")
-        is_mark = action == ANNOTATE and said in POOL_MARKS  # bfc's own words: they name nobody
-        if is_mark:
-            kept["user_metadata"] = said
+        if action == ANNOTATE and is_mark(said):  # bfc's own words, but for the names of tags
+            kept["user_metadata"] = self._without_a_name(said)
         elif not isinstance(action, str) or action not in _ACTIONS:
             return {"action": SNAPSHOT, "addr": 0, "size": 0, "stream": 0, "time_us": 0}
         kept |= {"action": action, "time_us": 0, "frames": []}
@@ -175,6 +177,13 @@ class _Stripper:
             said = self._said[id(frames)]
             kept["frames"] = _FRAMES.get(said, []) if action in GOES or said == PREPARES else []
         return kept
+
+    def _without_a_name(self, mark: str) -> str:
+        for what in (SLEEPS, WAKES):
+            if mark.startswith(what):
+                tag = mark.removeprefix(what)
+                return what + self._tags.setdefault(tag, f"tag {len(self._tags) + 1}")
+        return mark
 
 
 def _numbers(part: Any, names: tuple[str, ...]) -> dict[str, Any]:

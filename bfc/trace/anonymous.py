@@ -41,6 +41,12 @@ def public_meta(meta: Any) -> dict[str, Any] | None:
     events = torch.get("segment_events")
     if isinstance(events, list) and all(map(_is_about_a_segment, events)):
         kept["segment_events"] = events
+    slept = torch.get("asleep")
+    if isinstance(slept, list) and all(map(_is_about_a_tag, slept)):
+        tags: dict[str, str] = {}
+        kept["asleep"] = [
+            [*row[:2], tags.setdefault(row[2], f"tag {len(tags) + 1}")] for row in slept
+        ]
     kept["settings"] = public_settings(torch.get("settings"))
     version = meta.get("torch_version")
     said = {"torch_version": version, "torch_version_sign": SAID} if version in VERSIONS else {}
@@ -49,6 +55,15 @@ def public_meta(meta: Any) -> dict[str, Any] | None:
 
 def _are_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(map(is_number, values))
+
+
+def _is_about_a_tag(row: Any) -> bool:
+    return (
+        isinstance(row, list)
+        and len(row) == 3
+        and _are_numbers(row[:2])
+        and isinstance(row[2], str)
+    )
 
 
 def _is_about_a_segment(row: Any) -> bool:

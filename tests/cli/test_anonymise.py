@@ -106,6 +106,27 @@ def test_the_numbers_of_a_recording_and_its_settings_stay(tmp_path: Path):
     assert json.dumps(after)
 
 
+@pytest.mark.parametrize("kind", ["pickle", "npz"])
+def test_when_tags_slept_stays_without_their_names(tmp_path: Path, kind: str):
+    """Their bytes count as reserved no more, as in the report of the original."""
+    allocator = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), stitch=True)
+    allocator.record_history()
+    kept = []
+    for tag in ("alice", "Secret"):
+        with allocator.tag(tag):
+            kept.append(allocator.allocate("40 MiB"))
+    allocator.sleep(drop=["Secret"])
+    allocator.sleep()
+    allocator.wake("alice")
+    allocator.snapshot().dump(tmp_path / "in.pickle")
+    target = tmp_path / f"out.{kind}"
+    assert main(["anonymise", str(tmp_path / "in.pickle"), str(target)]) == 0
+    said = [row[1:] for row in load(target).meta["torch"]["asleep"]]
+    size = 40 << 20
+    assert said == [[size, "tag 1"], [size, "tag 2"], [-size, "tag 2"]]
+    assert b"alice" not in target.read_bytes()
+
+
 def test_a_trace_of_another_kind_keeps_no_meta():
     trace = bfc.Trace([0], [0], [1], meta={"torch": "alice", "name": "Secret"})
     assert trace.anonymised().meta is None
