@@ -224,6 +224,45 @@ def test_the_pointer_on_the_timeline_shows_the_figures_there(page: Page, report:
     page.wait("document.querySelector('#tip').hidden")
 
 
+def test_a_band_stands_where_each_tag_slept(page: Page, folder: Path) -> None:
+    """One row of bands for each tag: what the page shows, but would not if nothing had slept."""
+    allocator = CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), stitch=True)
+    allocator.record_history()
+    kept = []
+    for tag in ("weights", "kv"):
+        with allocator.tag(tag):
+            kept.append(allocator.allocate("40 MiB"))
+    for drop in (["kv"], ["kv"], ["weights"]):
+        for _ in range(6):
+            allocator.allocate("1 MiB").free()
+        allocator.sleep(drop=drop)
+        for _ in range(6):
+            allocator.allocate("1 MiB").free()
+        if drop == ["kv"]:
+            allocator.wake()
+    allocator.dump(folder / "slept.pickle")
+    data = data_of([("slept", Trace.from_torch(folder / "slept.pickle"))])
+    pictures = []
+    slept, events = data["runs"][0]["asleep"], data["events"]
+    for shown in (slept, []):
+        data["runs"][0]["asleep"] = shown
+        page.open(written(folder / "slept.html", data))
+        box = page.box("#timeline .u-over")
+        pictures.append(np.array(Image.open(io.BytesIO(page.picture(box))).convert("RGB"), int))
+    changed = np.abs(pictures[0] - pictures[1]).sum(axis=2) > 0
+    height, width = changed.shape
+    assert not changed[: height - 29].any()
+    for row, tag in enumerate(dict.fromkeys(it[2] for it in slept)):
+        times = [event for event, _change, its in slept if its == tag] + [events - 1] * (row == 1)
+        edges = np.flatnonzero(
+            np.diff(changed[height - 14 * row - 3].astype(int), prepend=0, append=0)
+        )
+        assert len(edges) == len(times)
+        expected = [event / (events - 1) * width for event in times]
+        assert np.abs(edges - expected).max() <= 0.02 * width, (tag, edges, expected)
+    kept.clear()
+
+
 def middle_of_block(page: Page, block: int, training: Trace) -> tuple[float, float]:
     """Where a block at the peak is on the map, from the map's description in the data."""
     data = json.loads(page.text("#bfc-report"))
