@@ -109,7 +109,8 @@ def test_tensors_sleep_and_wake_where_they_were(run: Run) -> None:
 
 
 #: Each pattern is a function that takes one turn. What is free and reserved after each is the same
-#: as after the first.
+#: as after the first. "update" and "trainer" stand in for what engines reported in sglang#32718 and
+#: verl#5979, whose texts could not be read: they are made from what such programs do.
 PATTERNS = """
 import gc
 from torch_memory_saver import torch_memory_saver as saver
