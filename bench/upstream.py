@@ -146,13 +146,17 @@ def _part(title: str, parts: Iterable[list[str]]) -> Iterator[str]:
         yield from part[1:]
 
 
-def _rules(facts: dict[Fact, list[str]]) -> Iterator[str]:
-    for fact, names in facts.items():
-        function = fact.function
-        where = "" if function is None else f"{function.__module__}.{function.__name__}: "
-        more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-        what = fact.what if function is None else ""
-        yield f"    {where}{', '.join(names[:FEW])}{more}{what and f' ({what})'}"
+def _rules(facts: dict[Fact, list[str]]) -> list[str]:
+    """A line for each rule; one that is registered twice has one."""
+    return list(dict.fromkeys(_rule(fact, names) for fact, names in facts.items()))
+
+
+def _rule(fact: Fact, names: list[str]) -> str:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    named = f"{', '.join(names[:FEW])}{more}"
+    if fact.function is None:
+        return f"    {named} ({fact.what})"
+    return f"    {fact.function.__module__}.{fact.function.__name__}: {named}"
 
 
 def main() -> None:
