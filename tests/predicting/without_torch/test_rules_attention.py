@@ -210,6 +210,13 @@ def test_the_efficient_backward_pass_has_accumulators() -> None:
     assert of(made)[1:] == [product, sums, sums, -sums, -product, accumulators, -sums]
 
 
+def test_the_efficient_backward_pass_has_gradients_of_each_head_where_they_share_keys() -> None:
+    query, key = rows_first((2, 8, 256, 64), "float32"), rows_first((2, 2, 256, 64), "float32")
+    made = call(EFFICIENT_BACKWARD, query, query, key, key, None, query, None, 0.0)
+    of_each_head = 2 * 8 * 256 * 64 * 4
+    assert of(made)[6:8] == [of_each_head, of_each_head]
+
+
 @pytest.mark.parametrize(
     ("gpu", "half", "head", "block"),
     [
