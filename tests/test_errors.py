@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 
 import bfc
+from bfc.devices import Availability
+from bfc.testing import Misbehaving
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -42,7 +44,7 @@ def limited(make_allocator: Callable) -> bfc.OutOfMemoryError:
 
 
 def waiting(make_allocator: Callable) -> bfc.OutOfMemoryError:
-    allocator = make_allocator(NeverDone("1 MiB"))
+    allocator = make_allocator(never_done("1 MiB"))
     allocator.deallocate_raw(allocator.allocate_raw(MIB // 2, stream=3))
     return refusal(allocator, MIB)
 
@@ -69,16 +71,11 @@ class Never:
         pass
 
 
-class NeverDone(bfc.SimulatedSubAllocator):
+def never_done(capacity: str) -> Misbehaving:
     """A device whose streams do not finish, however long anybody waits."""
-
-    asynchronous = True
-
-    def fence(self, stream: int) -> Never:
-        return Never()
-
-    def free(self, address: int, nbytes: int) -> None:
-        super().free(address, nbytes)
+    device = Misbehaving(capacity, asynchronous=True)
+    device.on("fence", returns=Never())
+    return device
 
 
 SITUATIONS = [full, fragmented, limited, stitched]
@@ -169,7 +166,7 @@ def test_a_page_of_a_view_is_in_use_through_the_view(make_allocator) -> None:
 
 
 def test_what_waits_for_a_stream_is_in_use(make_allocator) -> None:
-    allocator = make_allocator(NeverDone("8 MiB"), virtual_memory=True)
+    allocator = make_allocator(never_done("8 MiB"), virtual_memory=True)
     ptr = allocator.allocate_raw(3 * MIB)
     allocator.record_stream(ptr, 9)
     allocator.deallocate_raw(ptr)
@@ -209,23 +206,12 @@ def test_a_caching_allocator_is_told_what_comes_next() -> None:
     }
 
 
-class Plain(bfc.SubAllocator):
-    """A source that maps nothing."""
-
-    device = bfc.SimulatedSubAllocator("1 MiB").device
-    total_bytes = 64 * MIB
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        return 1 << 40, nbytes
-
-    def free(self, address: int, nbytes: int) -> None:
-        pass
-
-
 def test_where_virtual_memory_is_impossible_it_is_not_advised(make_allocator) -> None:
     large = bfc.SimulatedSubAllocator("64 MiB")
     small = bfc.SimulatedSubAllocator("1 MiB")  # less than a page
-    for source, options in ((Plain(), {}), (large, {"strict": True}), (small, {})):
+    no = Availability(False, "this one maps nothing")
+    plain = Misbehaving("64 MiB", supports_virtual_memory=no)
+    for source, options in ((plain, {}), (large, {"strict": True}), (small, {})):
         allocator = make_allocator(source, **options)
         ptrs = [allocator.allocate_raw(source.total_bytes // 16) for _ in range(16)]
         allocator.deallocate_many(ptrs[::2])
@@ -332,12 +318,10 @@ def test_every_error_has_a_base_that_callers_know(error: type, base: type) -> No
 
 
 def test_an_error_in_a_source_keeps_its_cause(make_allocator) -> None:
-    class Broken(bfc.SimulatedSubAllocator):
-        def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-            raise OSError(5, "the driver fell over")
-
+    source = Misbehaving("1 MiB")
+    source.on("alloc", raises=OSError(5, "the driver fell over"))
     with pytest.raises(bfc.SubAllocatorError, match="fell over") as caught:
-        make_allocator(Broken("1 MiB")).allocate_raw(1)
+        make_allocator(source).allocate_raw(1)
     assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -422,14 +406,10 @@ def test_a_host_without_memory_for_a_free_loses_no_block(
         def wait(self) -> None:
             pass
 
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-
-        def fence(self, stream: int) -> Fence:
-            return Fence()
-
     for place in range(60):
-        allocator = policy(Device("16 MiB"))
+        device = Misbehaving("16 MiB", asynchronous=True)
+        device.on("fence", returns=Fence())
+        allocator = policy(device)
         ptrs = [allocator.allocate_raw(1000) for _ in range(4)]
         for ptr in ptrs[::2]:
             allocator.record_stream(ptr, 9)

@@ -16,6 +16,7 @@ from soak_pinned import Pinned, pinned
 from soak_plans import plans, play_replans
 
 import bfc
+from bfc.testing import Misbehaving
 
 
 @pytest.mark.sampled(1)
@@ -79,22 +80,10 @@ def test_a_pinned_block_that_was_written_to_is_found(monkeypatch: pytest.MonkeyP
         pinned(1)
 
 
-class Twice(bfc.HostSubAllocator):
-    """Hands out one block again and again."""
-
-    block: tuple[int, int] | None = None
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        if self.block is None:
-            self.block = super().alloc(alignment, nbytes)
-        return self.block
-
-    def free(self, address: int, nbytes: int) -> None:
-        """Keeps it, since the other pool uses it."""
-
-
 def test_a_block_that_is_handed_out_twice_is_found() -> None:
-    source, dice = Twice("64 MiB"), random.Random(1)
+    source, dice = Misbehaving(bfc.HostSubAllocator("64 MiB")), random.Random(1)
+    source.on("alloc", returns=source.alloc(4096, 8 << 20))
+    source.on("free", returns=None)  # the other pool uses it
     pools = [bfc.BFCAllocator(source, memory_limit="8 MiB") for _ in range(2)]
     wanted = habits("bfc", dice)
     wanted.large, wanted.most_live = 1 << 14, 60

@@ -16,6 +16,7 @@ import pytest
 from dlpack_structures import KINDS
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 READ_ONLY, IS_COPIED = 1, 2  # DLPack's flags
@@ -982,18 +983,8 @@ def test_simulated_memory_is_not_copied(make_allocator) -> None:
     assert unheld(buffer)
 
 
-class Meddling(bfc.HostSubAllocator):
-    """Does something else while it copies."""
-
-    meddle: Callable[[], None]
-
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        self.meddle()
-        ctypes.memmove(destination, source, nbytes)
-
-
 def test_nothing_is_freed_under_a_copy(make_allocator) -> None:
-    source = Meddling("8 MiB")
+    source = Misbehaving(bfc.HostSubAllocator("8 MiB"))
     host = make_allocator(source)
     buffer = counting(host)
     refused = []
@@ -1004,7 +995,7 @@ def test_nothing_is_freed_under_a_copy(make_allocator) -> None:
                 end()
             refused.append(end)
 
-    source.meddle = meddle
+    source.on("copy", first=meddle)
     assert buffer.to_host().tobytes() == bytes(range(64))
     assert bytes(buffer.from_host(bytes(64))) == bytes(64)
     assert len(refused) == 6
@@ -1015,12 +1006,9 @@ def test_nothing_is_freed_under_a_copy(make_allocator) -> None:
     "use", [bfc.Buffer.to_host, lambda b: b.from_host(bytes(64)), lambda b: b.__dlpack__(copy=True)]
 )
 def test_a_copy_that_fails_holds_nothing(make_allocator, use: Callable) -> None:
-    source = Meddling("8 MiB")
+    source = Misbehaving(bfc.HostSubAllocator("8 MiB"))
 
-    def meddle() -> None:
-        raise bfc.SubAllocatorError("the cable was cut")
-
-    source.meddle = meddle
+    source.on("copy", raises=bfc.SubAllocatorError("the cable was cut"))
     buffer = make_allocator(source).allocate(64)
     with pytest.raises(bfc.SubAllocatorError, match="cable"):
         use(buffer)
@@ -1039,41 +1027,35 @@ def test_an_array_of_another_dtype_is_a_copy(host) -> None:
 # -- CUDA's memory, without CUDA -------------------------------------------------------------------
 
 
-class Pretended(bfc.HostSubAllocator):
-    """Host memory that passes for CUDA's, and notes who waits for whom."""
+def pretended(kind: str = "cuda", ordinal: int = 0, *, on_host: bool = False) -> Misbehaving:
+    """Host memory that passes for CUDA's. `told` has who waits for whom."""
+    device = Misbehaving(
+        bfc.HostSubAllocator("8 MiB"),
+        asynchronous=True,
+        default_stream_alias=1,
+        device=bfc.Device(kind, ordinal),
+        host_accessible=on_host or kind == "cuda_host",
+        stream_ordered=kind != "cuda_host",
+        thread_streams=frozenset({2}),
+    )
+    device.told = []
 
-    asynchronous = True
-    default_stream_alias = 1
-    thread_streams = frozenset({2})
+    def fence(ask: object, stream: int) -> Fence:
+        device.told.append(("fence", stream))
+        return Fence(device, stream)
 
-    def __init__(self, kind: str = "cuda", ordinal: int = 0, *, on_host: bool = False) -> None:
-        super().__init__("8 MiB")
-        self.device = bfc.Device(kind, ordinal)
-        self.stream_ordered = kind != "cuda_host"
-        self.on_host = on_host or kind == "cuda_host"
-        self.told: list[tuple] = []
-        self.broken = False
-
-    @property
-    def host_accessible(self) -> bool:
-        return self.on_host
-
-    def order(self, first: int, then: int) -> None:
-        if self.broken:
-            raise bfc.SubAllocatorError("no such stream")
-        self.told.append(("order", first, then))
-
-    def fence(self, stream: int) -> Fence:
-        self.told.append(("fence", stream))
-        return Fence(self, stream)
-
-    def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
-        self.told.append(("copy", stream))
+    def copy(ask: object, destination: int, source: int, nbytes: int, stream: int) -> None:
+        device.told.append(("copy", stream))
         ctypes.memmove(destination, source, nbytes)
+
+    device.on("order", instead=lambda ask, *streams: device.told.append(("order", *streams)))
+    device.on("fence", instead=fence)
+    device.on("copy", instead=copy)
+    return device
 
 
 class Fence:
-    def __init__(self, device: Pretended, stream: int) -> None:
+    def __init__(self, device: Misbehaving, stream: int) -> None:
         self.device, self.stream = device, stream
 
     def done(self) -> bool:
@@ -1083,20 +1065,20 @@ class Fence:
         self.device.told.append(("wait", self.stream))
 
 
-Pretend = Callable[..., tuple[bfc.BFCAllocator, Pretended]]
+Pretend = Callable[..., tuple[bfc.BFCAllocator, Misbehaving]]
 
 
 @pytest.fixture
 def pretend(make_allocator) -> Pretend:
-    def make(*arguments: object, **options: object) -> tuple[bfc.BFCAllocator, Pretended]:
-        device = Pretended(*arguments, **options)
+    def make(*arguments: object, **options: object) -> tuple[bfc.BFCAllocator, Misbehaving]:
+        device = pretended(*arguments, **options)
         return make_allocator(device), device
 
     return make
 
 
 @contextmanager
-def hearing(device: Pretended, *expected: tuple) -> Iterator[None]:
+def hearing(device: Misbehaving, *expected: tuple) -> Iterator[None]:
     """Just this is told to the device meanwhile."""
     device.told.clear()
     yield
@@ -1311,7 +1293,7 @@ def test_what_is_no_stream_is_refused(pretend, kind: str, stream: object, error:
 def test_a_stream_that_the_device_does_not_know_holds_nothing(pretend) -> None:
     allocator, device = pretend()
     buffer = allocator.allocate(64)
-    device.broken = True
+    device.on("order", raises=bfc.SubAllocatorError("no such stream"))
     with pytest.raises(bfc.SubAllocatorError, match="no such stream"):
         buffer.__dlpack__(stream=7)
     assert unheld(buffer)

@@ -22,6 +22,7 @@ from own_interpreter import run
 from torch_table import FAILED, NOT_LIVE, OK, OUT_OF_MEMORY, Table
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 HERE = Path(__file__).parent
@@ -171,19 +172,10 @@ def test_memory_that_runs_out_is_told_and_can_be_had_again(pool: Any) -> None:
 # -- words that fit --------------------------------------------------------------------------------
 
 
-class Wordy(bfc.HostSubAllocator):
-    """Fails with a long text."""
-
-    text = "ü" * 3000
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        raise RuntimeError(self.text)
-
-
 def room_used(room: int, text: str) -> bytes:
     """What was written, of a room with a fence behind it."""
-    source = Wordy("1 GiB")
-    source.text = text
+    source = Misbehaving(bfc.HostSubAllocator("1 GiB"))
+    source.on("alloc", raises=RuntimeError(text))
     table = Table(bfc.CachingAllocator(source))
     ptr = ctypes.c_void_p()
     why = ctypes.create_string_buffer(b"\xff" * 8192, 8192)
@@ -195,7 +187,7 @@ def room_used(room: int, text: str) -> bytes:
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 50, 51, 4095, 4096])
 def test_a_text_is_cut_between_characters(room: int) -> None:
-    written = room_used(room, Wordy.text)
+    written = room_used(room, "ü" * 3000)
     if room:
         said, end, _rest = written.partition(b"\0")
         assert end
@@ -271,45 +263,32 @@ def interrupted(call: Callable[[int], object], argument: int) -> None:
     waiting.until(lambda: False)
 
 
-class Failing(bfc.SimulatedSubAllocator):
-    """Its fences fail once."""
-
-    asynchronous = True
-    fault: BaseException | None = None
-
-    def fence(self, stream: int) -> Any:
-        fault, self.fault = self.fault, None
-        if fault is not None:
-            raise fault
-        return super().fence(stream)
-
-
 @pytest.mark.parametrize("policy", ["bfc", "caching"])
 def test_a_free_that_the_device_fails_is_made_later(policy: str, monkeypatch: Any) -> None:
     """Nobody would free the memory again: its tensor is gone."""
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
-    source = Failing("64 MiB")
+    source = Misbehaving("64 MiB", asynchronous=True)
     pool = POLICIES[policy](source)
     table = Table(pool)
     ptr = table.allocate(1000)
     assert table.record_stream(ptr, 7) == (OK, "")
-    source.fault = RuntimeError("the device is gone")
+    source.on("fence", 1, raises=RuntimeError("the device is gone"))
     assert table.free(ptr) == OK
     table.free(table.allocate(1000))
     pool.release_free_regions()
     assert allocated(pool) == 0
-    assert source.fault is None
+    assert source.counts["fence"] > 1
     assert all("the device is gone" in str(said.exc_value) for said in told)
 
 
 def test_a_ctrl_c_during_a_free_is_raised_afterwards() -> None:
-    source = Failing("64 MiB")
+    source = Misbehaving("64 MiB", asynchronous=True)
     pool = bfc.BFCAllocator(source)
     table = Table(pool)
     ptr = table.allocate(1000)
     table.record_stream(ptr, 7)
-    source.fault = KeyboardInterrupt()
+    source.on("fence", 1, raises=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         interrupted(table.free, ptr)
     pool.release_free_regions()
@@ -319,14 +298,10 @@ def test_a_ctrl_c_during_a_free_is_raised_afterwards() -> None:
 # -- failures --------------------------------------------------------------------------------------
 
 
-class Interrupted(bfc.HostSubAllocator):
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        signal.raise_signal(signal.SIGINT)
-        return super().alloc(alignment, nbytes)
-
-
 def test_a_ctrl_c_in_a_miss_is_raised_where_python_goes_on(make: Make) -> None:
-    pool = make(Interrupted("64 MiB"))
+    source = Misbehaving(bfc.HostSubAllocator("64 MiB"))
+    source.on("alloc", first=lambda: signal.raise_signal(signal.SIGINT))
+    pool = make(source)
     table = Table(pool)
     with pytest.raises(KeyboardInterrupt):
         interrupted(table.try_allocate, 1000)
@@ -405,17 +380,9 @@ def test_a_closed_pool_refuses_and_its_frees_do_nothing(pool: Any) -> None:
     assert table.stats()["invalid_frees"] == 0
 
 
-class Keeps(bfc.HostSubAllocator):
-    keeps = True
-
-    def free(self, ptr: int, nbytes: int) -> None:
-        if self.keeps:
-            raise RuntimeError("it keeps what it gave")
-        super().free(ptr, nbytes)
-
-
 def test_one_pool_that_fails_keeps_no_other_from_being_emptied(make: Make) -> None:
-    source = Keeps("64 MiB")
+    source = Misbehaving(bfc.HostSubAllocator("64 MiB"))
+    source.on("free", raises=RuntimeError("it keeps what it gave"))
     first, second = make(source), make(bfc.HostSubAllocator("64 MiB"))
     table = Table(first, second)
     for device in (0, 1):
@@ -424,7 +391,7 @@ def test_one_pool_that_fails_keeps_no_other_from_being_emptied(make: Make) -> No
     assert result == FAILED
     assert "it keeps what it gave" in why
     assert second.stats().pool_bytes == 0
-    source.keeps = False
+    source.off()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

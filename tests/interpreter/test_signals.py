@@ -22,40 +22,13 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
 
 class Interrupt(BaseException):
     """What the tests' handlers raise."""
-
-
-class Source(bfc.SimulatedSubAllocator):
-    """Somebody's subclass, in several lines, which calls `on_alloc` or `on_free` as its own call is
-    about to return."""
-
-    on_alloc: Callable[[], object] | None = None
-    on_free: Callable[[], object] | None = None
-
-    def __init__(self) -> None:
-        super().__init__("1 GiB")
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        block = super().alloc(alignment, nbytes)
-        self.once("on_alloc")
-        total = sum([nbytes, 0])
-        assert total == nbytes
-        return block
-
-    def free(self, address: int, nbytes: int) -> None:
-        super().free(address, nbytes)
-        self.once("on_free")
-        assert sum([address, 0]) == address
-
-    def once(self, name: str) -> None:
-        call, self.__dict__[name] = getattr(self, name), None
-        if call is not None:
-            call()
 
 
 POLICIES: dict[str, Callable[[bfc.SubAllocator], Any]] = {
@@ -135,9 +108,9 @@ WAYS = {"raised": by_raising, "of the process": by_another_thread}
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_as_alloc_returns_loses_no_region(make, way: str) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
-    source.on_alloc = WAYS[way]
+    source.on("alloc", 1, then=WAYS[way])
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.allocate_raw(64 * MIB)
     if not isinstance(allocator, bfc.PinnedAllocator):
@@ -147,29 +120,29 @@ def test_a_signal_as_alloc_returns_loses_no_region(make, way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_as_free_returns_leaves_nothing_to_free_again(make, way: str) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     allocator.deallocate_raw(allocator.allocate_raw(64 * MIB))
-    source.on_free = WAYS[way]
+    source.on("free", 1, then=WAYS[way])
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.empty_cache()
     agrees(allocator, source)
 
 
 def test_a_signal_while_a_miss_gives_memory_back_loses_none(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     allocator.deallocate_raw(allocator.allocate_raw(300 * MIB))
-    source.on_free = by_raising
+    source.on("free", 1, then=by_raising)
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.allocate_raw(1000 * MIB)
     agrees(allocator, source)
 
 
 def test_a_signal_as_a_reserve_comes_loses_none_of_it() -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = bfc.PinnedAllocator(source, "pinned_reserve_segment_size_mb:64")
-    source.on_alloc = by_raising
+    source.on("alloc", 1, then=by_raising)
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.allocate_raw(MIB)
     allocator.close()
@@ -177,18 +150,18 @@ def test_a_signal_as_a_reserve_comes_loses_none_of_it() -> None:
 
 
 def test_ctrl_c_itself(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
-    source.on_alloc = _thread.interrupt_main
+    source.on("alloc", 1, then=_thread.interrupt_main)
     with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         allocator.allocate(64 * MIB)
     agrees(allocator, source)
 
 
 def test_a_replay_hears_a_signal_that_waited() -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = bfc.BFCAllocator(source, allow_growth=True)
-    source.on_alloc = by_raising
+    source.on("alloc", 1, then=by_raising)
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         bfc.Trace([0, 0], [0, 1], [64 * MIB, 1000]).replay(allocator)
     assert allocator.stats().bytes_in_use == 0
@@ -197,7 +170,7 @@ def test_a_replay_hears_a_signal_that_waited() -> None:
 
 def test_nothing_is_put_off_longer_than_the_call(make) -> None:
     """What is raised for a signal in the middle of a long call comes when it returns."""
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     reached = []
 
@@ -206,7 +179,7 @@ def test_nothing_is_put_off_longer_than_the_call(make) -> None:
         time.sleep(0.01)  # which looks for signals, too
         reached.append(True)
 
-    source.on_alloc = long
+    source.on("alloc", 1, then=long)
     with handled(signal.SIGUSR1):
         with pytest.raises(Interrupt):
             allocator.allocate_raw(64 * MIB)
@@ -221,7 +194,7 @@ def test_nothing_is_put_off_longer_than_the_call(make) -> None:
 
 
 def test_each_handler_runs_once_with_its_number_and_a_frame(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     ran: list[tuple[int, object]] = []
 
@@ -233,7 +206,7 @@ def test_each_handler_runs_once_with_its_number_and_a_frame(make) -> None:
             signal.raise_signal(number)
         assert ran == []
 
-    source.on_alloc = several
+    source.on("alloc", 1, then=several)
     with handled(signal.SIGUSR1, note), handled(signal.SIGUSR2, note):
         allocator.allocate_raw(64 * MIB)
         assert [number for number, _ in ran] == [signal.SIGUSR1, signal.SIGUSR2]
@@ -242,7 +215,7 @@ def test_each_handler_runs_once_with_its_number_and_a_frame(make) -> None:
 
 @pytest.mark.usefixtures("quiet_collector")  # or a listener of the collector hears the second
 def test_of_two_handlers_that_raise_both_are_heard(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
 
     def both() -> None:
@@ -255,7 +228,7 @@ def test_of_two_handlers_that_raise_both_are_heard(make) -> None:
         heard.append(number)
         raise Interrupt
 
-    source.on_alloc = both
+    source.on("alloc", 1, then=both)
     with handled(signal.SIGUSR1, note), handled(signal.SIGUSR2, note):
         try:
             try:
@@ -269,15 +242,15 @@ def test_of_two_handlers_that_raise_both_are_heard(make) -> None:
 
 
 def test_a_source_may_allocate_elsewhere(make) -> None:
-    source, other = Source(), Source()
+    source, other = Misbehaving("1 GiB"), Misbehaving("1 GiB")
     allocator, inner = make(source), make(other)
     kept = []
 
     def nest() -> None:
-        other.on_alloc = by_raising
+        other.on("alloc", 1, then=by_raising)
         kept.append(inner.allocate_raw(64 * MIB))
 
-    source.on_alloc = nest
+    source.on("alloc", 1, then=nest)
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.allocate_raw(64 * MIB)
     assert kept, "it came before the outer call had returned"
@@ -287,7 +260,7 @@ def test_a_source_may_allocate_elsewhere(make) -> None:
 
 
 def test_a_handler_that_the_source_installs_is_obeyed_and_stays(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     ran = []
 
@@ -296,7 +269,7 @@ def test_a_handler_that_the_source_installs_is_obeyed_and_stays(make) -> None:
         by_raising()
         assert ran
 
-    source.on_alloc = install
+    source.on("alloc", 1, then=install)
     with handled(signal.SIGUSR1):
         allocator.allocate_raw(64 * MIB)
         by_raising()
@@ -305,14 +278,14 @@ def test_a_handler_that_the_source_installs_is_obeyed_and_stays(make) -> None:
 
 def test_a_handler_that_calls_the_one_before_it_reaches_the_users(make) -> None:
     """A library that wraps a handler for good may do so while a source is called."""
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
 
     def wrap() -> None:
         before = signal.getsignal(signal.SIGUSR1)
         signal.signal(signal.SIGUSR1, lambda number, frame: before(number, frame))
 
-    source.on_alloc = wrap
+    source.on("alloc", 1, then=wrap)
     with handled(signal.SIGUSR1):
         allocator.allocate_raw(64 * MIB)
         with pytest.raises(Interrupt):
@@ -321,23 +294,23 @@ def test_a_handler_that_calls_the_one_before_it_reaches_the_users(make) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIG_IGN, signal.SIG_DFL])
 def test_signals_without_a_handler_in_python_are_left_alone(make, kind) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     seen = []
-    source.on_alloc = lambda: seen.append(signal.getsignal(signal.SIGUSR1))
+    source.on("alloc", 1, then=lambda: seen.append(signal.getsignal(signal.SIGUSR1)))
     with handled(signal.SIGUSR1, kind):
         allocator.allocate_raw(64 * MIB)
     assert seen == [kind]
 
 
 def test_a_handler_in_c_that_stands_before_pythons_stays_there(make, tmp_path) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     with handled(signal.SIGUSR1), (tmp_path / "dump").open("w+") as file:
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=False, chain=True)
         try:
             for round_ in (1, 2):
-                source.on_alloc = by_raising
+                source.on("alloc", 1, then=by_raising)
                 with pytest.raises(Interrupt):
                     allocator.allocate_raw(64 * MIB)
                 allocator.empty_cache()
@@ -348,13 +321,13 @@ def test_a_handler_in_c_that_stands_before_pythons_stays_there(make, tmp_path) -
 
 
 def test_an_event_loop_is_told_once(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     receiver, sender = os.pipe()
     for end in (receiver, sender):
         os.set_blocking(end, False)
     before = signal.set_wakeup_fd(sender)
-    source.on_alloc = by_raising
+    source.on("alloc", 1, then=by_raising)
     try:
         with handled(signal.SIGUSR1, lambda number, frame: None):
             allocator.allocate_raw(64 * MIB)
@@ -369,7 +342,7 @@ def test_an_event_loop_is_told_once(make) -> None:
 
 
 def test_a_call_in_another_thread_does_not_keep_the_main_one_from_its_signals(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     inside, heard = threading.Event(), threading.Event()
 
@@ -377,7 +350,7 @@ def test_a_call_in_another_thread_does_not_keep_the_main_one_from_its_signals(ma
         inside.set()
         assert heard.wait(60)
 
-    source.on_alloc = wait
+    source.on("alloc", 1, then=wait)
     done: list[int] = []
     thread = threading.Thread(target=lambda: done.append(allocator.allocate_raw(64 * MIB)))
     with handled(signal.SIGUSR1):
@@ -405,10 +378,10 @@ def hears(number: int) -> bool:
 
 
 def test_a_fork_inside_a_source_leaves_both_processes_whole(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     children = []
-    source.on_alloc = lambda: children.append(os.fork())
+    source.on("alloc", 1, then=lambda: children.append(os.fork()))
     with handled(signal.SIGUSR1):
         allocator.allocate_raw(64 * MIB)
         if children == [0]:
@@ -418,7 +391,7 @@ def test_a_fork_inside_a_source_leaves_both_processes_whole(make) -> None:
 
 
 def test_a_child_of_another_thread_has_the_handlers_that_were_put_aside(make) -> None:
-    source = Source()
+    source = Misbehaving("1 GiB")
     allocator = make(source)
     children: list[int] = []
 
@@ -435,7 +408,7 @@ def test_a_child_of_another_thread_has_the_handlers_that_were_put_aside(make) ->
         thread.start()
         thread.join()
 
-    source.on_alloc = fork_elsewhere
+    source.on("alloc", 1, then=fork_elsewhere)
     with handled(signal.SIGUSR1), pytest.raises(Interrupt):
         allocator.allocate_raw(64 * MIB)
     assert exit_code_of(children[0]) == 0
@@ -488,21 +461,9 @@ def test_signals_at_random_moments_lose_nothing(make, kind) -> None:
 # -- no Ctrl-C is swallowed ------------------------------------------------------------------------
 
 
-class Marks(bfc.SimulatedSubAllocator):
-    """An asynchronous device whose next mark brings an interrupt."""
-
-    asynchronous = True
-    interrupts = 0
-
-    def fence(self, stream: int) -> None:
-        if self.interrupts:
-            self.interrupts -= 1
-            raise Interrupt
-
-
 def test_an_interrupt_while_frees_of_a_scope_are_made_is_raised_and_they_are_made_later() -> None:
     """Only PyTorch before 2.13 puts frees off in a scope that is no capture."""
-    source = Marks("1 GiB")
+    source = Misbehaving("1 GiB", asynchronous=True)
     allocator = bfc.CachingAllocator(source, strict=True, torch="2.11")
     first, second = allocator.allocate(1000), allocator.allocate(1000)
     for buffer in (first, second):
@@ -511,7 +472,7 @@ def test_an_interrupt_while_frees_of_a_scope_are_made_is_raised_and_they_are_mad
     with bfc.use_mem_pool(pool):
         first.free()
         second.free()
-    source.interrupts = 1
+    source.on("fence", 1, raises=Interrupt)
     with pytest.raises(Interrupt):
         allocator.allocate_raw(10)
     allocator.deallocate_raw(allocator.allocate_raw(10))
@@ -520,15 +481,18 @@ def test_an_interrupt_while_frees_of_a_scope_are_made_is_raised_and_they_are_mad
 
 @pytest.mark.parametrize("policy", ["bfc", "caching"])
 def test_an_interrupt_while_an_orphan_is_freed_is_raised_and_it_is_freed_later(policy: str) -> None:
-    source = Marks("1 GiB")
+    source = Misbehaving("1 GiB")
     allocator = POLICIES[policy](source)
     buffer = allocator.allocate(1000)
+    source.hold(7)
     allocator.record_stream(buffer, 7)
-    source.asynchronous = False
+    source.finish(7)
     del buffer  # its free is left to the next caller
-    source.asynchronous, source.interrupts = True, 1
+    source.hold(7)
+    source.on("fence", 1, raises=Interrupt)
     with pytest.raises(Interrupt):
         allocator.stats()
+    source.finish(7)
     allocator.deallocate_raw(allocator.allocate_raw(10))
     assert allocator.stats().bytes_in_use == 0
 
@@ -546,13 +510,9 @@ def test_an_interrupt_while_a_stream_is_settled_leaves_its_queue_for_the_next() 
         def wait(self) -> None:
             pass
 
-    class Device(bfc.SimulatedSubAllocator):
-        asynchronous = True
-
-        def fence(self, stream: int) -> Fence:
-            return Fence()
-
-    allocator = bfc.CachingAllocator(Device("1 GiB"))
+    source = Misbehaving("1 GiB", asynchronous=True)
+    source.on("fence", instead=lambda ask, stream: Fence())
+    allocator = bfc.CachingAllocator(source)
     address = allocator.allocate_raw(1000)
     allocator.record_stream(address, 7)
     allocator.deallocate_raw(address)
@@ -564,31 +524,25 @@ def test_an_interrupt_while_a_stream_is_settled_leaves_its_queue_for_the_next() 
 
 @pytest.mark.parametrize("policy", ["bfc", "caching"])
 def test_an_interrupt_in_a_finaliser_is_raised_a_little_later(policy: str) -> None:
-    class Interrupted(Marks):
-        def fence(self, stream: int) -> None:
-            if self.interrupts:
-                self.interrupts -= 1
-                signal.raise_signal(signal.SIGINT)
-
-    source = Interrupted("1 GiB")
+    source = Misbehaving("1 GiB", asynchronous=True)
     allocator = POLICIES[policy](source)
     held = [allocator.allocate(1000)]
     allocator.record_stream(held[0], 7)
-    source.interrupts = 1
+    source.on("fence", 1, first=lambda: signal.raise_signal(signal.SIGINT))
     with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         held.clear()
     allocator.release_free_regions()
-    assert (allocator.stats().bytes_in_use, source.interrupts) == (0, 0)
+    assert allocator.stats().bytes_in_use == 0
 
 
 def test_what_a_source_raises_in_a_finaliser_is_reported(monkeypatch) -> None:
     reported: list[BaseException | None] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.exc_value))
-    source = Marks("1 GiB")
+    source = Misbehaving("1 GiB", asynchronous=True)
     allocator = bfc.CachingAllocator(source)
     held = [allocator.allocate(1000)]
     allocator.record_stream(held[0], 7)
-    source.interrupts = 1
+    source.on("fence", 1, raises=Interrupt)
     held.clear()
     assert [type(error) for error in reported] == [Interrupt]
     allocator.release_free_regions()
@@ -596,12 +550,12 @@ def test_what_a_source_raises_in_a_finaliser_is_reported(monkeypatch) -> None:
 
 
 def test_a_second_interrupt_during_a_replay_leaves_nothing_in_use() -> None:
-    source = Marks("1 GiB")
+    source = Misbehaving("1 GiB", asynchronous=True)
     allocator = bfc.BFCAllocator(source, allow_growth=True)
     trace = bfc.Trace([0] * 5, range(5), [1000] * 5, [3] * 5)
 
     def progress(events: int) -> None:
-        source.interrupts = 1
+        source.on("fence", 1, raises=Interrupt)
         raise Interrupt
 
     with pytest.raises(Interrupt):
@@ -611,24 +565,16 @@ def test_a_second_interrupt_during_a_replay_leaves_nothing_in_use() -> None:
 
 
 def test_a_replay_that_fails_on_a_device_that_fails_leaves_nothing_in_use() -> None:
-    class Failing(bfc.SimulatedSubAllocator):
-        asynchronous = True
-        fails = False
-
-        def fence(self, stream: int) -> None:
-            if self.fails:
-                raise bfc.SubAllocatorError("no")
-
-    source = Failing("1 GiB")
+    source = Misbehaving("1 GiB", asynchronous=True)
     allocator = bfc.BFCAllocator(source, allow_growth=True)
 
     def progress(events: int) -> None:
-        source.fails = True
+        source.on("fence", raises=bfc.SubAllocatorError("no"))
         raise Interrupt
 
     with pytest.raises(Interrupt):
         bfc.Trace([0] * 5, range(5), [1000] * 5, [3] * 5).replay(allocator, progress=progress)
-    source.fails = False
+    source.off()
     allocator.release_free_regions()
     assert allocator.stats().bytes_in_use == 0
 

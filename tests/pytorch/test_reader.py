@@ -38,6 +38,7 @@ import bfc.pytorch.conversion as conversion
 import bfc.pytorch.plain_pickle as plain_pickle
 import bfc.pytorch.reader as torch_pickle
 from bfc.pytorch.settings import CachingSettings
+from bfc.testing import Misbehaving
 
 NOTHING = {"segments": [], "device_traces": [[]]}
 
@@ -205,21 +206,6 @@ def test_our_own_dump_comes_back(tmp_path: Path, make_allocator):
         allocator.deallocate_raw(address)
 
 
-class Listed(bfc.SubAllocator):
-    """Hands out addresses that are listed, in their order."""
-
-    total_bytes = 1 << 50
-
-    def __init__(self, addresses: list[int]) -> None:
-        self.addresses = list(addresses)
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int]:
-        return self.addresses.pop(0), nbytes
-
-    def free(self, address: int, nbytes: int) -> None:
-        pass
-
-
 @pytest.mark.parametrize("last", [1 << 20, 200])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_run_of_the_caching_allocator_replays_to_the_same_addresses(seed, last, tmp_path):
@@ -237,7 +223,10 @@ def test_a_run_of_the_caching_allocator_replays_to_the_same_addresses(seed, last
     assert (facts(trace)["repairs"], facts(trace)["segments_not_exact"]) == ({}, 0)
     assert bool(facts(trace)["first_recorded_event"]) == (last == 200)
     places = [address for _, address, _ in facts(trace)["segments"]]
-    again = bfc.CachingAllocator(Listed(places))
+    source = Misbehaving(1 << 50)
+    source.on("alloc", instead=lambda ask, alignment, nbytes: (places.pop(0), nbytes))
+    source.on("free", returns=None)
+    again = bfc.CachingAllocator(source)
     assert trace.replay(again).addresses.tolist() == facts(trace)["addresses"]
     chunks = [
         {(c.ptr, c.size, c.requested_size, c.state) for c in pool.snapshot().chunks()}
@@ -288,7 +277,10 @@ def test_a_run_of_pytorchs_own_allocator_replays_to_the_same_addresses(seed: int
     assert live_at_the_end(trace) == live_in(content)
     assert facts(trace)["frees_completed_later"] > 0
     places = [address for _, address, _ in facts(trace)["segments"]]
-    again = bfc.CachingAllocator(Listed(places))
+    source = Misbehaving(1 << 50)
+    source.on("alloc", instead=lambda ask, alignment, nbytes: (places.pop(0), nbytes))
+    source.on("free", returns=None)
+    again = bfc.CachingAllocator(source)
     addresses = trace.replay(again).addresses.tolist()
     if facts(trace)["blocks_of_unsure_size"] == 0:
         assert addresses == facts(trace)["addresses"]

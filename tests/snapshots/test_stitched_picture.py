@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import pickle
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -125,49 +126,30 @@ def test_pages_that_other_streams_took_over_are_theirs():
             allocator.deallocate_raw(small)
 
 
-class Watched(bfc.SimulatedSubAllocator):
-    """Takes a snapshot in the middle of every change of what is mapped."""
+def test_a_page_that_is_on_its_way_counts_once_too():
+    """A snapshot is taken in the middle of every change of what is mapped."""
+    source, snapshots = Misbehaving("64 MiB"), 0
 
-    allocator: bfc.BFCAllocator | None = None
-    snapshots = 0
-
-    def watch(self) -> None:
-        if self.allocator is None:
-            return
-        snapshot = self.allocator.snapshot()
+    def watch() -> None:
+        nonlocal snapshots
+        snapshot = allocator.snapshot()
         assert snapshot.stats.pool_bytes == sum(region.size for region in snapshot.regions)
         pages = [page for region in snapshot.regions for page in region.pages]
         assert len(set(pages)) == len(pages)
         assert all(page < 32 for page in pages)
         assert "limit 64.00 MiB" in str(snapshot)
-        self.snapshots += 1
+        snapshots += 1
 
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self.watch()
-        super().map(address, pages)
-        self.watch()
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self.watch()
-        super().unmap(address, nbytes)
-        self.watch()
-
-    def release(self, page: int) -> None:
-        self.watch()
-        super().release(page)
-
-
-def test_a_page_that_is_on_its_way_counts_once_too():
-    source = Watched("64 MiB")
     with bfc.BFCAllocator(source, virtual_memory=True) as allocator:
-        source.allocator = allocator
+        for call in ("map", "unmap", "release"):
+            source.on(call, first=watch, then=watch)
         addresses, view = with_a_view(allocator)
         allocator.deallocate_raw(view)
         allocator.trim()
         allocator.deallocate_many(addresses[1::2])
         allocator.trim()
-        assert source.snapshots > 60
-        source.allocator = None
+        assert snapshots > 60
+        source.off()
 
 
 def test_what_sleeps_has_no_pages_and_gets_others():

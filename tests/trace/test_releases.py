@@ -15,6 +15,7 @@ from hypothesis.errors import NoSuchExample
 
 import bfc
 from bfc import testing
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -139,38 +140,22 @@ def test_releases_survive_a_file_and_a_pickle(tmp_path: Path):
         assert back.replay(bfc.CachingAllocator(device())).peak_bytes_reserved == 32 * MIB
 
 
-class Failing(bfc.SimulatedSubAllocator):
-    """`then()` runs at every free, before it."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        super().__init__("1 GiB")
-        self.then = then
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.then()
-        super().free(address, nbytes)
-
-
 def test_a_device_that_fails_at_a_release_frees_what_the_replay_had():
-    def fail() -> None:
-        if source.is_broken:
-            raise OSError("the driver went away")
-
-    source = Failing(fail)
-    source.is_broken = True
+    source = Misbehaving("1 GiB")
+    source.on("free", raises=OSError("the driver went away"))
     pool = bfc.CachingAllocator(source)
     with pytest.raises(bfc.SubAllocatorError, match="the driver went away"):
         some().replay(pool)
     assert pool.stats().bytes_in_use == 0
-    source.is_broken = False
+    source.off()
     pool.release_free_regions()
     assert source.live_bytes == 0
     pool.check()
 
 
 def test_a_ctrl_c_during_a_release_ends_the_replay():
-    signals = [signal.SIGINT]
-    source = Failing(lambda: signal.raise_signal(signals.pop()) if signals else None)
+    source = Misbehaving("1 GiB")
+    source.on("free", 1, first=lambda: signal.raise_signal(signal.SIGINT))
     pool = bfc.CachingAllocator(source)
     with pytest.raises(KeyboardInterrupt):
         some().replay(pool)
@@ -179,16 +164,9 @@ def test_a_ctrl_c_during_a_release_ends_the_replay():
 
 
 def test_an_allocator_that_is_closed_by_a_release_plays_no_more():
-    class Closing(bfc.SimulatedSubAllocator):
-        def free(self, address: int, nbytes: int) -> None:
-            super().free(address, nbytes)
-            if not self.asked:
-                self.asked = True
-                pool.close()
-
-    source = Closing("1 GiB")
-    source.asked = False
+    source = Misbehaving("1 GiB")
     pool = bfc.CachingAllocator(source)
+    source.on("free", 1, then=pool.close)
     with pytest.raises(bfc.ClosedError):
         some().replay(pool)
     with pytest.raises(bfc.ClosedError):

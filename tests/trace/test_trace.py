@@ -18,6 +18,7 @@ import pytest
 import bfc
 import bfc.trace.trace as trace_module
 from bfc import files
+from bfc.testing import Misbehaving
 
 TRACES = sorted((Path(__file__).parents[2] / "bench" / "traces").glob("*.npz"))
 
@@ -139,13 +140,8 @@ def test_what_a_replay_leaves_on_another_stream_is_held_back_by_it():
 
 
 def test_a_sub_allocator_that_raises_frees_what_the_replay_had():
-    class Breaks(bfc.SimulatedSubAllocator):
-        def alloc(self, alignment: int, nbytes: int):
-            if self.calls:
-                raise OSError("the driver went away")
-            return super().alloc(alignment, nbytes)
-
-    device = Breaks("1 GiB")
+    device = Misbehaving("1 GiB")
+    device.on("alloc", 2, raises=OSError("the driver went away"))
     pool = bfc.BFCAllocator(device, allow_growth=True)
     trace = bfc.Trace([0, 0, 0], [0, 1, 2], [1000, 1000, 8 << 20])
     with pytest.raises(bfc.SubAllocatorError, match="the driver went away"):
