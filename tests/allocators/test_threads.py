@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from waiting import DEADLINE, joined, run_all
+from waiting import DEADLINE, Halt, joined, run_all
 
 import bfc
 from bfc.testing import Misbehaving
@@ -28,39 +28,6 @@ def restless() -> Iterator[None]:
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
-
-
-class SlowDevice(bfc.SimulatedSubAllocator):
-    """Takes its time, as a driver does, and lets other threads run meanwhile.
-
-    It reads and writes its own books under a lock, and remembers the most that was live at once.
-    """
-
-    alloc_seconds = 0.0
-    free_seconds = 0.0
-
-    def __init__(self, *arguments: object, **options: object) -> None:
-        super().__init__(*arguments, **options)
-        self.books = threading.Lock()
-        self.most_live = 0
-        self.asked = threading.Event()
-        self.answer = threading.Event()
-        self.answer.set()
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.asked.set()
-        time.sleep(self.alloc_seconds)
-        self.answer.wait(DEADLINE)
-        with self.books:
-            block = super().alloc(alignment, nbytes)
-            self.most_live = max(self.most_live, self.live_bytes)
-        return block
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.asked.set()
-        time.sleep(self.free_seconds)
-        with self.books:
-            super().free(address, nbytes)
 
 
 def hammer_raw(allocator: bfc.BFCAllocator, seed: int, steps: int) -> None:
@@ -113,7 +80,7 @@ def assert_empty(allocator: bfc.BFCAllocator) -> None:
 
 @pytest.mark.parametrize("hammers", ["raw", "buffers", "mixed"])
 def test_many_threads_leave_the_books_in_order(make_allocator, hammers: str) -> None:
-    allocator = make_allocator(SlowDevice("256 MiB"), allow_growth=True)
+    allocator = make_allocator(Misbehaving("256 MiB"), allow_growth=True)
     kinds = {
         "raw": [hammer_raw],
         "buffers": [hammer_buffers],
@@ -149,7 +116,7 @@ def test_one_thread_frees_what_another_allocated(make_allocator) -> None:
 
 
 def test_no_two_threads_are_given_the_same_memory(make_allocator) -> None:
-    allocator = make_allocator(SlowDevice("64 MiB", alignment=256), allow_growth=True)
+    allocator = make_allocator(Misbehaving("64 MiB"), allow_growth=True)
     spans: list[tuple[int, int]] = []
 
     def take() -> None:
@@ -201,8 +168,18 @@ def test_a_buffer_freed_in_two_threads_is_freed_once(make_allocator) -> None:
 
 
 def test_the_limit_holds_while_many_regions_are_asked_for_at_once(make_allocator) -> None:
-    device = SlowDevice("1 GiB")
-    device.alloc_seconds = 0.002
+    device, books = Misbehaving("1 GiB"), threading.Lock()
+    most_live = 0
+
+    def alloc(ask: Callable[[int, int], object], *arguments: int) -> object:
+        nonlocal most_live
+        time.sleep(0.002)
+        with books:
+            block = ask(*arguments)
+            most_live = max(most_live, device.live_bytes)
+        return block
+
+    device.on("alloc", instead=alloc)
     allocator = make_allocator(device, memory_limit="16 MiB", allow_growth=True)
 
     def take_and_give() -> None:
@@ -213,15 +190,15 @@ def test_the_limit_holds_while_many_regions_are_asked_for_at_once(make_allocator
                 allocator.release_free_regions()
 
     assert run_all([take_and_give] * THREADS) == []
-    assert device.most_live <= 16 * MIB
+    assert most_live <= 16 * MIB
     assert allocator.stats().peak_pool_bytes <= 16 * MIB
     assert_empty(allocator)
 
 
 @pytest.mark.parametrize("growth", [False, True])
 def test_first_allocations_at_the_same_time_all_succeed(make_allocator, growth: bool) -> None:
-    device = SlowDevice("64 MiB")
-    device.alloc_seconds = 0.05
+    device = Misbehaving("64 MiB")
+    device.on("alloc", first=lambda: time.sleep(0.05))
     allocator = make_allocator(device, memory_limit="8 MiB", allow_growth=growth)
     faults = run_all([lambda: allocator.allocate_raw(MIB)] * THREADS)
     assert faults == [], "6 of 8 MiB were asked for in all"
@@ -229,14 +206,13 @@ def test_first_allocations_at_the_same_time_all_succeed(make_allocator, growth: 
 
 
 def test_an_allocation_while_regions_are_released_is_not_out_of_memory(make_allocator) -> None:
-    device = SlowDevice("8 MiB")
+    device, asked = Misbehaving("8 MiB"), threading.Event()
     allocator = make_allocator(device)
     allocator.deallocate_raw(allocator.allocate_raw(MIB))
-    device.free_seconds = 0.1
-    device.asked.clear()
+    device.on("free", first=lambda: asked.set() or time.sleep(0.1))
     release = threading.Thread(target=allocator.release_free_regions)
     release.start()
-    assert device.asked.wait(DEADLINE)
+    assert asked.wait(DEADLINE)
     try:
         assert allocator.allocate_raw(MIB), "nothing at all is in use"
     finally:
@@ -247,16 +223,15 @@ class Asking:
     """An allocator with one full region, while a thread waits for the device to give another."""
 
     def __init__(self, make_allocator: Callable[..., bfc.BFCAllocator]) -> None:
-        self.device = SlowDevice("64 MiB")
+        self.device, self.halt = Misbehaving("64 MiB"), Halt()
         self.allocator = make_allocator(self.device, allow_growth=True)
         self.buffers = [self.allocator.allocate(MIB) for _ in range(2)]
         self.ptr = self.buffers[0].ptr
-        self.device.asked.clear()
-        self.device.answer.clear()
+        self.device.on("alloc", first=self.halt)
         self.outcome: list[object] = []
         self.thread = threading.Thread(target=self.ask, daemon=True)
         self.thread.start()
-        assert self.device.asked.wait(DEADLINE)
+        assert self.halt.inside.wait(DEADLINE)
 
     def ask(self) -> None:
         try:
@@ -265,7 +240,7 @@ class Asking:
             self.outcome.append(fault)
 
     def answer(self) -> object:
-        self.device.answer.set()
+        self.halt.go.set()
         joined(self.thread)
         return self.outcome[0]
 
@@ -274,7 +249,7 @@ class Asking:
 def under_way(make_allocator) -> Iterator[Asking]:
     asking = Asking(make_allocator)
     yield asking
-    asking.device.answer.set()
+    asking.halt.go.set()
     joined(asking.thread)
 
 
@@ -318,8 +293,8 @@ def test_closing_inside_a_call_to_the_device_leaks_no_region(make_allocator) -> 
 
 def test_closing_while_threads_allocate_ends_in_closed_errors_only(make_allocator) -> None:
     for attempt in range(10):
-        device = SlowDevice("64 MiB")
-        device.alloc_seconds = 0.001
+        device = Misbehaving("64 MiB")
+        device.on("alloc", first=lambda: time.sleep(0.001))
         allocator = make_allocator(device, allow_growth=True)
 
         def work(allocator: bfc.BFCAllocator = allocator) -> None:

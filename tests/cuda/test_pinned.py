@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pinned_rows
 import pytest
@@ -15,6 +16,7 @@ from cuda_machine import ON_GPU
 
 import bfc
 from bfc.drivers.cuda import _device
+from bfc.testing import Misbehaving
 from bfc.testing import cuda_emulator as emulator
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -150,30 +152,25 @@ def test_two_consumers_may_let_go_at_the_same_time(
 ) -> None:
     """The second one does while the first one's marks are gone through."""
 
-    class Source(bfc.CUDASubAllocator):
-        then: Callable[[], object] = staticmethod(lambda: None)
+    source = Misbehaving(bfc.CUDASubAllocator(kind="pinned"))
+    source.meanwhile = lambda: None
 
-        def fence(self, stream: int) -> object:
-            fence, source = super().fence(stream), self
+    class Mark:
+        def __init__(self, fence: Any) -> None:
+            self.wait, self.fence = fence.wait, fence
 
-            class Mark:
-                def done(self) -> bool:
-                    source.then()
-                    return fence.done()
+        def done(self) -> bool:
+            source.meanwhile()
+            return self.fence.done()
 
-                def wait(self) -> None:
-                    fence.wait()
-
-            return Mark()
-
-    source = Source(kind="pinned")
+    source.on("fence", instead=lambda ask, stream: Mark(ask(stream)))
     with bfc.PinnedAllocator(source) as allocator:
         first, second, third = lane.stream(), lane.stream(), lane.stream()
         buffer = allocator.allocate(64)
         ptr = buffer.ptr
         emulated.hold(third)
         capsules = [buffer.__dlpack__(stream=stream) for stream in (third, second, first)]
-        source.then = lambda: capsules.pop() if len(capsules) == 1 else None
+        source.meanwhile = lambda: capsules.pop() if len(capsules) == 1 else None
         capsules.pop()
         emulated.hold(second)
         capsules.pop()

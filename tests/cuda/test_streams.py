@@ -11,6 +11,7 @@ import pytest
 import raw_cuda
 
 import bfc
+from bfc.testing import Misbehaving
 
 LEGACY, PER_THREAD = 1, 2
 
@@ -344,17 +345,11 @@ def test_one_wait_covers_all_that_was_freed_before(allocator, emulated, side) ->
 def test_a_new_stream_with_an_old_handle_waits_too(emulated, side) -> None:
     """The driver may give a handle again, to a stream that has waited for nothing."""
 
-    class Recycled(bfc.CUDASubAllocator):
-        age = 0
-
-        def stream_id(self, stream: int) -> int:
-            return super().stream_id(stream) + self.age
-
-    source = Recycled()
+    source = Misbehaving(bfc.CUDASubAllocator())
     with bfc.BFCAllocator(source, memory_limit="2 MiB") as allocator:
         allocator.allocate(100).free()
         for age in (0, 0, 1, 1):
-            source.age = age
+            source.on("stream_id", instead=lambda ask, stream, age=age: ask(stream) + age)
             allocator.allocate(100, stream=side).free()
     assert emulated.count("cuStreamWaitEvent") == 2
 

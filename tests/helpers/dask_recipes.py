@@ -8,17 +8,10 @@ from typing import Any
 
 import bfc
 from bfc.integrations import dask as pools
+from bfc.testing import Misbehaving
 from bfc_tools.study import cluster
 
 MIB = 1 << 20
-
-
-class Second(bfc.SimulatedSubAllocator):
-    """A simulated device with another number."""
-
-    @property
-    def device(self) -> bfc.Device:
-        return bfc.Device("simulated", 1)
 
 
 def simulated() -> bfc.Allocator:
@@ -26,9 +19,10 @@ def simulated() -> bfc.Allocator:
 
 
 def two_devices() -> list[bfc.Allocator]:
+    second = Misbehaving("32 MiB", device=bfc.Device("simulated", 1))
     return [
         bfc.CachingAllocator(bfc.SimulatedSubAllocator("64 MiB")),
-        bfc.BFCAllocator(Second("32 MiB"), allow_growth=True),
+        bfc.BFCAllocator(second, allow_growth=True),
     ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import bfc
+from bfc.testing import Misbehaving
 
 WORD = 8
 STRIDE = 1 << 20
@@ -223,3 +224,15 @@ class LateProgram:
         self.allocator.close()
         self.source.run_all()
         return self.source.faults
+
+
+def without(*calls: str) -> Callable[[int], Misbehaving]:
+    """Makes late hosts of a capacity that leave something out: what is freed is used too early."""
+
+    def make(capacity: int) -> Misbehaving:
+        source = Misbehaving(LateHost(capacity))
+        for call in calls:
+            source.on(call, returns=None)
+        return source
+
+    return make

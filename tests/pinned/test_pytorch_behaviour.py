@@ -14,6 +14,8 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy
 import pinned_rows
@@ -22,6 +24,7 @@ from pinned_model import Model
 
 import bfc
 from bfc import PinnedSettings, SettingsError
+from bfc.testing import Misbehaving
 
 MIB = 1 << 20
 
@@ -261,44 +264,42 @@ def test_a_reserve_that_cannot_be_had_is_an_error_and_is_asked_for_again() -> No
     allocator.close()
 
 
-class Faulty(bfc.SimulatedSubAllocator):
-    """Raises where `fails` names the call."""
+class Mark:
+    """The fence `fence`, if any, which meets what a test wants where it is asked."""
 
-    def __init__(self, capacity: str = "64 MiB") -> None:
-        super().__init__(capacity)
-        self.fails: set[str] = set()
-        self.on: dict[str, Callable[[], object]] = {}
-        self.hold(7)
+    def __init__(self, meet: Callable[[str], None], fence: Any) -> None:
+        self.meet, self.fence = meet, fence
 
-    def _meet(self, call: str) -> None:
-        if call in self.on:
-            self.on[call]()
-        if call in self.fails:
+    def done(self) -> bool:
+        self.meet("done")
+        return self.fence is None or self.fence.done()
+
+    def wait(self) -> None:
+        self.meet("wait")
+        if self.fence is not None:
+            self.fence.wait()
+
+
+def faulty(capacity: str = "64 MiB") -> Misbehaving:
+    """Runs what `inside` has for a call, and raises where `fails` names it."""
+    source = Misbehaving(capacity)
+    source.fails, source.inside = set(), {}
+    source.hold(7)
+
+    def meet(call: str) -> None:
+        if call in source.inside:
+            source.inside[call]()
+        if call in source.fails:
             raise bfc.SubAllocatorError(f"{call} fails")
 
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self._meet("alloc")
-        return super().alloc(alignment, nbytes)
+    def fence(ask: Callable[[int], object], stream: int) -> Mark:
+        meet("fence")
+        return Mark(meet, ask(stream))
 
-    def free(self, address: int, nbytes: int) -> None:
-        self._meet("free")
-        super().free(address, nbytes)
-
-    def fence(self, stream: int) -> object:
-        self._meet("fence")
-        fence, source = super().fence(stream), self
-
-        class Mark:
-            def done(self) -> bool:
-                source._meet("done")
-                return fence is None or fence.done()
-
-            def wait(self) -> None:
-                source._meet("wait")
-                if fence is not None:
-                    fence.wait()
-
-        return Mark()
+    source.on("alloc", first=partial(meet, "alloc"))
+    source.on("free", first=partial(meet, "free"))
+    source.on("fence", instead=fence)
+    return source
 
 
 @pytest.fixture
@@ -309,7 +310,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_source_that_fails_changes_nothing() -> None:
-    source = Faulty()
+    source = faulty()
     allocator = bfc.PinnedAllocator(source)
     ptr = allocator.allocate_raw(100)
     source.fails = {"alloc"}
@@ -417,7 +418,7 @@ def test_without_host_memory_an_operation_is_done_or_not_begun(seed: int) -> Non
 
 
 def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: list[str]) -> None:
-    source = Faulty()
+    source = faulty()
     allocator = bfc.PinnedAllocator(source)
     first, second = allocator.allocate_raw(64), allocator.allocate_raw(4096)
     for ptr in (first, second):
@@ -425,11 +426,13 @@ def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: l
         allocator.deallocate_raw(ptr)
     source.finish(7)
     turns = iter((True, False, False))
-    source.on["done"] = lambda: source.fails.add("done") if next(turns) else source.fails.clear()
+    source.inside["done"] = lambda: (
+        source.fails.add("done") if next(turns) else source.fails.clear()
+    )
     assert allocator.allocate_raw(4096) == second
     assert reports == ["done fails"]
     assert allocator.allocate_raw(64) != first
-    source.on.clear()
+    source.inside.clear()
     allocator.check()
     allocator.empty_cache()
     assert first not in source.live
@@ -440,7 +443,7 @@ def test_a_fence_that_raises_keeps_its_block_and_lets_the_others_pass(reports: l
 def test_a_fence_that_failed_is_asked_again_ahead_of_those_that_came_later(
     reports: list[str],
 ) -> None:
-    source = Faulty()
+    source = faulty()
     source.hold(9)
     allocator = bfc.PinnedAllocator(source)
     first, second, third = (allocator.allocate_raw(64 << place) for place in range(3))
@@ -461,13 +464,13 @@ def test_a_fence_that_failed_is_asked_again_ahead_of_those_that_came_later(
 
 
 def test_closing_waits_for_streams_of_others_though_one_of_its_own_fails() -> None:
-    source, other = Faulty(), Faulty()
+    source, other = faulty(), faulty()
     allocator = bfc.PinnedAllocator(source)
     freed, live = allocator.allocate(64, stream=7), allocator.allocate(64)
     allocator.record_event(live.ptr, live, 9, source=other)
     freed.free()
     waits: list[int] = []
-    source.fails, other.on["wait"] = {"wait"}, lambda: waits.append(9)
+    source.fails, other.inside["wait"] = {"wait"}, lambda: waits.append(9)
     with pytest.raises(bfc.SubAllocatorError, match="wait fails"):
         allocator.close()
     assert waits == [9]
@@ -476,7 +479,7 @@ def test_closing_waits_for_streams_of_others_though_one_of_its_own_fails() -> No
 
 
 def test_a_finaliser_whose_stream_cannot_be_marked_keeps_the_block(reports: list[str]) -> None:
-    source = Faulty()
+    source = faulty()
     allocator = bfc.PinnedAllocator(source)
     buffer = allocator.allocate(64, stream=7)
     ptr = buffer.ptr
@@ -494,7 +497,7 @@ def test_a_finaliser_whose_stream_cannot_be_marked_keeps_the_block(reports: list
 @pytest.mark.parametrize("call", ["alloc", "free", "fence", "done", "wait"])
 def test_whatever_a_call_out_does_to_the_allocator_is_safe(call: str) -> None:
     """Buffers collected, allocations, frees and an emptied cache inside of each call."""
-    source = Faulty("1 MiB")
+    source = faulty("1 MiB")
     allocator = bfc.PinnedAllocator(source)
     kept = [allocator.allocate(5000, stream=7) for _ in range(8)]
     depth = 0
@@ -510,7 +513,7 @@ def test_whatever_a_call_out_does_to_the_allocator_is_safe(call: str) -> None:
             allocator.check()
             depth -= 1
 
-    source.on[call] = inside
+    source.inside[call] = inside
     for _ in range(6):
         if kept:
             kept.pop()
@@ -520,7 +523,7 @@ def test_whatever_a_call_out_does_to_the_allocator_is_safe(call: str) -> None:
     allocator.empty_cache()
     with pytest.raises(bfc.OutOfMemoryError):
         allocator.allocate(2 * MIB)
-    source.on.clear()
+    source.inside.clear()
     kept.clear()
     allocator.check()
     allocator.close()
@@ -529,7 +532,7 @@ def test_whatever_a_call_out_does_to_the_allocator_is_safe(call: str) -> None:
 
 @pytest.mark.parametrize("call", ["alloc", "fence", "done"])
 def test_closing_it_inside_of_a_call_out_loses_nothing(call: str) -> None:
-    source = Faulty()
+    source = faulty()
     allocator = bfc.PinnedAllocator(source)
     ptr, waiting = allocator.allocate_raw(64), allocator.allocate_raw(64)
     for address in (ptr, waiting):
@@ -537,10 +540,10 @@ def test_closing_it_inside_of_a_call_out_loses_nothing(call: str) -> None:
     allocator.deallocate_raw(waiting)
 
     def close() -> None:
-        source.on.clear()
+        source.inside.clear()
         allocator.close()
 
-    source.on[call] = close
+    source.inside[call] = close
     if call == "fence":
         allocator.deallocate_raw(ptr)
     else:

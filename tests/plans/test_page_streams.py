@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from delayed_host import LateHost
+from delayed_host import LateHost, without
 from mapping_faults import fail_every_call
 from page_ledger import RuleError
 from planned_pages import MIB, PAGE, World, fork_in_every_call, made, simple, world_with
@@ -119,11 +119,6 @@ def several_streams(dice: random.Random) -> tuple[Run, bfc.Plan]:
     return run, bfc.Plan.from_trace(run.trace, marks=run.marks)
 
 
-class WithoutOrder(LateHost):
-    def order(self, first: int, then: int) -> None:
-        pass
-
-
 @dataclass(kw_only=True)
 class LateRun(DisturbedProgram):
     """A run on three streams, disturbed, whose work runs late. Each block is written and read."""
@@ -170,7 +165,7 @@ class LateRun(DisturbedProgram):
             self.free(key)
 
 
-def late_run(kind: type[LateHost], seed: int) -> tuple[LateHost, LateRun, dict[str, Any]]:
+def late_run(kind: Callable[[int], Any], seed: int) -> tuple[LateHost, LateRun, dict[str, Any]]:
     """Under a limit that the plan just fits, and now and then one above it."""
     dice = random.Random(f"late {seed}")
     run, plan = several_streams(dice)
@@ -208,7 +203,7 @@ def test_disturbed_runs_on_several_streams_keep_their_contents(seed: int) -> Non
 @pytest.mark.sampled
 def test_a_wait_that_is_forgotten_is_found() -> None:
     """The test above can fail."""
-    assert any(late_run(WithoutOrder, seed)[0].faults for seed in range(48))
+    assert any(late_run(without("order"), seed)[0].faults for seed in range(48))
 
 
 def to_and_fro() -> list[tuple[int, int, int, int]]:

@@ -1,0 +1,67 @@
+"""Tests script a device, and make no source of their own: `bfc.testing.Misbehaving` has `on`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from sources import CHECKOUT, assert_none
+
+#: Sources that are no script over another one, but of a kind of their own, each with its reason.
+KEPT = {
+    "allocators/test_allocator.py::Bare": "has only what Python asks for, to be refused",
+    "copying/test_opencl.py::Fenced": "a subclass whose fence must be asked",
+    "cuda/test_table_streams.py::Fenced": "a subclass, which a table in C must not pass over",
+    "helpers/delayed_host.py::LateHost": "host memory whose work runs late",
+    "helpers/graph_histories.py::Parts": "a device for each pool and stream",
+    "helpers/mapping_faults.py::AccountedDevice": "both of these",
+    "helpers/mapping_faults.py::NotesStuck": "writes down what stayed mapped",
+    "helpers/page_ledger.py::LedgerDevice": "keeps account of who may use which page",
+    "helpers/pinned_subject.py::Device": "the device of the compiled original",
+    "helpers/soak_devices.py::Cleared": "a subclass of OpenCL's source, with its native table",
+    "helpers/soak_native.py::Streams": "tells a player in C what is held and freed",
+    "mapping/test_expandable_faults.py::Device": "which also says what it has",
+    "pinned/test_pytorch_behaviour.py::TwoWays": "has a second way to take memory",
+    "policies/test_caching_recorded.py::Recorded": "gives the segments of a recorded run",
+    "policies/test_caching_recorded.py::RecordedBySize": "the same by size",
+    "suballocators/test_contract.py::CopiesPages": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::Counted": "right, and as little as can be",
+    "suballocators/test_contract.py::ForgetsMappings": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::Lossy": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::Mapped": "right, and as little as can be",
+    "suballocators/test_contract.py::MapsOver": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::MapsUntilItFails": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::Overlapping": "wrong, to be found by the contract",
+    "suballocators/test_contract.py::ReservesInBlocks": "wrong, to be found by the contract",
+    "suballocators/test_mapping.py::OnlyBlocks": "has the defaults of the base class",
+    "suballocators/test_mapping.py::Queued": "has a fence, and the base class's wait",
+}
+TESTS = CHECKOUT / "tests"
+
+
+def own_sources() -> Iterator[str]:
+    """The classes below `tests` that are sub-allocators, those of texts that are run left out."""
+    known = {"IntegerSource", "Misbehaving"}
+    for path in sorted(TESTS.rglob("*.py"), key=lambda it: (it.parent.name != "helpers", it)):
+        here = set(known)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            bases = [ast.unparse(base) for base in node.bases]
+            if any(base.endswith("SubAllocator") or base in here for base in bases):
+                here.add(node.name)
+                yield f"{path.relative_to(TESTS)}::{node.name}"
+        if path.parent.name == "helpers":
+            known |= here
+
+
+def test_no_test_makes_a_source_of_its_own() -> None:
+    assert_none(
+        f"{name}: script one, with `on` of bfc.testing.Misbehaving, or say in KEPT why none can be"
+        for name in own_sources()
+        if name not in KEPT
+    )
+
+
+def test_each_source_that_is_kept_is_there() -> None:
+    assert_none(sorted(KEPT.keys() - set(own_sources())))
