@@ -253,6 +253,10 @@ class CUDASubAllocator(SubAllocator):
     def copy(self, destination: int, source: int, nbytes: int, stream: int) -> None:
         self._memory.copy(destination, source, nbytes, stream)
 
+    def _fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Fills memory of this device with a byte, and waits until that is done."""
+        self._memory.fill(address, nbytes, byte, self._copy_stream())
+
     def _copy_stream(self) -> int:
         """A stream for copies that no other work waits for, and that wait for none."""
         return self._memory.copy_stream()

@@ -151,6 +151,24 @@ def test_it_is_refused_while_a_graph_is_captured(
     block.check()
 
 
+def test_what_was_dropped_is_filled_on_the_device(pool: bfc.Allocator, emulated) -> None:
+    """Nothing is copied from the host. If that fails, the tag sleeps on."""
+    with pool.tag("a"):
+        blocks = [Marked(pool, nbytes, 1) for nbytes in (5 * MIB, 70 * MIB, 512)]
+    pool.sleep()
+    emulated.fail("cuMemsetD8Async", 999, at=2)
+    with pytest.raises(bfc.DriverError, match="filling"):
+        pool.wake(fill=7)
+    emulated.clear()
+    assert (pool.asleep, pool.sub_allocator.live_bytes) == ({"a"}, 0)
+    with emulated.counting() as calls:
+        pool.wake(fill=7)
+    assert (calls["cuMemsetD8Async"], calls["cuMemcpyAsync"]) == (3, 0)
+    for block in blocks:
+        block.mark = 7
+        block.check()
+
+
 CALLS = {
     "sleep": ["cuMemcpyAsync", "cuMemUnmap", "cuMemRelease"],
     "wake": ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyAsync"],

@@ -28,6 +28,7 @@ TAGS = ("a", "b")
 #: Those by which tags fall asleep and wake, and what a request asks.
 CALLS = (
     *("cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyAsync"),
+    "cuMemsetD8Async",
     *("cuStreamSynchronize", "cuCtxSynchronize", "cuEventQuery", "cuEventRecord"),
     *("cuCtxPushCurrent", "cuMemAddressReserve", "cuMemAddressFree", "cuMemHostAlloc"),
 )
@@ -62,6 +63,7 @@ class Program:
         self.live: list[Row] = []
         self.graphs: list[Graph] = []
         self.counts: Counter[str] = Counter()
+        self.dropped: set[str] = set()  # tags that sleep without their contents
 
     def bytes_of(self, value: int, nbytes: int) -> Any:
         return torch.full((nbytes,), value, dtype=torch.uint8)
@@ -167,13 +169,21 @@ class Program:
         for row in self.rows():
             if row.tag in drop and row.tag not in self.pool.asleep:
                 row.value[0] = None
+        awake = set(TAGS) - self.pool.asleep
         self.failing(lambda: self.pool.sleep(keep=keep, drop=drop))
+        self.dropped |= self.pool.asleep & awake & set(drop)
         self.counts["sleeps"] += 1
 
     def wake(self) -> None:
         tags = [tag for tag in sorted(self.pool.asleep) if self.draw.random() < 0.7]
         if tags:
-            self.failing(lambda: self.pool.wake(*tags))
+            fill = self.draw.choice([None, self.draw.randrange(256)])
+            self.failing(lambda: self.pool.wake(*tags, fill=fill))
+            awake = self.dropped - self.pool.asleep
+            for row in self.rows() if fill is not None else ():
+                if row.tag in awake:
+                    row.value[0] = fill
+            self.dropped -= awake
             self.counts["wakes"] += 1
             self.check()
 

@@ -175,17 +175,21 @@ class HostCopy:
 
 
 def fill_with(source: SubAllocator, allocations: list[SavedAllocation], byte: int) -> None:
-    """Fills allocations of `source` with one byte."""
+    """Fills allocations of `source` with one byte: on a CUDA device, where they are."""
+    if isinstance(source, CUDASubAllocator) and source.kind == "device":
+        for allocation in allocations:
+            if allocation.nbytes:
+                source._fill(allocation.ptr, allocation.nbytes, byte)
+        return
     length = min(PIECE, max((allocation.nbytes for allocation in allocations), default=0))
     if not length:
         return
     piece = HostPiece(length)
     try:
         ctypes.memset(piece.address, byte, length)
-        stream = _stream_of(source)
         for allocation in allocations:
             for start in range(0, allocation.nbytes, length):
                 nbytes = min(length, allocation.nbytes - start)
-                source.copy(allocation.ptr + start, piece.address, nbytes, stream)
+                source.copy(allocation.ptr + start, piece.address, nbytes, 0)
     finally:
         piece.close()

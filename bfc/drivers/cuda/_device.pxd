@@ -77,7 +77,8 @@ cdef class DeviceMemory:
     cdef CUresult identify(self, uint64_t stream, uint64_t* id) noexcept nogil
     cdef CUresult wait_for_all(self) noexcept nogil
     cdef CUresult wait_for_stream(self, uint64_t stream) noexcept nogil
-    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil
+    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream,
+                       int byte=*) noexcept nogil
     cdef CUresult ask_event(self, void* event, bint wait) noexcept nogil
 
 

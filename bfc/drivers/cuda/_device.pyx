@@ -525,6 +525,14 @@ cdef class DeviceMemory:
         if failed(result):
             raise failure(result, f"a copy of {nbytes} bytes on stream {stream:#x} of device {self.ordinal}")
 
+    def fill(self, uint64_t address, uint64_t nbytes, unsigned char byte, uint64_t stream):
+        """Fills memory of the device with a byte, as `copy` copies. Raises DriverError."""
+        cdef CUresult result
+        with nogil:
+            result = self.move(address, 0, nbytes, stream, byte)
+        if failed(result):
+            raise failure(result, f"filling {nbytes} bytes on stream {stream:#x} of device {self.ordinal}")
+
     cdef CUresult take_event(self, void** event) noexcept nogil:
         """An unused event, or a new one, in the current context."""
         event[0] = NULL
@@ -621,14 +629,18 @@ cdef class DeviceMemory:
         self.context.leave(mode)
         return result
 
-    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream) noexcept nogil:
+    cdef CUresult move(self, uint64_t destination, uint64_t source, uint64_t nbytes, uint64_t stream,
+                       int byte=-1) noexcept nogil:
+        """Copies, or fills with a byte, and waits for that."""
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
         result = unless_capturing(all_of(stream), CAPTURED)
-        if result == SUCCESS:
+        if result == SUCCESS and byte < 0:
             result = cu.copy_async(destination, source, nbytes, all_of(stream))
+        elif result == SUCCESS:
+            result = cu.fill_async(destination, <unsigned char>byte, nbytes, all_of(stream))
         if result == SUCCESS:
             result = cu.stream_synchronize(all_of(stream))
         self.context.leave(mode)

@@ -69,6 +69,7 @@ cdef struct Functions:          # in the order of _SIGNATURES
     CUresult (*async_alloc)(uint64_t*, size_t, void*) noexcept nogil
     CUresult (*async_free)(uint64_t, void*) noexcept nogil
     CUresult (*copy_async)(uint64_t, uint64_t, size_t, void*) noexcept nogil
+    CUresult (*fill_async)(uint64_t, unsigned char, size_t, void*) noexcept nogil
     CUresult (*event_create)(void**, unsigned int) noexcept nogil
     CUresult (*event_record)(void*, void*) noexcept nogil
     CUresult (*event_query)(void*) noexcept nogil

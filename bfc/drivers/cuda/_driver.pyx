@@ -44,6 +44,7 @@ _SIGNATURES = (
     ("cuMemAllocAsync", "CUdeviceptr *, size_t, CUstream"),
     ("cuMemFreeAsync", "CUdeviceptr, CUstream"),
     ("cuMemcpyAsync", "CUdeviceptr, CUdeviceptr, size_t, CUstream"),
+    ("cuMemsetD8Async", "CUdeviceptr, unsigned char, size_t, CUstream"),
     ("cuEventCreate", "CUevent *, unsigned int"),
     ("cuEventRecord", "CUevent, CUstream"),
     ("cuEventQuery", "CUevent"),
