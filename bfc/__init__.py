@@ -93,6 +93,7 @@ from bfc.snapshots.snapshot import (
     RegionInfo,
     Snapshot,
     Stats,
+    TagInfo,
 )
 from bfc.suballocators import (
     CUDASubAllocator,
@@ -197,6 +198,7 @@ __all__ = [
     "Stats",
     "SubAllocator",
     "SubAllocatorError",
+    "TagInfo",
     "Timeline",
     "Trace",
     "TraceError",

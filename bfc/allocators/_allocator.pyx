@@ -2586,7 +2586,7 @@ cdef class Allocator(BufferOwner):
                                         owners=owner_names, chunk_steps=kept.steps_of_chunks(chunks))
         return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
                                               self.recorder.columns_of(records), self.settings_now(),
-                                              self.torch_now())
+                                              self.torch_now(), self.tag_stats())
 
     def annotate(self, ptr, text):
         """Write a text about a live allocation into the history, as PyTorch 2.14 and later can.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -302,6 +302,31 @@ class RegionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TagInfo:
+    """What a tag has.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    bytes_in_use : int
+        The requested bytes of its live allocations, awake or asleep.
+    allocations : int
+        How many they are.
+    asleep : bool
+        Whether it sleeps.
+    bytes_kept : int
+        The bytes on the host while it does.
+    """
+
+    name: str
+    bytes_in_use: int = 0
+    allocations: int = 0
+    asleep: bool = False
+    bytes_kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BinInfo:
     """The chunks of one bin: TensorFlow's BinSummary, and one figure of its BinDebugInfo.
 
@@ -402,6 +427,8 @@ class Snapshot:
         The settings of PyTorch's policy; None under another policy.
     torch : str or None
         The version of PyTorch whose rules that policy follows; None under another policy.
+    tags : tuple of TagInfo
+        The tags, in the order in which they were made.
 
     Notes
     -----
@@ -415,6 +442,7 @@ class Snapshot:
     history: tuple[HistoryEntry, ...] = field(default_factory=tuple)
     settings: CachingSettings | None = None
     torch: str | None = None
+    tags: tuple[TagInfo, ...] = ()
 
     @classmethod
     def _of_columns(
@@ -425,12 +453,14 @@ class Snapshot:
         history: HistoryColumns | None,
         settings: CachingSettings | None,
         torch: str | None,
+        tags: Mapping[str, Mapping[str, Any]],
     ) -> Self:
         """A snapshot whose objects are made later, when they are needed."""
         made = cls.__new__(cls)
         fields = made.__dict__
         fields["device"], fields["stats"], fields["settings"] = device, stats, settings
         fields["torch"], fields["_regions"] = torch, regions
+        fields["tags"] = tuple(TagInfo(name, **has) for name, has in tags.items())
         if history:
             fields["_history"] = history
         else:
@@ -568,11 +598,12 @@ class Snapshot:
         Returns
         -------
         dict
-            "device", "stats" and "regions".
+            "device", "stats", "tags" and "regions".
         """
         return {
             "device": self.device,
             "stats": self.stats.as_dict(),
+            "tags": [asdict(tag) for tag in self.tags],
             "regions": [
                 {
                     "ptr": region.ptr,

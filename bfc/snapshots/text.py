@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bfc.units import format_bytes
 
 if TYPE_CHECKING:
-    from bfc.snapshots.snapshot import RegionInfo, Snapshot
+    from bfc.snapshots.snapshot import RegionInfo, Snapshot, TagInfo
 
 FREE, SLACK, ASKED = "_", "x", "*"
 UNMAPPED, LEAVING = ".", "~"
@@ -107,6 +107,8 @@ def picture(snapshot: Snapshot) -> str:
             f"{format_bytes(max(chunk.size for chunk in free))}, "
             f"fragmentation {stats.fragmentation:.1%}"
         )
+    if whole.tags:
+        lines.append("tags: " + ", ".join(map(_tag, whole.tags)))
     extents = _extents(snapshot.regions)
     ranked = sorted(extents, key=lambda extent: (-extent.bytes_in_use, -extent.bytes_reserved))
     lines += _drawn(ranked[:ROWS])
@@ -146,6 +148,11 @@ def _figures(snapshot: Snapshot, live: int) -> str:
     if views:
         figures += f", {_count(views, 'view')} in use"
     return figures
+
+
+def _tag(tag: TagInfo) -> str:
+    asleep = ", asleep" if tag.asleep else ""
+    return f"{tag.name!r} ({format_bytes(tag.bytes_in_use)} in use{asleep})"
 
 
 def _legend(snapshot: Snapshot) -> str:

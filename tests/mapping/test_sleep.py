@@ -376,7 +376,10 @@ def test_statistics_and_snapshots_work(pool: bfc.Allocator) -> None:
     assert block.ptr in {chunk.ptr for chunk in shot.live_chunks()}
     torch = shot.to_torch()
     assert sum(segment["total_size"] for segment in torch["segments"]) == shot.stats.bytes_reserved
-    assert "asleep" in str(shot)
+    assert "asleep" in str(shot).splitlines()[0]
+    assert shot.tags == (bfc.TagInfo("weights", **pool.tag_stats()["weights"]),)
+    assert shot.tags[0].asleep
+    assert "\ntags: 'weights' (30.00 MiB in use, asleep)\n" in str(shot)
     assert 0 <= shot.stats.fragmentation <= 1
     assert shot.as_dict()
 

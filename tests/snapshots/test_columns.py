@@ -80,6 +80,7 @@ def rebuilt(snapshot: values.Snapshot) -> values.Snapshot:
         snapshot.history,
         snapshot.settings,
         snapshot.torch,
+        snapshot.tags,
     )
 
 
