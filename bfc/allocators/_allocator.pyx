@@ -2881,6 +2881,10 @@ cdef class Allocator(BufferOwner):
         """
         return scope_of(self, self.tags, name)
 
+    def _tag_everything(self, name):
+        """From now on what is allocated outside of all scopes belongs to a tag, in every thread and for good."""
+        self.tags.cover(name)
+
     def sleep(self, keep=None, drop=None, *, keep_limit=None):
         """Give the memory of tags back to the device. Their allocations stay, at the same addresses.
 

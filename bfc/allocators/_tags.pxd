@@ -41,11 +41,13 @@ cdef class Tags:
     cdef vector[uint64_t] asleep    # their numbers: nothing is allocated in these. Guarded by the lock
     cdef PrivatePools private_pools     # which of them sleep with a tag
     cdef int64_t scopes_open        # that were entered and not left; guarded by the GIL
+    cdef uint64_t everywhere        # the tag of what is allocated outside of all scopes, or NO_TAG
     cdef Lock* lock                 # the allocator's, and so are its reasons
     cdef Reasons* reasons
 
     cdef int attach(self, Lock* lock, Reasons* reasons, PrivatePools private_pools) except -1
     cdef int count_scopes(self, int64_t more) except -1
+    cdef int cover(self, object name) except -1
     cdef Tag find(self, name)
     cdef Tag known(self, name)
     cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF

@@ -139,6 +139,14 @@ cdef class Tags:
         self.reasons.put(IN_A_TAG, self.scopes_open > 0)
         return 0
 
+    cdef int cover(self, object name) except -1:
+        """From now on what is allocated outside of all scopes belongs to a tag, in every thread and for good."""
+        cdef uint64_t number = self.find(name).number
+        if not self.everywhere:
+            self.count_scopes(1)
+        self.everywhere = number
+        return 0
+
     cdef Tag find(self, name):
         cdef Tag found = self.by_name.get(name)
         if found is None:
@@ -156,13 +164,13 @@ cdef class Tags:
         return found
 
     cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF:
-        """The number of the tag of this allocator whose scope this call is in, or NO_TAG."""
+        """The number of the tag that this call allocates in, or NO_TAG."""
         cdef Entry entry
         if self.scopes_open:
             for entry in reversed(_entries.get()):
                 if entry.allocator is allocator:
                     return NO_TAG if entry.tag is None else entry.tag.number
-        return NO_TAG
+        return self.everywhere
 
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil:
         """Whether nothing can be allocated in a tag. Needs the lock."""

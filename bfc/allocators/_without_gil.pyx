@@ -211,8 +211,10 @@ cdef cbool prepare_with_reasons(Allocator allocator, uint64_t* tag, uint32_t* ow
         return False
     if tag == NULL or not allocator.reasons.has(IN_A_TAG):
         owner[0] = owner_without_gil(<const void*>allocator)
-    elif not tag_without_gil(<const void*>allocator, tag, owner):
-        return False
+    else:
+        tag[0] = allocator.tags.everywhere
+        if not tag_without_gil(<const void*>allocator, tag, owner):
+            return False
     return not allocator.reasons.has(EVENTS_WAIT) or allocator.frees.ask_events()
 
 

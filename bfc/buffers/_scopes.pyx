@@ -296,10 +296,10 @@ cdef uint32_t owner_without_gil(const void* allocator) noexcept nogil:
 
 
 cdef cbool tag_without_gil(const void* allocator, uint64_t* tag, uint32_t* owner) noexcept nogil:
-    """The tag and the owner of what an allocator allocates in a thread that has released the GIL. False: no scope of a
-    tag was entered in its context, which may have inherited one, and Python was not asked yet."""
+    """The tag and the owner of what an allocator allocates in a thread that has released the GIL; the tag stays as it
+    is in a thread that is in no scope at all. False: no scope of a tag was entered in its context, which may have
+    inherited one, and Python was not asked yet."""
     cdef PyThreadState* thread
-    tag[0] = 0
     owner[0] = NO_OWNER
     if open_scopes == NULL or exiting:
         return False

@@ -49,6 +49,19 @@ class ByTag:
                     self._used.setdefault(tag, set()).add(pool)
             yield
 
+    def cover(self, tag: str) -> None:
+        """From now on what is allocated outside of every scope belongs to a tag: in all threads,
+        and on all devices."""
+        books = _torch_cuda.serving()
+        assert books is not None
+        used = self._used.setdefault(tag, set())
+
+        def cover(pool: CachingAllocator) -> None:
+            pool._tag_everything(tag)
+            used.add(pool)
+
+        books.for_each(cover)
+
     @property
     def tags(self) -> list[str]:
         """Those that were used."""

@@ -72,6 +72,7 @@ class Books:
         self._settings: list[str] = []  # what was set since, in order
         self._history: dict[str, Any] | None = None
         self._refusal = threading.local()
+        self._for_each: list[Callable[[CachingAllocator], object]] = []
 
     # -- pools -------------------------------------------------------------------------------------
 
@@ -97,7 +98,15 @@ class Books:
             made.attach_oom_rejection_observer(self._note_rejection)
             if self._history is not None:
                 made.record_history(**self._history)
+            for call in self._for_each:
+                call(made)
         return pool
+
+    def for_each(self, call: Callable[[CachingAllocator], object]) -> None:
+        """Calls something with each pool, also with those that are made later."""
+        self._for_each.append(call)
+        for pool in self.pools.values():
+            call(pool)
 
     @property
     def pools(self) -> dict[int, CachingAllocator]:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bfc.allocators.mapping.host_copy import Reuse
 from bfc.integrations._by_tag import ByTag, serving_pool
 from bfc.integrations._shared import client
 
@@ -39,6 +40,8 @@ class TorchMemorySaver:
         self._by_tag = ByTag(_LIBRARY)
         self._ways: dict[str, dict[Any, str]] = {}  # by tag and by way: its tag in the pool
         self._folder = os.environ.get("TMS_DISK_BACKUP_DIR")
+        self._retains = _is_set("TMS_RETAIN_CPU_BACKUP")
+        self._reused: dict[str, Reuse] = {}  # by way: what contents on the host are kept in
 
     def region(
         self,
@@ -79,9 +82,7 @@ class TorchMemorySaver:
             raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")
         if enable_cpu_backup and enable_disk_backup:
             raise ValueError("contents are kept on the host or on the disk: name one of the two")
-        way = "disk" if enable_disk_backup else None
-        if enable_cpu_backup:
-            way = "host" if (cpu_backup_backend or _backend()) == "mmap" else "pinned"
+        way = _way(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
         return self._by_tag.scope(self._named(tag, way))
 
     @contextmanager
@@ -142,8 +143,7 @@ class TorchMemorySaver:
         """
         keep: dict[str, Any] = {}
         for ways in self._ways.values():
-            keep |= {name: way for way, name in ways.items() if way is not None}
-        keep = {name: self._file if way == "disk" else way for name, way in keep.items()}
+            keep |= {name: self._kept_in(way) for way, name in ways.items() if way is not None}
         self._by_tag.sleep(self._names(tag), keep)
 
     def resume(self, tag: str | None = None) -> None:
@@ -216,18 +216,35 @@ class TorchMemorySaver:
 
     @property
     def retain_cpu_backup(self) -> bool:
-        """Whether the host's memory is kept after `resume`: False. Setting it True warns."""
-        return False
+        """Whether `resume` leaves the host's memory for the next `pause`, as TMS_RETAIN_CPU_BACKUP
+        says at first. It is given back by a `resume` while this is False."""
+        return self._retains
 
     @retain_cpu_backup.setter
     def retain_cpu_backup(self, value: bool) -> None:
-        if value:
-            _warn("retain_cpu_backup", "the host's memory is given back at each resume")
+        self._retains = bool(value)
+        for reused in self._reused.values():
+            reused.keeps = self._retains
 
     def _named(self, tag: str, way: str | None) -> str:
         """The tag in the pool: memory of one tag that is kept in two ways has two."""
         ways = self._ways.setdefault(tag, {})
         return ways.setdefault(way, f"{tag} ({way or 'dropped'})" if ways else tag)
+
+    def _kept_in(self, way: str) -> Any:
+        """Where the pool is to keep contents."""
+        if way == "disk":
+            return self._file
+        if way not in self._reused:
+            self._reused[way] = Reuse(way, serving_pool(_LIBRARY).sub_allocator)
+            self._reused[way].keeps = self._retains
+        return self._reused[way]
+
+    def _follow_environment(self) -> None:
+        """Has all memory in a region, where TMS_INIT_ENABLE says so."""
+        if _is_set("TMS_INIT_ENABLE"):
+            to_host, to_disk = (_is_set(f"TMS_INIT_ENABLE_{it}_BACKUP") for it in ("CPU", "DISK"))
+            self._by_tag.cover(self._named("default", _way(to_host, to_disk and not to_host)))
 
     def _names(self, tag: str | None) -> list[str]:
         chosen = self._ways.values() if tag is None else [self._ways.get(tag, {})]
@@ -240,12 +257,15 @@ class TorchMemorySaver:
             return mmap.mmap(file.fileno(), nbytes)
 
 
-#: Settings in the environment, and what to do instead.
-_NOT_FOLLOWED = dict.fromkeys(
-    ("TMS_INIT_ENABLE", "TMS_INIT_ENABLE_CPU_BACKUP", "TMS_INIT_ENABLE_DISK_BACKUP"),
-    "what is allocated outside of every region stays awake. Put it into "
-    "`with torch_memory_saver.region(...)`",
-) | {"TMS_RETAIN_CPU_BACKUP": "the host's memory is given back at each resume"}
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _way(to_host: bool, to_disk: bool, backend: str | None = None) -> str | None:
+    """What becomes of contents: None drops them."""
+    if to_host:
+        return "host" if (backend or _backend()) == "mmap" else "pinned"
+    return "disk" if to_disk else None
 
 
 def _backend() -> str:
@@ -288,12 +308,10 @@ def configure_subprocess() -> Iterator[None]:
 
 
 def stand_in() -> None:
-    """Have `import torch_memory_saver` find this module, unless the package was imported. Warns of
-    settings in the environment that are not followed."""
+    """Have `import torch_memory_saver` find this module, unless the package was imported, and
+    follow the package's settings in the environment."""
     if sys.modules.setdefault(_LIBRARY, sys.modules[__name__]) is sys.modules[__name__]:
-        for name, instead in _NOT_FOLLOWED.items():
-            if os.environ.get(name, "").lower() in ("1", "true", "yes"):
-                _warn(name, instead)
+        torch_memory_saver._follow_environment()
 
 
 #: The one of this process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from cuda_machine import ON_GPU
 from documents import block_of
 from torch_runtime import Run, with_torch
 
@@ -202,6 +203,106 @@ gc.collect()
 def test_torch_memory_savers_calls_are_answered(run: Run) -> None:
     how_to = block_of("how-to/sleep.md", "torch_memory_saver.pause(")
     assert run(BEGIN + SAVER + END, how_to) == "done\n"
+
+
+COVERED = """
+from torch_memory_saver import torch_memory_saver as saver
+
+kept = "TMS_INIT_ENABLE_CPU_BACKUP" in os.environ
+
+class Elsewhere(torch.autograd.Function):
+    made = []
+
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        Elsewhere.made.append(filled(2 * MIB, 3))
+        return gradient
+
+states = filled(32 * MIB, 1)                    # in no region
+x = torch.empty(4, device="cuda", requires_grad=True)
+y = Elsewhere.apply(x)
+y.backward(torch.empty_like(y))                 # in a thread of autograd's
+thread = threading.Thread(target=lambda: Elsewhere.made.append(filled(2 * MIB, 3)))
+thread.start()
+thread.join()
+with saver.disable():
+    awake = filled(2 * MIB, 4)
+    with saver.region("other", enable_cpu_backup=True):
+        other = filled(2 * MIB, 5)
+    awake_too = filled(2 * MIB, 6)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    copy = torch.empty_like(states)
+    copy.copy_(states)
+used = pool.tag_stats()["default"]["bytes_in_use"]
+assert 68 * MIB <= used < 69 * MIB, used
+for turn in range(3):
+    left = free()
+    saver.pause("default")
+    assert free() - left >= 68 * MIB
+    assert holds(awake, 4) and holds(awake_too, 6) and holds(other, 5)
+    backup = saver.get_cpu_backup(states)
+    assert (backup is not None and holds(backup, 1)) if kept else backup is None
+    saver.pause()
+    assert pool.asleep == {"default", "other"}
+    saver.resume()
+    if not kept:
+        states.copy_(torch.full((32 * MIB,), 1, dtype=torch.uint8))
+    assert holds(states, 1) and (not kept or all(holds(it, 3) for it in Elsewhere.made))
+    graph.replay()
+    assert holds(copy, 1)
+del states, awake, awake_too, other, copy, graph, x, y
+Elsewhere.made.clear()
+gc.collect()
+"""
+
+
+@with_torch
+@pytest.mark.parametrize("more", [{}, {"TMS_INIT_ENABLE_CPU_BACKUP": "1"}], ids=["", "kept"])
+def test_all_memory_is_in_a_region_where_the_environment_says_so(
+    run: Run, more: dict[str, str]
+) -> None:
+    """Of every thread, as slime starts its trainers."""
+    assert run(BEGIN + COVERED + END, TMS_INIT_ENABLE="1", **more) == "done\n"
+
+
+RETAINED = """
+from torch_memory_saver import torch_memory_saver as saver
+
+assert saver.retain_cpu_backup
+from bfc.testing import cuda_emulator
+driver = cuda_emulator.load()
+with saver.region("a", enable_cpu_backup=True):
+    a = filled(40 * MIB, 1)
+with saver.region("b", enable_cpu_backup=True):
+    b = filled(20 * MIB, 2)
+asked = []
+for turn in range(4):
+    a.copy_(torch.full((40 * MIB,), turn, dtype=torch.uint8))
+    before = driver.count("cuMemHostAlloc")
+    saver.pause()
+    assert holds(saver.get_cpu_backup(a), turn) and holds(saver.get_cpu_backup(b), 2)
+    saver.resume()
+    asked.append(driver.count("cuMemHostAlloc") - before)
+    assert holds(a, turn) and holds(b, 2)
+assert asked == [3, 0, 0, 0], asked             # pieces of at most 32 MiB
+saver.retain_cpu_backup = False
+before = driver.count("cuMemFreeHost")
+saver.pause()
+saver.resume()
+assert driver.count("cuMemFreeHost") - before == 3 and holds(b, 2)
+del a, b
+"""
+
+
+@with_torch
+@pytest.mark.skipif(ON_GPU, reason="the driver is asked what was called")
+def test_the_hosts_memory_stays_for_the_next_pause(run: Run) -> None:
+    assert run(BEGIN + RETAINED + END, TMS_RETAIN_CPU_BACKUP="1") == "done\n"
 
 
 #: What of vLLM 0.33 calls an allocator of its own: the registry of back ends, the singleton, and

@@ -92,8 +92,56 @@ class GivenPiece:
         self._held.release()
 
 
+class Reuse:
+    """Makes pieces that stay for the next time, instead of going back: pinned memory takes long to
+    come. As many stay as were used at once."""
+
+    def __init__(self, way: str, source: SubAllocator) -> None:
+        self.keeps = True  # what is asked when a piece is closed
+        self._make = maker(way, source)
+        self._spare: list[Piece] = []
+        self._sizes: dict[int, int] = {}  # by address
+
+    def __call__(self, nbytes: int) -> Piece:
+        for piece in self._spare:
+            if self._sizes[piece.address] >= nbytes:
+                self._spare.remove(piece)
+                return ReusedPiece(piece, self)
+        if self._spare:
+            self._let_go(self._spare.pop())  # a larger one takes its place
+        piece = self._make(nbytes)
+        self._sizes[piece.address] = nbytes
+        return ReusedPiece(piece, self)
+
+    def take_back(self, piece: Piece) -> None:
+        """Keep a piece, or give all back that is not in use."""
+        self._spare.append(piece)
+        while self._spare and not self.keeps:
+            self._let_go(self._spare.pop())
+
+    def _let_go(self, piece: Piece) -> None:
+        self._sizes.pop(piece.address, None)
+        piece.close()
+
+
+class ReusedPiece:
+    """One of those."""
+
+    def __init__(self, piece: Piece, owner: Reuse) -> None:
+        self.address = piece.address
+        self._piece: Piece | None = piece
+        self._owner = owner
+
+    def close(self) -> None:
+        piece, self._piece = self._piece, None
+        if piece is not None:
+            self._owner.take_back(piece)
+
+
 def maker(way: Any, source: SubAllocator) -> Callable[[int], Piece]:
     """What makes pieces in the way that a user has named."""
+    if isinstance(way, Reuse):
+        return way
     if callable(way):
         return lambda nbytes: GivenPiece(way, nbytes)
     if way == "pinned" and isinstance(source, CUDASubAllocator):
