@@ -83,6 +83,7 @@ def test_what_a_killed_search_left_the_next_one_removes(tmp_path: Path):
     command.wait()
     (left,) = tmp_path.glob("bfc-advise-*")
     os.utime(left / "lock", (0, 0))  # one that was made just now may be about to be locked
+    words[1] = str(TRACES / "gpu_lm_small.npz")  # which is soon done
     subprocess.run(
         [*COMMAND, *words], cwd=ROOT, env=ours, check=True, stdout=subprocess.DEVNULL, timeout=120
     )
