@@ -45,10 +45,15 @@ def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
 
 
 def test_importing_bfc_imports_nothing_heavy() -> None:
+    """And the commands little more: each `bfc` would wait for it."""
     run = run_python(
-        f"import sys, bfc; print([n for n in {HEAVY} if n in sys.modules])", "-W", "error"
+        f"import sys, bfc; print([n for n in {HEAVY} if n in sys.modules])\n"
+        "import bfc_tools.cli\n"
+        "print([n for n in ('asyncio', 'numpy', 'torch', 'tqdm') if n in sys.modules])",
+        "-W",
+        "error",
     )
-    assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n", "")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n[]\n", "")
 
 
 def test_using_raw_memory_imports_nothing_heavy() -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
-from unittest.mock import patch
 
 from bfc_tools.predicting.outside import SIGNALS
 from bfc_tools.predicting.stopping import is_ours
@@ -66,6 +65,9 @@ def ended_in_order(ran: Ran) -> Iterator[None]:
             "the prediction would end here, since the program replaces itself by another",
             path,
         )
+
+    # Loads asyncio, for which each `bfc` would wait.
+    from unittest.mock import patch
 
     def instead(name: str, new: Callable[..., NoReturn]) -> Any:
         real = getattr(os, name)
