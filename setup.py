@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -41,6 +40,20 @@ CC, CXX = (
     for name, usual in (("CC", "cc"), ("CXX", "c++"))
 )
 CYTHON = version("Cython")
+
+
+def kind_of_compiler() -> tuple[bool, bool]:
+    """Whether the compiler is GCC itself, and whether it compiles for x86-64, which need not be
+    what this machine is. Of a compiler that is not there it is said later."""
+    look = [*CXX, "-dM", "-E", "-x", "c++", "/dev/null"]
+    try:
+        said = subprocess.run(look, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return False, False
+    return "__clang__" not in said, "__x86_64__" in said
+
+
+GCC, X86 = kind_of_compiler()
 JOBS = len(os.sched_getaffinity(0))
 
 COMMON = ["-g0", "-fvisibility=hidden"]
@@ -52,26 +65,27 @@ COLD = ["-O1"]  # half the time of -O2, and its functions wait for a driver or f
 LOOPS = ["-O3"]  # of copies and of plans
 ENGINE = ["-O3"]
 
-# The replay loop is to become one function for each policy, split and coalesce and bins included:
-# it took a seventh off an event, from 19.6 ns to 16.8. Without the last of these limits that of
-# TensorFlow's was left out, with a tenth more instructions.
-ENGINE += [f"--param=max-inline-insns-{kind}=9000" for kind in ("single", "auto")]
-ENGINE += ["--param=inline-unit-growth=5000", "--param=large-function-growth=5000"]
-ENGINE += ["--param=large-function-insns=100000"]
+if GCC:
+    # The replay loop is to become one function for each policy, split and coalesce and bins
+    # included: it took a seventh off an event, from 19.6 ns to 16.8. Without the last of these
+    # limits that of TensorFlow's was left out, with a tenth more instructions.
+    ENGINE += [f"--param=max-inline-insns-{kind}=9000" for kind in ("single", "auto")]
+    ENGINE += ["--param=inline-unit-growth=5000", "--param=large-function-growth=5000"]
+    ENGINE += ["--param=large-function-insns=100000"]
+
+    # A hot function stays in one piece. GCC predicted that a lookup mostly fails, and so moved half
+    # of the replay loop to another page. It cost the caching policy a fiftieth.
+    CALLS += ["-fno-reorder-blocks-and-partition"]
+    ENGINE += ["-fno-reorder-blocks-and-partition"]
+
+if GCC and X86:
+    # A new Buffer is cleared with plain stores. The instruction that GCC takes for 88 bytes starts
+    # slowly: to allocate and drop one took up to a tenth longer.
+    CALLS += ["-mmemset-strategy=vector_loop:256:noalign,libcall:-1:noalign"]
 
 # Two fields written one by one and read back as one vector make a processor wait, and what was just
 # freed is read back at once: without it an event took up to a fifth longer.
 ENGINE += ["-fno-tree-slp-vectorize"]
-
-# A hot function stays in one piece. GCC predicted that a lookup mostly fails, and so moved half of
-# the replay loop to another page. It cost the caching policy a fiftieth.
-CALLS += ["-fno-reorder-blocks-and-partition"]
-ENGINE += ["-fno-reorder-blocks-and-partition"]
-
-# A new Buffer is cleared with plain stores. The instruction that GCC takes for 88 bytes starts
-# slowly: to allocate and drop one took up to a tenth longer. Clang does not know the flag.
-if platform.machine() == "x86_64" and not any("clang" in word for word in CXX):
-    CALLS += ["-mmemset-strategy=vector_loop:256:noalign,libcall:-1:noalign"]
 
 #: How a module is compiled, by the longest entry that its name begins with.
 OPTIMISATION = {
