@@ -6,7 +6,7 @@ import struct
 cimport cython
 from cpython.dict cimport PyDict_SetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE, PyList_GetSlice
-from cpython.ref cimport PyObject
+from cpython.ref cimport PyObject, _Py_REFCNT as count_references
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -287,9 +287,14 @@ cdef class Machine:
 
     cdef bint has_replaced(self, PyObject* value, packed, Py_ssize_t slot) except -1:
         """Puts what was made of the last value in its place. Not done, and False, where something else has the value,
-        too. (Its references: the stack's, the caller's, and perhaps the memo's.)"""
-        cdef bint is_known = value.ob_refcnt == 3
-        if value.ob_refcnt > 3 or is_known and not (
+        too.
+
+        Its references are the stack's, the caller's, and perhaps the memo's. This thread has made the value, and no
+        other has seen it. So all are counted, without the GIL too; one that a garbage collection adds meanwhile leaves
+        the value as it was."""
+        cdef Py_ssize_t references = count_references(value)
+        cdef bint is_known = references == 3
+        if references > 3 or is_known and not (
             0 <= slot < PyList_GET_SIZE(self.memo) and PyList_GET_ITEM(self.memo, slot) == value
         ):
             return False

@@ -12,7 +12,7 @@ stays as it is: the reader looks at it and says what is wrong with it.
 cimport cython
 from cpython.dict cimport PyDict_GetItem
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.ref cimport PyObject
+from cpython.ref cimport PyObject, _Py_REFCNT as count_references
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from bfc.errors import TraceError
@@ -108,7 +108,7 @@ cdef class Stacks:
                 if row is None:
                     return None
                 frame = self.row_number(row)
-                if item.ob_refcnt > 1:      # something else can name it again
+                if count_references(item) > 1:      # something else can name it again
                     self.kept.append(<object>item)
                     self.dicts.put(<uint64_t>item, frame)
             stack = self.child(stack, frame)
