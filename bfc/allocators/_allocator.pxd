@@ -197,6 +197,7 @@ cdef class Allocator(BufferOwner):
     cdef int hand_over(self, ChunkHandle handle) except -1
 
     cdef int free_address(self, uint64_t address) except -1
+    cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef object undo_at(self, uint64_t address)
 
     cdef bint hits_are_plain(self, uint64_t on) except -1

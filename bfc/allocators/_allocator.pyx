@@ -20,6 +20,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_store
+from bfc.native.turns cimport TurnAt, count_by, counted, take_turns
 from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
     COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
@@ -134,7 +135,7 @@ cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placem
     if on != self.home_stream and (not (self.by_stream or self.has_lanes) or self.may_be_unordered
                                    or on == self.default_stream_alias):
         return False
-    cdef uint32_t owner = owner_here(self) if owners_used else 0
+    cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
     acquire_lock(self.lock)
     cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
     if owner and is_hit:
@@ -482,7 +483,7 @@ cdef class Allocator(BufferOwner):
         cdef Placement placed
         cdef uint64_t size, on = 0, more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
         cdef int how = 0 if allocation_end is None else self.end_for(allocation_end)
-        if stream is None and scopes_open:
+        if stream is None and scopes_open.load():
             stream = current_stream()
         if (freed_before is not None or more or how or not small_int(nbytes, &size)
                 or not (stream is None or small_int(stream, &on)) or not self.place_at_once(size, on, &placed)):
@@ -549,12 +550,13 @@ cdef class Allocator(BufferOwner):
             size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        if alignment is not None or stream is not None or scopes_open or contiguous or allocation_end is not None:
+        if (alignment is not None or stream is not None or scopes_open.load() or contiguous
+                or allocation_end is not None):
             on = self.place_as_asked(size, stream, alignment, allocation_end, CONTIGUOUS if contiguous else 0, &placed)
         elif not self.place_at_once(size, on, &placed):
             self.allocate_placement(size, on, None, None, False, 0, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-        self.live_buffers += placed.allocation_id != 0
+        count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
 
     def try_allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False, allocation_end=None):
@@ -617,7 +619,7 @@ cdef class Allocator(BufferOwner):
         if size and placed.allocation_id == 0:
             return None
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-        self.live_buffers += placed.allocation_id != 0
+        count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
 
     cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, object allocation_end, int how,
@@ -627,7 +629,7 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
         if allocation_end is not None:
             how |= self.end_for(allocation_end)
-        if stream is None and scopes_open:
+        if stream is None and scopes_open.load():
             stream = current_stream()
         if stream is not None:
             on = self.stream_of(stream)
@@ -658,6 +660,8 @@ cdef class Allocator(BufferOwner):
                                 uint64_t alignment, Placement* placed) except -1:
         cdef bint unordered = self.by_stream and size and self.is_unordered(on)
         cdef Request request
+        cdef TurnAt turn
+        turn.take(self)
         self.set_request(&request, size, self.home_stream if unordered else on)
         request.shared = unordered
         request.alignment = request.asking.alignment = alignment
@@ -685,7 +689,7 @@ cdef class Allocator(BufferOwner):
 
     cdef int set_scopes_of(self, Request* request) except -1:
         """Notes whose request this is, and its tag: the scopes that this call is in."""
-        if owners_used:
+        if owners_used.load():
             self.set_owner_of(request)
         if self.tags.scopes_open:
             request.tag = self.tags.here(self)
@@ -727,7 +731,7 @@ cdef class Allocator(BufferOwner):
                 self.noter(placed.allocation_id)
             if self.recorder.keeps_frames:
                 self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came,
-                                          step_here(self) if owners_used else None)
+                                          step_here(self) if owners_used.load() else None)
         except BaseException as error:
             raise self.frees.undo(placed.handle, placed.allocation_id) or error
         if self.pool.owned.tracing.domain:
@@ -1550,6 +1554,8 @@ cdef class Allocator(BufferOwner):
         self.free_address(address)
 
     cdef int free_address(self, uint64_t address) except -1:
+        cdef TurnAt turn
+        turn.take(self)
         if self.recorder.keeps_free_frames:
             self.recorder.keep_free_frames(chunk_at(self.pool, self.lock, address).allocation_id)
         if self.reasons.has(FREES_PENDING):
@@ -1567,6 +1573,8 @@ cdef class Allocator(BufferOwner):
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         if exiting and is_finalizing():
             return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
+        cdef TurnAt turn
+        turn.take(self)
         if self.recorder.keeps_free_frames:
             self.recorder.keep_free_frames(allocation_id)
         if self.reasons.has(FREES_PENDING):
@@ -1578,7 +1586,7 @@ cdef class Allocator(BufferOwner):
                 return 0
             raise InvalidPointerError("this buffer's memory was freed already, through its address")
         self.frees.free_locked(handle)
-        self.live_buffers -= 1
+        count_by(self.live_buffers, <int64_t>-1)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
         return 0
@@ -1586,8 +1594,8 @@ cdef class Allocator(BufferOwner):
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         if exiting:
             return
-        self.live_buffers -= 1
-        if (some_use(self.fences) or not self.fences.noted.empty()) and not self.frees.fence_now(handle, allocation_id):
+        count_by(self.live_buffers, <int64_t>-1)
+        if (some_use(self.fences) or not self.fences.noted.empty()) and not self.fence_now(handle, allocation_id):
             return
         if not self.lock.try_acquire():
             self.frees.leave(handle, allocation_id, LOCK_TAKEN)
@@ -1598,6 +1606,11 @@ cdef class Allocator(BufferOwner):
         self.lock.release()
         if live and not freed:
             self.frees.leave(handle, allocation_id, LOCK_TAKEN)
+
+    cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        cdef TurnAt turn
+        turn.take(self)
+        return self.frees.fence_now(handle, allocation_id)
 
     cdef object undo_at(self, uint64_t address):
         """Frees an allocation whose address will not be returned. Returns what `Frees.undo` does."""
@@ -1661,10 +1674,10 @@ cdef class Allocator(BufferOwner):
         cdef size_t done = 0, i
         cdef Placement placed
         sizes_from(sizes, &wanted)
-        if stream is None and scopes_open:
+        if stream is None and scopes_open.load():
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
-        cdef uint32_t owner = owner_here(self) if owners_used else 0
+        cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
         found = numpy.empty(wanted.size(), numpy.uint64)
         cdef uint64_t[::1] addresses = found
         try:
@@ -1905,6 +1918,8 @@ cdef class Allocator(BufferOwner):
         cdef bint live
         if on == made_on and not self.is_of_thread(on):
             return NO_CONSUMER
+        cdef TurnAt turn
+        turn.take(self)
         self.acquire()
         live = is_live_in(self.pool, handle, allocation_id)
         if live:
@@ -1917,6 +1932,8 @@ cdef class Allocator(BufferOwner):
         return on if live else NO_CONSUMER
 
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
+        cdef TurnAt turn
+        turn.take(self)
         self.frees.consumer_left(allocation_id, stream)
 
     cdef int hand_over(self, ChunkHandle handle) except -1:
@@ -2072,14 +2089,14 @@ cdef class Allocator(BufferOwner):
         cdef vector[Region] regions
         cdef bint viewed
         fault = None
-        if self.exports == 0:
+        if counted(self.exports) == 0:
             try:
                 self.frees.wait_for_streams()
                 self.frees.drain(QUERY | AGAIN)
             except Exception as error:
                 fault = error   # even if the device fails, its memory is given back
         self.acquire()
-        viewed = self.exports > 0
+        viewed = counted(self.exports) > 0
         if not viewed:
             self.is_closed = True
             self.source.forget_all(regions)
@@ -2107,7 +2124,7 @@ cdef class Allocator(BufferOwner):
     def __del__(self):
         if exiting or self.is_closed:
             return
-        if self.exports:
+        if counted(self.exports):
             self.is_abandoned = True    # views of the memory are garbage, too: the last of them closes the allocator
             return
         try:
@@ -2338,9 +2355,9 @@ cdef class Allocator(BufferOwner):
         live, and awake if it is viewed."""
         self.acquire()
         cdef bint live = is_live_in(self.pool, handle, allocation_id)
-        if live and exports[0] > 0 and is_asleep_in(self.pool, handle):
+        if live and counted(exports[0]) > 0 and is_asleep_in(self.pool, handle):
             live = False
-        elif live and exports[0] > 0:
+        elif live and counted(exports[0]) > 0:
             self.pool.chunks[handle].state |= EXPORTED
         elif live:
             self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
@@ -2350,6 +2367,8 @@ cdef class Allocator(BufferOwner):
     cdef void last_view_gone(self) noexcept:
         """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
         that."""
+        cdef TurnAt turn
+        turn.take(self)
         if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
@@ -3094,7 +3113,7 @@ cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t 
     cdef Placement placed
     cdef uint64_t size
     cdef PyObject* address
-    if count != 1 or names != NULL or scopes_open or not plain_int(given[0], &size):
+    if count != 1 or names != NULL or scopes_open.load() or not plain_int(given[0], &size):
         return allocate_raw_as_asked(self, given, count, names)
     if not hit_at_once(<Allocator>self, size, 0, &placed):
         (<Allocator>self).allocate_placement(size, 0, None, None, False, 0, &placed)
@@ -3107,13 +3126,13 @@ cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t 
 cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
     cdef Placement placed
     cdef uint64_t size, on = (<Allocator>self).home_stream
-    if count != 1 or names != NULL or scopes_open or not plain_int(given[0], &size):
+    if count != 1 or names != NULL or scopes_open.load() or not plain_int(given[0], &size):
         return allocate_as_asked(self, given, count, names)
     cdef Buffer buffer = Buffer.__new__(Buffer)     # first: nothing may fail once memory was taken
     if not hit_at_once(<Allocator>self, size, on, &placed):
         (<Allocator>self).allocate_placement(size, on, None, None, False, 0, &placed)
     become(buffer, <Allocator>self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-    (<Allocator>self).live_buffers += placed.allocation_id != 0
+    count_by((<Allocator>self).live_buffers, <int64_t>(placed.allocation_id != 0))
     Py_INCREF(buffer)
     return <PyObject*>buffer
 
@@ -3127,6 +3146,7 @@ cdef PyObject* deallocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_
     return <PyObject*>None
 
 
+take_turns(Allocator, b"allocate allocate_raw deallocate_raw try_allocate")     # those try the lock first
 allocate_raw_as_asked = put_in_front(<PyTypeObject*>Allocator, "allocate_raw", allocate_raw_plainly)
 allocate_as_asked = put_in_front(<PyTypeObject*>Allocator, "allocate", allocate_plainly)
 deallocate_raw_as_asked = put_in_front(<PyTypeObject*>Allocator, "deallocate_raw", deallocate_raw_plainly)

@@ -17,6 +17,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
+from bfc.native.turns cimport TurnAt
 from bfc._core cimport NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
@@ -76,6 +77,8 @@ cdef class Step:
         raise TypeError("a step is made by the method step() of an allocator")
 
     def __enter__(self):
+        cdef TurnAt turn
+        turn.take(self.allocator)
         if self.planned is not None:
             with self.planned.changes():
                 self.planned.end_own(self.allocator)
@@ -84,6 +87,8 @@ cdef class Step:
         return self
 
     def __exit__(self, *exc_info):
+        cdef TurnAt turn
+        turn.take(self.allocator)
         if self.is_entered:
             self.is_entered = False
             self.planned.leave(True)

@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memchr
 from libcpp.vector cimport vector
 
+from bfc.native.turns cimport TurnAt
 from bfc._core cimport (
     ALLOCATE, DEALLOCATE, ENDS, LOCK_TAKEN, LOWER_END, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events,
     Lane, Tally, Timeline, TimelineRow,
@@ -340,6 +341,8 @@ cdef class Run:
 
     cdef int play_one(self, size_t i) except -1:
         """Plays an event that the pool could not serve alone. The lock is not held."""
+        cdef TurnAt turn
+        turn.take(self.allocator)
         cdef Request request
         cdef Placement placed
         cdef ChunkHandle* handle = &self.events.handles[self.events.number[i]]

@@ -12,6 +12,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
+from bfc.native.turns cimport TurnAt, take_turns
 from bfc._core cimport IN_USE, STATE, ChunkHandle, Pool, Reasons
 from bfc.buffers._scopes cimport NO_OWNER, Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
@@ -120,6 +121,9 @@ cdef class Scope:
         return f"<tag {self.tag.name!r} of {self.allocator!r}>"
 
 
+take_turns(Scope, b"")
+
+
 @cython.final
 @cython.no_gc_clear
 cdef class Tags:
@@ -135,6 +139,8 @@ cdef class Tags:
         return 0
 
     cdef int count_scopes(self, int64_t more) except -1:
+        cdef TurnAt turn
+        turn.take(self)
         self.scopes_open += more
         self.reasons.put(IN_A_TAG, self.scopes_open > 0)
         return 0
@@ -148,6 +154,8 @@ cdef class Tags:
         return 0
 
     cdef Tag find(self, name):
+        cdef TurnAt turn
+        turn.take(self)
         cdef Tag found = self.by_name.get(name)
         if found is None:
             found = Tag()

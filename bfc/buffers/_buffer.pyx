@@ -8,6 +8,7 @@ from cpython.buffer cimport PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_ND, PyBUF_ST
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
 
+from bfc.native.turns cimport TurnAt, count_by, counted, keep_for_ever, put
 from bfc.buffers._arguments cimport array_address, shape_from
 from bfc.buffers._exchange cimport (
     CPU, CUDA, CUDA_MANAGED, IS_COPIED, ONE_BYTE, OPENCL, READ_ONLY, _Layout, capsule_of, consumer_from, device_from,
@@ -99,6 +100,7 @@ cdef class BufferOwner:
 
 #: The owner of a buffer that was never made by an allocator.
 cdef BufferOwner NOBODY = BufferOwner()
+keep_for_ever(NOBODY)
 
 
 #: Format strings that live as long as the module, as the buffer protocol requires.
@@ -157,26 +159,29 @@ cdef class Buffer:
             self.owner.free_handle_from_finaliser(self.handle, self.allocation_id)
 
     cdef uint64_t address(self) except? 0xFFFFFFFFFFFFFFFF:
-        if self.nbytes and not (self.allocation_id and self.owner.is_live(self.handle, self.allocation_id)):
-            raise self.owner.why_not(self.handle, self.allocation_id)
+        cdef int64_t allocation_id = counted(self.allocation_id)
+        if self.nbytes and not (allocation_id and self.owner.is_live(self.handle, allocation_id)):
+            raise self.owner.why_not(self.handle, allocation_id)
         return self.start
 
     cdef int hold(self) except -1:
         """Counts one more view of this memory. It is counted before the memory is looked up: a free or a close in
         between either sees the view, or the look-up sees the free or the close."""
-        self.exports += 1
-        self.owner.exports += 1
-        if self.nbytes and not self.owner.sync_exported(self.handle, self.allocation_id, &self.exports):
+        cdef int64_t allocation_id
+        count_by(self.exports, <int64_t>1)
+        count_by(self.owner.exports, <int64_t>1)
+        allocation_id = counted(self.allocation_id)
+        if self.nbytes and not self.owner.sync_exported(self.handle, allocation_id, &self.exports):
             self.let_go()
-            raise self.owner.why_not(self.handle, self.allocation_id)
+            raise self.owner.why_not(self.handle, allocation_id)
         return 0
 
     cdef void let_go(self) noexcept:
-        self.exports -= 1
-        self.owner.exports -= 1
-        if self.exports == 0 and self.nbytes:
-            self.owner.sync_exported(self.handle, self.allocation_id, &self.exports)
-        if self.owner.exports == 0:
+        count_by(self.exports, <int64_t>-1)
+        count_by(self.owner.exports, <int64_t>-1)
+        if counted(self.exports) == 0 and self.nbytes:
+            self.owner.sync_exported(self.handle, counted(self.allocation_id), &self.exports)
+        if counted(self.owner.exports) == 0:
             self.owner.last_view_gone()
 
     @property
@@ -203,7 +208,7 @@ cdef class Buffer:
         return self.start
 
     cdef bint is_freed(self) except -1:
-        return self.allocation_id == 0 and self.nbytes > 0
+        return counted(self.allocation_id) == 0 and self.nbytes > 0
 
     @property
     def stream(self):
@@ -231,15 +236,19 @@ cdef class Buffer:
         -----
         After an error the memory is still allocated. Cost: as `Allocator.deallocate_raw`.
         """
+        cdef TurnAt turn      # of two threads one frees it
+        turn.take(self)
         cdef int64_t allocation_id = self.allocation_id
-        if self.exports:
-            raise BufferError(f"{self.exports} view(s) of this buffer are in use: delete them first")
+        if counted(self.exports):
+            raise BufferError(f"{counted(self.exports)} view(s) of this buffer are in use: delete them first")
         if allocation_id:
-            self.allocation_id = 0
+            put(self.allocation_id, <int64_t>0)
             try:
                 self.owner.free_handle(self.handle, allocation_id)
             except BaseException:
-                self.allocation_id = allocation_id
+                put(self.allocation_id, allocation_id)
+                if self.nbytes:     # a view may have gone meanwhile, and did not find the chunk
+                    self.owner.sync_exported(self.handle, allocation_id, &self.exports)
                 raise
 
     def __enter__(self):

@@ -2,8 +2,9 @@
 
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.atomic cimport atomic
 
-cdef int scopes_open            # in all threads, guarded by the GIL: 0 spares the look-up
+cdef atomic[int] scopes_open    # in all threads: 0 spares the look-up
 
 cpdef object current_stream()
 
@@ -17,7 +18,7 @@ cdef extern from *:
     const uint64_t NOT_A_TAG "BFC_NOT_A_TAG"    # of a scope that says nothing about tags
 
 cdef list owner_names            # by number; it only grows
-cdef bint owners_used           # whether one was ever set, in any thread: False spares the look-up. Guarded by the GIL
+cdef atomic[int] owners_used    # 1 once one was set, in any thread: 0 spares the look-up
 
 
 cdef class Scope:

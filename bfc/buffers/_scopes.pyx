@@ -19,14 +19,13 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 
+from bfc.native.turns cimport TurnAt, take_turns
 from bfc.interpreter._process cimport exiting
 
 from bfc.interpreter.stubs import SignatureOfStub
 from bfc.streams import stream_handle
 
 _stream = ContextVar("bfc.stream", default=None)
-
-cdef int scopes_open = 0
 
 
 cpdef object current_stream():
@@ -83,20 +82,18 @@ cdef class use_stream:
         self.stream = stream
 
     def __enter__(self):
-        global scopes_open
         self.tokens.append(_stream.set(self.stream))
-        scopes_open += 1
+        scopes_open.fetch_add(1)
         return self
 
     def __exit__(self, *exc_info):
-        global scopes_open
         for token in reversed(self.tokens):
             try:
                 _stream.reset(token)
             except ValueError:
                 continue    # another thread, or another task, has entered it too
             self.tokens.remove(token)
-            scopes_open -= 1
+            scopes_open.fetch_sub(1)
             return
         raise RuntimeError("this use_stream was not entered here: write `with bfc.use_stream(stream):`")
 
@@ -154,9 +151,9 @@ _MORE_OWNERS = "(more owners)"
 
 _scope = ContextVar("bfc.owner")
 
-cdef bint owners_used = False
 #: By number. It only grows, so the name of an older number can be read at any time.
 cdef list owner_names = [""]
+cdef object naming = object()           # a turn at it is needed to add a name
 cdef dict numbers = {}
 cdef object no_allocator = object()
 cdef OpenScopes* open_scopes = NULL     # NULL: no thread allocates without the GIL
@@ -168,6 +165,11 @@ cdef uint32_t number_of_owner(object name) except 0:
     """The number of a name, a new one if need be."""
     if not isinstance(name, str):
         raise TypeError(f"an owner is a str, not {type(name).__name__}")
+    found = numbers.get(name)
+    if found is not None:
+        return found
+    cdef TurnAt turn
+    turn.take(naming)
     found = numbers.get(name)
     if found is not None:
         return found
@@ -234,7 +236,6 @@ cdef class Entered:
 
 cdef Entered enter(uint32_t number, object only, object step=None, uint64_t tag=NOT_A_TAG):
     """Sets the owner, and the step, of all allocations from now on, or of those from the allocator `only`."""
-    global owners_used
     cdef Entered entered = Entered.__new__(Entered)
     cdef Scope scope = Scope.__new__(Scope)
     scope.number = number
@@ -248,7 +249,7 @@ cdef Entered enter(uint32_t number, object only, object step=None, uint64_t tag=
     except BaseException:
         scope.stop()    # it may be the value already: CPython 3.11 sets it before it needs memory for the token
         raise
-    owners_used = True
+    owners_used.store(1)
     try:
         scope.open()
     except BaseException:
@@ -274,6 +275,8 @@ cdef int follow_scopes() except -1:
     global open_scopes
     cdef Scope scope = innermost()
     cdef list entered = []
+    cdef TurnAt turn
+    turn.take(naming)
     if open_scopes != NULL:
         return 0
     while scope is not None:
@@ -480,3 +483,7 @@ cdef class owner:
 
     def __repr__(self):
         return f"bfc.owner({self.name!r})" if self.step is None else f"bfc.owner({self.name!r}, step={self.step})"
+
+
+for _shared in (use_stream, owner):    # several threads may enter the same one
+    take_turns(_shared, b"")

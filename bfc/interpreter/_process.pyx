@@ -19,6 +19,8 @@ from libcpp.atomic cimport atomic, memory_order, memory_order_seq_cst
 from posix.signal cimport sigaction, sigaction_t
 from posix.unistd cimport usleep
 
+from bfc.native.turns cimport TurnAt
+
 cdef extern from "<atomic>" namespace "std" nogil:
     void atomic_thread_fence(memory_order order)
 
@@ -183,7 +185,9 @@ cdef class ForkSafeLock:
         return self
 
     cdef bint take(self) noexcept:
-        """Takes the lock if it is free. The GIL makes this atomic."""
+        """Takes the lock if it is free. The GIL makes this atomic, or else the turn at it."""
+        cdef TurnAt turn
+        turn.take(self)
         cdef unsigned long me = PyThread_get_thread_ident()
         cdef uint64_t now = era()
         if self.era != now:
@@ -196,6 +200,8 @@ cdef class ForkSafeLock:
         return True
 
     def __exit__(self, kind, error, traceback):     # *exc_info would need memory for a tuple
+        cdef TurnAt turn
+        turn.take(self)
         if self.depth and self.holder == PyThread_get_thread_ident() and self.era == era():
             self.depth -= 1     # otherwise a fork inside the section has released it already
 

@@ -1,7 +1,7 @@
 """C++ headers: structures and locks on the hottest paths, each with few functions.
 
-Only `gil_wait.hpp`, `py_int.hpp` and `quick_methods.hpp` know Python, and none knows an
-allocator. In order:
+Only `gil_wait.hpp`, `py_int.hpp`, `quick_methods.hpp` and `turns.hpp` know Python, and none
+knows an allocator. In order:
 
     debug.h             assertions: none, cheap ones, or all
     memory.hpp          hints to the system about memory that will soon be touched
@@ -18,6 +18,8 @@ allocator. In order:
     number_map.hpp      a map of numbers that come from a file
     py_int.hpp          plain ints, read without calling Python
     quick_methods.hpp   a function in front of a method, for its plainest call
+    turns.hpp           turns at an object, where no GIL keeps others away
+    turns.pxd           the same, for Cython
     pages.hpp           pages that a driver can register
     forward.hpp         the names of what stands behind pointers
     bins.hpp            free chunks by size and order

@@ -27,9 +27,13 @@ inline bool small_int(PyObject* object, uint64_t* number) noexcept {
 }
 
 // The ints of addresses that were asked for before: a program that repeats gets the same ones, and making an int costs
-// more than a hit. Needs the GIL, to be destroyed too.
+// more than a hit. Needs the GIL, to be destroyed too. Without a GIL each is made anew: threads that take the same ones
+// would wait for one another, to count their references.
 class RecentInts {
 public:
+#ifdef Py_GIL_DISABLED
+    PyObject* get(uint64_t number) noexcept { return PyLong_FromUnsignedLongLong(number); }
+#else
     RecentInts() = default;
     RecentInts(const RecentInts&) = delete;
     RecentInts& operator=(const RecentInts&) = delete;
@@ -57,6 +61,7 @@ private:
         PyObject* object = nullptr;
     };
     Entry entries_[1 << kBits];
+#endif
 };
 
 }  // namespace bfc

@@ -1,7 +1,8 @@
 """The caching host allocator: PyTorch's policy for pinned memory (PyTorch's behaviour, 4). Rules of this module:
 
 - a change of the bookkeeping runs no Python and calls no driver, so that the GIL alone makes it atomic: no other
-  thread, garbage collection or finaliser can run in the middle of it;
+  thread, garbage collection or finaliser can run in the middle of it; without a GIL a turn at the allocator does, which
+  every call from outside has;
 - the sub-allocator and fences are called between two such changes; what may have changed meanwhile is read again.
 """
 
@@ -20,6 +21,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room, try_push_back, try_store
+from bfc.native.turns cimport TurnAt, counted, take_turns
 from bfc.interpreter._process cimport (
     Deferral, defer_handlers, exiting, is_finalizing, resume_handlers, run_handlers,
 )
@@ -188,7 +190,8 @@ cdef uint64_t aligned_to(object alignment) except 0:
 @cython.no_gc_clear
 cdef class Source:
     """A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: which blocks are on their way
-    there, which it did not take back, and how long its calls take. Guarded by the GIL. It never calls an allocator."""
+    there, which it did not take back, and how long its calls take. Guarded by the GIL, or by a turn at the
+    allocator. It never calls an allocator."""
 
     cdef object sub_allocator
     cdef vector[Range] leaving      # blocks that are being given back
@@ -455,7 +458,7 @@ cdef class PinnedAllocator(BufferOwner):
 
     cdef int64_t buffers            # that own a block
 
-    # The blocks. A `nogil` method that works on them calls nothing that could release the GIL.
+    # The blocks. A `nogil` method that works on them calls nothing that could release the GIL, or end a turn.
     cdef vector[Block] blocks
     cdef uint32_t unused            # the first of the records that have no memory
     cdef vector[uint32_t] stacks    # the top of each bucket's stack
@@ -785,7 +788,7 @@ cdef class PinnedAllocator(BufferOwner):
             self.blocks[handle].allocation_id = 0
             self.retire(handle)
             raise
-        if stream is not None or scopes_open:
+        if stream is not None or scopes_open.load():
             self.used_first(handle, stream)
         return ptr
 
@@ -894,7 +897,7 @@ cdef class PinnedAllocator(BufferOwner):
             return buffer
         become(buffer, self, handle, self.blocks[handle].allocation_id, self.blocks[handle].ptr, <Py_ssize_t>size, on)
         self.buffers += 1
-        if stream is not None or scopes_open:
+        if stream is not None or scopes_open.load():
             buffer.made_on = self.used_first(handle, stream)
         return buffer
 
@@ -1373,12 +1376,12 @@ cdef class PinnedAllocator(BufferOwner):
         """
         cdef size_t handle
         fault = None
-        if self.exports == 0 and not self.is_closed:
+        if counted(self.exports) == 0 and not self.is_closed:
             self.try_again()
             fault = self.wait_for_queue()
             fault_elsewhere = self.events.wait_elsewhere()     # also after a fault: these streams use live blocks
             fault = fault or fault_elsewhere
-        if self.exports:
+        if counted(self.exports):
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.is_closed = True
@@ -1406,7 +1409,7 @@ cdef class PinnedAllocator(BufferOwner):
     def __del__(self):
         if exiting or self.sub_allocator is None or self.has_nothing():
             return
-        if self.exports:
+        if counted(self.exports):
             self.is_abandoned = True    # a view is garbage, too: the last one to go closes the allocator
             return
         try:
@@ -1577,17 +1580,23 @@ cdef class PinnedAllocator(BufferOwner):
     # -- what a buffer asks of its owner ------------------------------------------------------------------------------
 
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        cdef TurnAt turn
+        turn.take(self)
         return allocation_id != 0 and handle < self.blocks.size() and self.blocks[handle].allocation_id == allocation_id
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
+        cdef TurnAt turn
+        turn.take(self)
         cdef bint live = self.is_live(handle, allocation_id)
         if live:
-            self.blocks[handle].exported = exports[0] > 0
+            self.blocks[handle].exported = counted(exports[0]) > 0
         return live
 
     cdef void last_view_gone(self) noexcept:
         """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
         that."""
+        cdef TurnAt turn
+        turn.take(self)
         if self.is_abandoned and not exiting:
             self.is_abandoned = False
             try:
@@ -1596,6 +1605,8 @@ cdef class PinnedAllocator(BufferOwner):
                 report_unraisable(error, _PUT_OFF)
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
+        cdef TurnAt turn
+        turn.take(self)
         if exiting and is_finalizing():
             return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
         if self.is_live(handle, allocation_id):
@@ -1606,6 +1617,8 @@ cdef class PinnedAllocator(BufferOwner):
         return 0
 
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        cdef TurnAt turn
+        turn.take(self)
         if exiting:
             return
         self.buffers -= 1
@@ -1621,6 +1634,8 @@ cdef class PinnedAllocator(BufferOwner):
             report_unraisable(error, _PUT_OFF)
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
+        cdef TurnAt turn
+        turn.take(self)
         cdef uint64_t on = self.events.number_of(consumer, self.sub_allocator)
         if on == made_on or not self.is_live(handle, allocation_id):
             return NO_CONSUMER
@@ -1631,6 +1646,8 @@ cdef class PinnedAllocator(BufferOwner):
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
         """Asks for a fence on a consumer's stream now, as the stream may be destroyed after the consumer has dropped
         the memory. If that fails, waits for the whole device."""
+        cdef TurnAt turn
+        turn.take(self)
         try:
             self.events.mark_user(allocation_id, stream)
         except BaseException as error:
@@ -1649,3 +1666,6 @@ cdef class PinnedAllocator(BufferOwner):
                 report_unraisable(error, _PUT_OFF)
             return False
         return True
+
+
+take_turns(PinnedAllocator, b"")

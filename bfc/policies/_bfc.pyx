@@ -9,6 +9,7 @@ from libcpp cimport bool as cbool
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
+from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     ENDS, FREE, GAP, IN_REGIONS, LARGE, LOWER_END, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED,
     BinSet, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
@@ -707,3 +708,6 @@ cdef class BFCAllocator(Allocator):
             opened.split_at_twice = not may_be_mapped(&opened.lane)
             opened.split_remainder = self.slack_cap if opened.split_at_twice else MINIMUM_SIZE
             opened.oversize = opened.cuts_below = UNLIMITED
+
+
+take_turns(BFCAllocator, b"")

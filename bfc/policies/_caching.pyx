@@ -9,6 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, SMALL, TOO_LARGE, UNLIMITED,
     BinSet, ChunkHandle, Lane, Region, TorchSizes, is_large,
@@ -1300,3 +1301,6 @@ cdef class CachingAllocator(Allocator):
         cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         self.lock.release()
         return is_same_pool(pool_of(&lane), id)
+
+
+take_turns(CachingAllocator, b"")

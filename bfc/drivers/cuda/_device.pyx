@@ -11,6 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
 from bfc.native.nothrow cimport try_push_back, try_store
+from bfc.native.turns cimport TurnAt
 from bfc.interpreter._process cimport exiting
 from bfc.drivers.cuda._driver cimport (
     CAPTURED, CAPTURES_OTHERS, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, NOT_FOUND, NOT_INITIALIZED,
@@ -732,6 +733,8 @@ cdef class EventFence:
 
     cdef int ask(self, bint wait) except -1:
         cdef CUresult result
+        cdef TurnAt turn
+        turn.take(self)
         cdef void* event = self.event
         if event == NULL:
             return 1
