@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython soak soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -134,6 +134,13 @@ test-oldest-cython: $(VENV)/clients build/oldest/built ## run the tests on a bui
 	$(call PYTEST_ON,oldest) $(EVERY) $(ALLOCATING)
 	$(call PYTEST_ON,oldest) $(QUICK) $(ALLOCATING:%=--ignore=%)
 
+test-freethreaded: ## build and run the tests on CPython 3.13 without the GIL, which is built once from Debian's sources, for FREETHREADED, outside of the checkout
+	@if [ -x $(FREETHREADED)/bin/python3.13t ] || .ci/freethreaded $(FREETHREADED); then \
+		$(MAKE) .venv-freethreaded/built && BFC_CI= PYTHON_GIL=0 .venv-freethreaded/bin/python -m pytest $(PARALLEL) --ignore=tests/repo $(QUICK) $(ARGS); \
+	else \
+		echo "CPython without the GIL cannot be built here: .ci/freethreaded says above what is missing. Nothing was tried."; [ -z "$$BFC_CI" ]; \
+	fi
+
 soak: $(VENV)/clients $(VENV)/built ## play random histories for SOAK_SECONDS (3600) on all cores, and say how many operations this machine has done; SOAK="places marks" plays only those
 	nice $(BIN)/python tests/soak.py $(SOAK)
 
@@ -233,6 +240,15 @@ $(VENV)/writers: pyproject.toml | $(VENV)/installed
 
 $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 	$(INSTALL) --group package
+	@touch $@
+
+# Built with what has wheels for it. What its tests would ask of other libraries is skipped.
+FREETHREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bfc/python3.13t
+.venv-freethreaded/built: pyproject.toml $(MODULES)
+	[ -x .venv-freethreaded/bin/python ] || $(FREETHREADED)/bin/python3.13t -m venv --upgrade-deps .venv-freethreaded
+	$(INSTALL) --group build 'numpy>=2.1,<2.4' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
+	$(UNWARNED) .venv-freethreaded/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
+	.venv-freethreaded/bin/python setup.py --quiet build_ext --inplace
 	@touch $@
 
 .venv-cuda12/built: pyproject.toml | $(VENV)/built

@@ -1,18 +1,28 @@
-"""Threads of C++ that allocate through the table of C functions: `python -m bench.threads`.
+"""Threads of C++ that allocate through the table of C functions: `python -m bench.threads`. And
+threads of Python: `python -m bench.threads --pythons PYTHON PYTHON`.
 
 A step frees the oldest of sixteen blocks and allocates one, so that nearly all are hits. One thread
 alone, two on one allocator, and two on an allocator each (two devices of one table) take turns.
 `together` is how many pairs all threads finish in the time in which one thread alone finishes one,
 by the least times: 2 for two threads that do not disturb each other. It needs a C++ compiler, and
 two processors.
+
+Threads of Python do the same with raw blocks, or make and drop a Buffer. The interpreters, in each
+of which this checkout is built, take turns, in processes of their own.
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
+import json
 import statistics
 import subprocess
+import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import bfc
@@ -21,7 +31,9 @@ from bench.report import machine, say, spread
 from bfc.compiling import needed
 from bfc.integrations.torch_backend import capsule
 
+HERE = Path(__file__).resolve().parents[1]
 TURNS, PAIRS, NBYTES = 15, 400_000, 1000
+PYTHON_PAIRS, REPEATS, HELD = 50_000, 3, 16
 CASES = {
     "1 thread, first device": [0],
     "1 thread, second device": [1],
@@ -30,8 +42,23 @@ CASES = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--pythons", nargs="+", default=[], help="interpreters, for threads of Python"
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, help="of each case (default: 15)")
+    parser.add_argument("--one-turn", action="store_true", help=argparse.SUPPRESS)
+    parsed = parser.parse_args(arguments)
+    if parsed.one_turn:
+        print(json.dumps(turn_in_python()))
+        return
     say(machine())
+    if parsed.pythons:
+        compare_pythons(parsed.pythons, parsed.turns)
+        return
     with tempfile.TemporaryDirectory() as folder:
         play = compiled(Path(folder))
         for policy, make in POLICIES.items():
@@ -39,16 +66,94 @@ def main() -> None:
             kept = capsule(pools)
             table = pointer_to(kept)
             found: dict[str, list[float]] = {case: [] for case in CASES}
-            for _ in range(TURNS):
+            for _ in range(parsed.turns):
                 for case, devices in CASES.items():
                     found[case].append(statistics.mean(run(play, table, devices)))
-            say(f"{policy + ', ns a pair':28}{'min / median / max':>24}  together")
-            alone = min(found["1 thread, first device"])
-            for case, devices in CASES.items():
-                together = len(devices) * alone / min(found[case])
-                say(f"{case:28}{spread(found[case]):>24}{together:10.2f}")
+            report(f"{policy}, ns a pair", found)
             for pool in pools:
                 pool.close()
+
+
+def report(title: str, found: dict[str, list[float]]) -> None:
+    say(f"{title:52}{'min / median / max':>24}  together")
+    alone = min(found["1 thread, first device"])
+    for case, devices in CASES.items():
+        together = len(devices) * alone / min(found[case])
+        say(f"{case:52}{spread(found[case]):>24}{together:10.2f}")
+
+
+# -- threads of Python -----------------------------------------------------------------------------
+
+
+def compare_pythons(pythons: list[str], turns: int) -> None:
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for _ in range(turns):
+        for python in pythons:
+            command = [python, "-m", "bench.threads", "--one-turn"]
+            run = subprocess.run(command, check=True, cwd=HERE, capture_output=True, text=True)
+            for row, times in json.loads(run.stdout).items():
+                cases = found.setdefault((python, row), {case: [] for case in CASES})
+                for case, ns in times.items():
+                    cases[case].append(ns)
+    for (python, row), cases in found.items():
+        report(f"{row}, {python}, ns a pair", cases)
+
+
+def turn_in_python() -> dict[str, dict[str, float]]:
+    """The nanoseconds of a pair in this interpreter, by what was timed and by case."""
+    named = "GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "no GIL"
+    found: dict[str, dict[str, float]] = {}
+    for policy, make in POLICIES.items():
+        for kind, work in ("raw", raw_pairs), ("Buffers", buffers):
+            times = found[f"{policy}, {kind}, {named}"] = {}
+            pools = [make(bfc.HostSubAllocator("64 MiB")) for _ in range(2)]
+            for case, devices in CASES.items():
+                times[case] = min(
+                    statistics.mean(in_threads(work, [pools[device] for device in devices]))
+                    for _ in range(REPEATS)
+                )
+            for pool in pools:
+                pool.close()
+    return found
+
+
+def in_threads(work: Callable[[bfc.Allocator], None], pools: list[bfc.Allocator]) -> list[float]:
+    """The nanoseconds of a pair, by thread."""
+    start = threading.Barrier(len(pools))
+    found: list[float] = []
+
+    def run(pool: bfc.Allocator) -> None:
+        start.wait()
+        begun = time.perf_counter_ns()
+        work(pool)
+        found.append((time.perf_counter_ns() - begun) / PYTHON_PAIRS)
+
+    threads = [threading.Thread(target=run, args=(pool,)) for pool in pools]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def raw_pairs(pool: bfc.Allocator) -> None:
+    allocate, free = pool.allocate_raw, pool.deallocate_raw
+    held = [allocate(NBYTES) for _ in range(HELD)]
+    for _ in range(PYTHON_PAIRS // HELD):
+        for i in range(HELD):
+            free(held[i])
+            held[i] = allocate(NBYTES)
+    for ptr in held:
+        free(ptr)
+
+
+def buffers(pool: bfc.Allocator) -> None:
+    allocate = pool.allocate
+    for _ in range(PYTHON_PAIRS):
+        allocate(NBYTES)
+
+
+# -- threads of C++ --------------------------------------------------------------------------------
 
 
 def compiled(folder: Path) -> ctypes.CDLL:

@@ -36,6 +36,7 @@ from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
 from soak_pinned import pinned  # noqa: E402
 from soak_plans import plans, replans  # noqa: E402
+from soak_turns import turns  # noqa: E402
 from strategies import play  # noqa: E402
 from torch_histories import (  # noqa: E402
     BROKEN,
@@ -101,6 +102,7 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     ),
     "replans": (replans, "the same where a program changes, and gets new plans"),
     "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
+    "turns": (turns, "contents, with four of Python's threads on pools of their own and shared"),
     "mixed": (mixed, "threads, scrapes, forks, Dask and pools of each device, in one process"),
 }
 for number in VERSIONS:

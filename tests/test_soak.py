@@ -14,6 +14,7 @@ from soak_captures import captures
 from soak_native import Game, habits
 from soak_pinned import Pinned, pinned
 from soak_plans import plans, play_replans
+from soak_turns import turns
 
 import bfc
 from bfc.testing import Misbehaving
@@ -35,6 +36,12 @@ def test_no_two_blocks_share_a_byte(name: str) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_most_requests_of_a_program_that_repeats_get_their_places(seed: int) -> None:
     assert plans(seed, 20) > 200
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(5))
+def test_four_threads_of_python_share_pools(seed: int) -> None:
+    assert turns(seed, 2000) == 8000
 
 
 @pytest.mark.long
