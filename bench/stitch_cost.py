@@ -4,7 +4,10 @@ The first table has the recorded traces, each on one stream, after six passes: b
 calls the driver. BFC with `virtual_memory` takes turns with BFC as TensorFlow has it, and with BFC
 that splits every chunk, as stitching does. The second has one request that is stitched, by the
 number of its pages, on a source that does nothing; its pages lie apart, each for itself, which is
-the dearest case.
+the dearest case. The third has requests of seven pages that are stitched on the emulated CUDA
+driver, where each also unmaps the view of an earlier one: the whole request, the same calls alone,
+and the request beside a thread that runs Python. They take turns, so look at the ratios: the
+emulator's maps are cheaper than a GPU's.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import random
 import statistics
+import threading
 import time
 from typing import Any
 
@@ -27,6 +32,7 @@ ROOM = 80 * GIB
 PASSES, REPEATS = 6, 9
 PAGES = (4, 16, 64, 128, 256, 512)
 STITCHES = 60
+SEVEN, TURNS = 7, 100
 CONTENDERS: dict[str, dict[str, Any]] = {
     "BFC": {},
     "BFC, always split": {"fragmentation_fraction": 1e-12},
@@ -123,10 +129,96 @@ def stitch(pages: int) -> list[float]:
     return times
 
 
+class Stitched:
+    """A full allocator on the emulated driver, of blocks of two pages."""
+
+    def __init__(self) -> None:
+        self.source = bfc.CUDASubAllocator()
+        self.pool = bfc.CachingAllocator(
+            self.source, stitch=True, page_size=PAGE, memory_limit=120 * PAGE
+        )
+        self.chosen = random.Random(1)
+        self.blocks = [self.pool.allocate_raw(2 * PAGE) for _ in range(60)]
+
+    def requests(self) -> list[float]:
+        """The microseconds of some requests, each of which is stitched."""
+        times = []
+        for _ in range(TURNS):
+            for _ in range(4):
+                place = self.chosen.randrange(len(self.blocks))
+                self.pool.deallocate_raw(self.blocks.pop(place))
+            stitches = self.pool.page_stats()["stitches"]
+            begun = time.perf_counter()
+            address = self.pool.allocate_raw(SEVEN * PAGE)
+            took = (time.perf_counter() - begun) * 1e6
+            if self.pool.page_stats()["stitches"] > stitches:
+                times.append(took)
+            self.pool.deallocate_raw(address)
+            self.blocks += [self.pool.allocate_raw(2 * PAGE) for _ in range(4)]
+        return times
+
+    def calls(self) -> list[float]:
+        """The microseconds of the same calls of the source, made one by one."""
+        source, times = self.source, []
+        pages = [source.create(PAGE) for _ in range(SEVEN)]
+        for _ in range(TURNS):
+            begun = time.perf_counter()
+            fence = source.fence(0)
+            address = source.reserve(SEVEN * PAGE)
+            source.map(address, pages)  # type: ignore[arg-type]
+            source.set_access(address, SEVEN * PAGE)  # type: ignore[arg-type]
+            assert fence is not None
+            fence.done()
+            source.unmap(address, SEVEN * PAGE)  # type: ignore[arg-type]
+            source.unreserve(address, SEVEN * PAGE)  # type: ignore[arg-type]
+            times.append((time.perf_counter() - begun) * 1e6)
+        for page in pages:
+            source.release(page)  # type: ignore[arg-type]
+        return times
+
+    def beside_python(self) -> list[float]:
+        """The microseconds of requests while another thread runs Python all the time."""
+        stops = threading.Event()
+
+        def count() -> None:
+            counted = 0
+            while not stops.is_set():
+                counted += 1
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        try:
+            return self.requests()
+        finally:
+            stops.set()
+            thread.join()
+
+
+def report_seven() -> None:
+    from bfc.testing import cuda_emulator
+
+    cuda_emulator.load().reset(devices=1, total=1 << 30)
+    stitched = Stitched()
+    stitched.requests()
+    samples: list[list[float]] = [[], [], []]
+    for _ in range(REPEATS):
+        for times, measure in zip(
+            samples, (stitched.requests, stitched.calls, stitched.beside_python), strict=True
+        ):
+            times.append(statistics.median(measure()))
+    say()
+    names = ("us a request", "us of its calls", "us beside Python")
+    say(f"{'seven pages, emulated':24}{''.join(f'{name:>26}' for name in names)}")
+    say(f"{'':24}{''.join(f'{spread(times):>26}' for times in samples)}")
+    middle = [statistics.median(times) for times in samples]
+    say(f"{'to its calls':24}{middle[0] / middle[1]:26.2f}{1:26.2f}{middle[2] / middle[1]:26.2f}")
+
+
 def main() -> None:
     say(machine())
     report_hits()
     report_stitches()
+    report_seven()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 Importing it calls no driver, and imports neither NumPy nor `bfc_tools`. Each line of the list
 imports only from lines above it. In order:
 
-    native/, include/, version.py, units.py, streams.py, devices.py   words, and structures in C++
+    include/                                      headers, for others, too
+    native/, version.py, units.py, streams.py, devices.py   words, and structures in C++
     interpreter/, errors.py
     libraries.py                                  others', imported when needed; tables of pandas
     _core.pyx, files.py, compiling.py, drivers/   the engine; all code that calls a driver

@@ -2,6 +2,7 @@
 
 bfc_allocator.h            an allocator as a table of C functions
 bfc_embed.hpp              the same for a program that is not Python's
+bfc_mapping.h              a sub-allocator's calls that map memory, as C functions
 bfc_torch_allocator.hpp    a c10::DeviceAllocator over it, for any back end of PyTorch
 """
 

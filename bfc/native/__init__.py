@@ -47,5 +47,8 @@ knows an allocator. In order:
     plan_matcher.hpp    which slot of a plan a request is for
     plan_server.hpp     which places of a plan are taken, and room for guests
     source.h            a sub-allocator's calls as C functions
+    mapping.pxd         those that map memory (include/bfc_mapping.h), for Cython
+    mapping_books.hpp   where the pages of a sub-allocator are mapped
+    mapping_books.pxd   the same, for Cython
     dlpack.h            DLPack's structures
 """

@@ -29,6 +29,16 @@ bool try_reserve(std::vector<T>& items, size_t count) noexcept {
     }
 }
 
+template <class T>
+bool try_assign(std::vector<T>& items, const std::vector<T>& others) noexcept {
+    try {
+        items = others;
+        return true;
+    } catch (...) {
+        return false;
+    }
+}
+
 template <class Key, class T>
 bool try_store(std::map<Key, T>& items, const Key& key, const T& item) noexcept {
     try {

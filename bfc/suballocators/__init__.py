@@ -1,9 +1,10 @@
 """Where regions come from: one file for each kind of memory. In order:
 
+_native_mapping.pyx   C functions that map memory, as methods
 base.py           the contract
-virtual.py        the books of where the pages of a sub-allocator are mapped
+_books.pyx        the books of where the pages of a sub-allocator are mapped
 host_pages.py     mapped host memory
-cuda_pages.py     mapped memory of a CUDA device
+_cuda_pages.pyx   mapped memory of a CUDA device
 held_streams.py   streams whose work is held back until it is let go
 simulated_captures.py   which streams of a simulated device capture graphs
 simulated.py, host.py, cuda.py, opencl.py

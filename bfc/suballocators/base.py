@@ -16,6 +16,7 @@ from typing import Any, NoReturn, SupportsIndex
 
 from bfc.devices import Availability, Device, Fence
 from bfc.errors import SubAllocatorError
+from bfc.suballocators._native_mapping import NativeMapping
 from bfc.units import parse_bytes
 
 
@@ -64,6 +65,10 @@ class SubAllocator(ABC):
     supports_virtual_memory : Availability
         True if the sub-allocator has `reserve`, `create`, `map` and the rest, with which an
         allocator backs addresses with memory piece by piece. Printed, it says why not.
+    native_mapping : capsule or None
+        The functions of `bfc_mapping.h` in `bfc.get_include()`: the seven methods that map memory,
+        in C. With these the methods need not be defined, and an allocator calls no Python to map.
+        It does call the methods where a subclass defines one of them.
     mapping_granularity : int
         Reserved sizes, page sizes and mapped addresses must be multiples of this, in bytes (2 MiB
         on CUDA); 0 if `supports_virtual_memory` is False.
@@ -97,6 +102,8 @@ class SubAllocator(ABC):
         False, "this sub-allocator gives whole blocks: it has no reserve, create and map"
     )
     mapping_granularity: int = 0
+    native_mapping: object | None = None
+    _made_calls: NativeMapping | None = None
 
     @abstractmethod
     def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
@@ -392,7 +399,7 @@ class SubAllocator(ABC):
         SubAllocatorError
             If anything else goes wrong. Nothing is reserved then.
         """
-        self._refuse_to_map()
+        return self._calls().reserve(nbytes)
 
     def unreserve(self, address: int, nbytes: int) -> None:
         """Give reserved addresses back: all of a reservation, with nothing mapped in it.
@@ -410,7 +417,7 @@ class SubAllocator(ABC):
             If that is not a whole reservation, memory is mapped in it, or the driver fails. The
             addresses stay reserved then.
         """
-        self._refuse_to_map()
+        self._calls().unreserve(address, nbytes)
 
     def create(self, nbytes: int) -> int | None:
         """Make a page: a piece of memory that has no address yet.
@@ -431,7 +438,7 @@ class SubAllocator(ABC):
         SubAllocatorError
             If anything else goes wrong. No memory is taken then.
         """
-        self._refuse_to_map()
+        return self._calls().create(nbytes)
 
     def release(self, page: int) -> None:
         """Give a page up. Its memory is freed once the page is also mapped nowhere.
@@ -447,7 +454,7 @@ class SubAllocator(ABC):
             If there is no such page, it was released before, or the driver fails. It still belongs
             to the caller then.
         """
-        self._refuse_to_map()
+        self._calls().release(page)
 
     def map(self, address: int, pages: Sequence[int]) -> None:
         """Map pages to reserved addresses, end to end. They cannot be used before `set_access`.
@@ -468,7 +475,7 @@ class SubAllocator(ABC):
             were mapped by this call are unmapped again. Where that fails too, the error's `lost`
             has the addresses that are still mapped.
         """
-        self._refuse_to_map()
+        self._calls().map(address, pages)
 
     def set_access(self, address: int, nbytes: int) -> None:
         """Let the device, and its peers if it has any, read and write mapped addresses.
@@ -486,7 +493,7 @@ class SubAllocator(ABC):
             If these are not whole pages that are mapped, or the driver fails. No access was given
             then.
         """
-        self._refuse_to_map()
+        self._calls().set_access(address, nbytes)
 
     def unmap(self, address: int, nbytes: int) -> None:
         """Unmap the pages at these addresses. The addresses stay reserved.
@@ -509,7 +516,16 @@ class SubAllocator(ABC):
         -----
         It does not wait for work that uses the addresses: call `wait` for its streams first.
         """
-        self._refuse_to_map()
+        self._calls().unmap(address, nbytes)
+
+    def _calls(self) -> NativeMapping:
+        """The functions of `native_mapping`, as methods."""
+        if self._made_calls is None:
+            table = self.native_mapping
+            if table is None:
+                self._refuse_to_map()
+            self._made_calls = NativeMapping(table, type(self).__name__)
+        return self._made_calls
 
     def _refuse_to_map(self) -> NoReturn:
         raise SubAllocatorError(f"{self!r} cannot map memory: {self.supports_virtual_memory}")
@@ -541,8 +557,32 @@ class SubAllocator(ABC):
         return self.total_bytes
 
 
-#: What a sub-allocator that maps memory must define itself: here they only raise.
+#: What a sub-allocator that maps memory must define itself, unless it has `native_mapping`.
 MAPPING_CALLS = ("reserve", "unreserve", "create", "release", "map", "set_access", "unmap")
+
+
+def native_calls(sub_allocator: SubAllocator) -> NativeMapping | None:
+    """The C functions of a sub-allocator that stand in for its methods that map memory.
+
+    Parameters
+    ----------
+    sub_allocator : SubAllocator
+        Which one.
+
+    Returns
+    -------
+    NativeMapping or None
+        None if it has no such functions, or if a subclass has a method of its own, which is to be
+        called.
+    """
+    for call in MAPPING_CALLS:
+        if getattr(getattr(sub_allocator, call), "__func__", None) is not getattr(
+            SubAllocator, call
+        ):
+            return None
+    if sub_allocator._made_calls is None and sub_allocator.native_mapping is None:
+        return None
+    return sub_allocator._calls()
 
 
 def check_members(sub_allocator: SubAllocator) -> None:
@@ -581,7 +621,10 @@ def check_mapping_members(sub_allocator: SubAllocator) -> None:
     name = type(sub_allocator).__name__
     for call in MAPPING_CALLS:
         found = getattr(sub_allocator, call)
-        if getattr(found, "__func__", None) is getattr(SubAllocator, call):
+        if (
+            getattr(found, "__func__", None) is getattr(SubAllocator, call)
+            and sub_allocator.native_mapping is None
+        ):
             raise TypeError(
                 f"{name} says that it supports_virtual_memory, and does not define {call}(): it "
                 f"needs {', '.join(MAPPING_CALLS)}"

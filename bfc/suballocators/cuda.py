@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, SupportsIndex
 
 from bfc.devices import Availability, Device
 from bfc.drivers.cuda import _device, calls
 from bfc.errors import DeviceUnavailableError, DriverError, SubAllocatorError
 from bfc.interpreter._process import ForkSafeLock
+from bfc.suballocators._cuda_pages import CUDAPages
 from bfc.suballocators.base import SubAllocator
-from bfc.suballocators.cuda_pages import CUDAPages
 from bfc.units import as_int, format_bytes
 
 Kind = Literal["device", "managed", "pinned", "async"]
@@ -312,26 +312,10 @@ class CUDASubAllocator(SubAllocator):
                     self._own_pages = CUDAPages(self._memory, self._handle_type)
         return self._own_pages
 
-    def reserve(self, nbytes: int) -> int | None:
-        return self._pages.reserve(nbytes)
-
-    def unreserve(self, address: int, nbytes: int) -> None:
-        self._pages.unreserve(address, nbytes)
-
-    def create(self, nbytes: int) -> int | None:
-        return self._pages.create(nbytes)
-
-    def release(self, page: int) -> None:
-        self._pages.release(page)
-
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        self._pages.map(address, pages)
-
-    def set_access(self, address: int, nbytes: int) -> None:
-        self._pages.set_access(address, nbytes)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self._pages.unmap(address, nbytes)
+    @property
+    def native_mapping(self) -> object | None:  # type: ignore[override]
+        """The driver's calls; None if memory cannot be mapped."""
+        return self._pages.native() if self.supports_virtual_memory else None
 
     @property
     def peers(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bfc.devices import Availability
 from bfc.errors import SubAllocatorError
-from bfc.suballocators.virtual import MappingBooks, Page, Run, still_mapped
+from bfc.suballocators._books import MappingBooks, Page, Run, still_mapped
 from bfc.units import format_bytes
 
 GRANULARITY = 2 << 20
@@ -135,9 +135,9 @@ class HostPages:
         self._has_waste = False  # whether memory of released pages must still be given back
 
     def __del__(self) -> None:
-        for reservation in self.books.reservations.values():
+        for start, nbytes in self.books.reservations.items():
             try:
-                self.system.unmap(reservation.start, reservation.nbytes)
+                self.system.unmap(start, nbytes)
             except OSError:
                 pass  # the addresses stay reserved, and nobody is left to report it to
 
@@ -178,7 +178,7 @@ class HostPages:
         page = self._made + 1
         try:
             self.books.created(page, nbytes)
-            self._places[page] = file, offset, self.books.pages[page]
+            self._places[page] = file, offset, self.books.check_release(page)
             self._made = page
             return page
         except BaseException:
@@ -187,7 +187,7 @@ class HostPages:
 
     def forget(self, number: int) -> None:
         """Undo as much of `create` as was done."""
-        page = self.books.pages.get(number)
+        page = self.books.page(number)
         if page is not None:
             self.books.released(page)
         self._places.pop(number, None)
@@ -216,9 +216,9 @@ class HostPages:
     def map(self, plan: Run) -> None:
         done, address = 0, plan.start
         try:
-            for at, page, _ in plan.mappings:
-                file, offset, _ = self._places[page.number]
-                self.system.map(at, page.nbytes, file.number, offset)
+            for it in plan.mappings:
+                file, offset, _ = self._places[it.page.number]
+                self.system.map(it.start, it.page.nbytes, file.number, offset)
                 done += 1
             self.books.mapped(plan)
         except OSError as error:
@@ -253,10 +253,10 @@ class HostPages:
 
     def _put_access_back(self, run: Run) -> None:
         self.books.put_access_back(run)
-        for at, page, has_access in run.mappings:
-            if not has_access:
+        for it in run.mappings:
+            if not it.has_access:
                 try:
-                    self.system.protect(at, page.nbytes, PROT_NONE)
+                    self.system.protect(it.start, it.page.nbytes, PROT_NONE)
                 except OSError:
                     pass  # it only stays accessible: nothing is lost
 

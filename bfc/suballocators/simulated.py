@@ -11,10 +11,10 @@ from typing import Literal, SupportsIndex
 from bfc.devices import Availability, Device
 from bfc.errors import SubAllocatorError
 from bfc.interpreter._process import ForkSafeLock
+from bfc.suballocators._books import MappingBooks, Run, still_mapped
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.simulated_captures import SimulatedCaptures
-from bfc.suballocators.virtual import MappingBooks, Run, still_mapped
 from bfc.units import format_bytes, parse_bytes
 
 Call = Literal[
@@ -264,7 +264,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
     def _first_gap(self, first: int, step: int, nbytes: int) -> int:
         """The lowest multiple of `step`, from `first` on, with free addresses behind it."""
         taken = [(start, start + size + self.gap) for start, size in self.live.items()]
-        taken += [(start, start + it.nbytes) for start, it in self._books.reservations.items()]
+        taken += [(start, start + size) for start, size in self._books.reservations.items()]
         taken.sort()
         address = (first + step - 1) // step * step
         for start, end in taken:
@@ -423,7 +423,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
             return page
         except BaseException:
             if page is not None:
-                self._books.released(self._books.pages[page])
+                self._books.released(self._books.check_release(page))
             raise
 
     def _create(self, nbytes: int) -> int:
@@ -434,8 +434,9 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
             self._pages_made = page
             return page
         except BaseException:
-            if page in self._books.pages:
-                self._books.released(self._books.pages[page])
+            held = self._books.page(page)
+            if held is not None:
+                self._books.released(held)
             raise
 
     def release(self, page: int) -> None:
@@ -498,7 +499,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
     def reservations(self) -> dict[int, int]:
         """The bytes of each reservation, by address."""
         with self._lock:
-            return {start: it.nbytes for start, it in self._books.reservations.items()}
+            return self._books.reservations
 
     @property
     def mappings(self) -> dict[int, int]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from bfc.devices import Availability, Fence
 from bfc.errors import SubAllocatorError
+from bfc.suballocators._books import MappingBooks
 from bfc.suballocators.base import MAPPING_CALLS, SubAllocator
 from bfc.suballocators.held_streams import HeldFence, HeldStreams
 from bfc.suballocators.simulated import SimulatedSubAllocator
-from bfc.suballocators.virtual import MappingBooks
 
 
 def round_up(size: int, granule: int = 256) -> int:

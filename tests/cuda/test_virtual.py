@@ -17,7 +17,7 @@ from raw_cuda import MAPPING
 from waiting import run_all
 
 import bfc
-from bfc.suballocators import cuda_pages
+from bfc.suballocators._cuda_pages import CUDAPages
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -465,8 +465,8 @@ def sweep(source: bfc.CUDASubAllocator) -> None:
         source.unmap(at, PAGE)
     for page in list(books.pages):
         source.release(page)
-    for address, reservation in list(books.reservations.items()):
-        source.unreserve(address, reservation.nbytes)
+    for address, nbytes in books.reservations.items():
+        source.unreserve(address, nbytes)
 
 
 @pytest.mark.parametrize("error", ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_ERROR_UNKNOWN"])
@@ -594,7 +594,7 @@ def test_a_forked_child_gives_back_what_is_its_parents_for_nothing(source, emula
 
 
 def test_threads_that_come_first_share_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(cuda_pages.CUDAPages):
+    class Slow(CUDAPages):
         def __init__(self, *arguments: Any) -> None:
             time.sleep(0.01)
             super().__init__(*arguments)

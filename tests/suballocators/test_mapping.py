@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import bfc
-from bfc.suballocators.virtual import MappingBooks
+from bfc.suballocators._books import MappingBooks
 
 MIB = 1 << 20
 PAGE = 2 * MIB

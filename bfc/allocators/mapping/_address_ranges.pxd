@@ -8,6 +8,7 @@ from libcpp.vector cimport vector
 
 from bfc.interpreter._process cimport Deferral
 from bfc._core cimport ChunkHandle, PageBitmap, PlanServer, Pool
+from bfc.suballocators._native_mapping cimport NativeMapping
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
@@ -35,8 +36,8 @@ cdef class Page:
 cdef inline uint64_t round_up_to(uint64_t size, uint64_t step) noexcept nogil:
     return (size + step - 1) // step * step
 
-cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0
-cdef object call_create(sub_allocator, uint64_t nbytes)
+cdef uint64_t call_reserve(sub_allocator, device, uint64_t nbytes) except 0
+cdef object call_create(sub_allocator, device, uint64_t nbytes)
 cdef bint lies_in(uint64_t address, runs) noexcept
 cdef uint64_t bytes_from(Page page) noexcept
 cdef list driver_numbers(list pages)
@@ -131,6 +132,8 @@ cdef class AddressRanges:
     cdef Lock* lock                     # the allocator's
     cdef Pool pool
     cdef Source source
+    cdef object device                  # what maps: the C functions of the sub-allocator, or the sub-allocator
+    cdef NativeMapping native           # those functions; None: there are only methods
     cdef list ranges                    # of AddressRange
     cdef Page fresh                     # the first page that is made, or about to be, and is in no slot yet
     cdef Page unreleased                # the first page that the sub-allocator did not take back
@@ -200,6 +203,8 @@ cdef class AddressRanges:
     cdef void release_fresh(self) noexcept
     cdef uint64_t map_fresh(self, AddressRange range, ChunkHandle handle) except 0
     cdef int put(self, uint64_t ptr, list pages, uint64_t nbytes) except -1
+    cdef int put_by_methods(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1
+    cdef int put_natively(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1
     cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept
     cdef void forget_lost(self) noexcept
     cdef bint has_lost(self) noexcept

@@ -24,6 +24,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.mapping cimport bfc_mapping_fault
 from bfc.interpreter._process cimport defer_handlers, resume_handlers
 from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, UNMAPPED, ChunkHandle, Pool
 from bfc.allocators._changes cimport IS_GROWING, add_range, cancel_mapping, end_mapping, end_unmapping, remove_range
@@ -37,6 +38,7 @@ cdef extern from "plan_server.hpp":
     pass
 
 from bfc.errors import SubAllocatorError, out_of_host_memory
+from bfc.suballocators.base import native_calls
 from bfc.units import format_bytes
 
 cdef extern from "Python.h":
@@ -59,9 +61,10 @@ _POLL_SECONDS = 0.001
 
 # -- what is asked of a sub-allocator, and what it fails with ----------------------------------------------------------
 
-cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
+cdef uint64_t call_reserve(sub_allocator, device, uint64_t nbytes) except 0:
+    """Addresses of a sub-allocator, or of its C functions, which are the `device` then."""
     cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
-    answer = sub_allocator.reserve(nbytes)
+    answer = device.reserve(nbytes)
     if answer is None:
         raise SubAllocatorError(
             f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. Memory is not short: "
@@ -74,17 +77,17 @@ cdef uint64_t call_reserve(sub_allocator, uint64_t nbytes) except 0:
         return place
     if place:
         try:
-            sub_allocator.unreserve(place, nbytes)
+            device.unreserve(place, nbytes)
         except Exception:
             pass    # it was no reservation
     raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
                             f"multiple of mapping_granularity")
 
 
-cdef object call_create(sub_allocator, uint64_t nbytes):
+cdef object call_create(sub_allocator, device, uint64_t nbytes):
     """The number of a new page; None: there is no memory for it."""
     try:
-        number = sub_allocator.create(nbytes)
+        number = device.create(nbytes)
     except MemoryError:
         return None
     if number is None or isinstance(number, int):
@@ -225,6 +228,9 @@ cdef class AddressRanges:
         one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
         its calls must not forget."""
         cdef cbool entered, others = False
+        if self.device is None:
+            self.native = native_calls(self.source.sub_allocator)
+            self.device = self.source.sub_allocator if self.native is None else self.native
         # The call begins before this thread is the mapper, and ends after that: a mapper in no call has been stopped.
         if not self.source.begin_call(set_aside, 0):
             raise out_of_host_memory()
@@ -405,7 +411,7 @@ cdef class AddressRanges:
         self.ranges.append(range)
         try:
             self.add_calls(1)
-            range.ptr = call_reserve(self.source.sub_allocator, range.nbytes)
+            range.ptr = call_reserve(self.source.sub_allocator, self.device, range.nbytes)
         except BaseException:
             self.remove(range)
             raise
@@ -452,7 +458,7 @@ cdef class AddressRanges:
                 else:
                     last.next = page
                 self.add_calls(1)
-                page.number = call_create(self.source.sub_allocator, nbytes)
+                page.number = call_create(self.source.sub_allocator, self.device, nbytes)
                 if page.number is None:
                     self.is_refused = True
                     self.source.refused_bytes.set(nbytes)
@@ -515,7 +521,6 @@ cdef class AddressRanges:
     cdef int put(self, uint64_t ptr, list pages, uint64_t nbytes) except -1:
         """Maps pages and lets the device use them: all, or none. If that fails, `is_lost` says what stayed mapped.
         Whoever enters what came of it in the records sets `touched` back."""
-        cdef object sub_allocator = self.source.sub_allocator
         cdef list numbers
         cdef Page page
         cdef double begun = seconds_now()
@@ -524,23 +529,53 @@ cdef class AddressRanges:
         self.touched = Place(ptr, nbytes)
         try:
             self.add_calls(len(numbers))
-            try:
-                sub_allocator.map(ptr, numbers)
-            except BaseException as error:
-                self.lost = getattr(error, "lost", ())
-                raise
-            self.calls.maps += len(numbers)
-            try:
-                self.calls.set_accesses += 1
-                self.add_calls(1)
-                sub_allocator.set_access(ptr, nbytes)
-            except BaseException:
-                self.undo_mapping(ptr, nbytes)
-                raise
+            if self.native is None:
+                self.put_by_methods(ptr, numbers, nbytes)
+            else:
+                self.put_natively(ptr, numbers, nbytes)
         finally:
             self.calls.seconds += seconds_now() - begun
         for page in pages:
             page.is_mapped = True
+        return 0
+
+    cdef int put_by_methods(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1:
+        try:
+            self.device.map(ptr, numbers)
+        except BaseException as error:
+            self.lost = getattr(error, "lost", ())
+            raise
+        self.calls.maps += len(numbers)
+        try:
+            self.calls.set_accesses += 1
+            self.add_calls(1)
+            self.device.set_access(ptr, nbytes)
+        except BaseException:
+            self.undo_mapping(ptr, nbytes)
+            raise
+        return 0
+
+    cdef int put_natively(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1:
+        """The same with both calls behind each other, and the GIL let go once for them: beside threads that run Python
+        it may take five milliseconds to get it back."""
+        cdef bfc_mapping_fault fault
+        cdef vector[uint64_t] pages = numbers
+        cdef cbool is_mapped = False
+        cdef int result
+        with nogil:
+            result = self.native.put(ptr, pages, nbytes, &is_mapped, &fault)
+        if is_mapped:
+            self.calls.maps += pages.size()
+            self.calls.set_accesses += 1
+            self.add_calls(1)
+        try:
+            self.native.check(result, "set_access" if is_mapped else "map", &fault)
+        except BaseException as error:
+            if is_mapped:
+                self.undo_mapping(ptr, nbytes)
+            else:
+                self.lost = getattr(error, "lost", ())
+            raise
         return 0
 
     cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept:
@@ -752,7 +787,7 @@ cdef class AddressRanges:
         self.add_calls(1)
         self.leaving = page     # it is in no slot any more: a child that is forked in the call finds it here
         try:
-            self.source.sub_allocator.release(page.number)
+            self.device.release(page.number)
         except BaseException as error:
             self.source.keep_bytes(page.nbytes)
             page.next = self.unreleased
@@ -809,19 +844,19 @@ cdef class AddressRanges:
         cdef uint64_t done = 0, step = self.page_bytes_at(self.touched.ptr) if self.touched.nbytes else 1
         while done < self.touched.nbytes:
             try:
-                self.source.sub_allocator.unmap(self.touched.ptr + done, step)
+                self.device.unmap(self.touched.ptr + done, step)
             except BaseException:
                 pass
             done += step
         try:
             if self.leaving is not None:
-                self.source.sub_allocator.release(self.leaving.number)
+                self.device.release(self.leaving.number)
         except BaseException:
             pass
         self.leaving = self.offered = None
         try:
             if self.going.nbytes:
-                self.source.sub_allocator.unreserve(self.going.ptr, self.going.nbytes)
+                self.device.unreserve(self.going.ptr, self.going.nbytes)
         except BaseException:
             pass
         while page is not None:     # these it had not come to
@@ -858,7 +893,7 @@ cdef class AddressRanges:
         self.touched = Place(ptr, nbytes)
         try:
             self.add_calls(1)
-            self.source.sub_allocator.unmap(ptr, nbytes)
+            self.device.unmap(ptr, nbytes)
         except BaseException:
             self.touched = before       # that of a `put` which failed
             raise
@@ -871,7 +906,7 @@ cdef class AddressRanges:
         self.add_calls(1)
         self.going = Place(ptr, nbytes)
         try:
-            self.source.sub_allocator.unreserve(ptr, nbytes)
+            self.device.unreserve(ptr, nbytes)
         finally:
             self.going.nbytes = 0
         return 0

@@ -44,14 +44,14 @@ cdef class Blocks:
         run.is_block = True
         run.pages = [page]
         run.nbytes = page.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
-        run.ptr = call_reserve(sub_allocator, run.nbytes)
+        run.ptr = call_reserve(sub_allocator, sub_allocator, run.nbytes)
         try:
             self.by_address[run.ptr] = run
         except MemoryError:
             sub_allocator.unreserve(run.ptr, run.nbytes)
             raise
         try:
-            page.number = call_create(sub_allocator, page.nbytes)
+            page.number = call_create(sub_allocator, sub_allocator, page.nbytes)
             if page.number is not None:
                 map_block(sub_allocator, run)
                 return run.ptr, run.nbytes

@@ -242,7 +242,7 @@ cdef class ExpandableSegments(AddressRanges):
         self.ranges.append(range)       # makes room in the list before there are addresses
         try:
             self.add_calls(1)
-            range.ptr = call_reserve(self.source.sub_allocator, range.nbytes)
+            range.ptr = call_reserve(self.source.sub_allocator, self.device, range.nbytes)
         except BaseException:
             self.remove(range)
             raise

@@ -435,7 +435,8 @@ cdef int put_up(AddressRanges memory, list transitions) except -1:
             for page in transition.pages:
                 if page.number is None:
                     made.append((page, Page()))
-                    page.number = call_create(memory.source.sub_allocator, page.nbytes)
+                    page.number = call_create(memory.source.sub_allocator, memory.source.sub_allocator,
+                                              page.nbytes)
                     if page.number is None:
                         memory.source.refused_bytes.set(page.nbytes)
                         raise NoRoomError

@@ -1129,7 +1129,7 @@ cdef class Stitching(AddressRanges):
         self.retired.append(begun)      # for a child that is forked meanwhile, and has nothing else of it
         self.add_calls(1)
         try:
-            ptr = call_reserve(self.source.sub_allocator, nbytes)
+            ptr = call_reserve(self.source.sub_allocator, self.device, nbytes)
             begun.ptr, begun.nbytes = ptr, nbytes
             self.put(ptr, self.pages_of(pages), nbytes)
             try:

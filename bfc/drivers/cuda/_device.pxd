@@ -1,5 +1,6 @@
 """The CUDA driver's calls on one device. No lock is held while the driver is called."""
 
+from libc.stddef cimport size_t
 from libc.stdint cimport uint64_t
 from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
@@ -88,7 +89,14 @@ cdef class EventFence:
     cdef int ask(self, bint wait) except -1
 
 
-ctypedef CUresult (*Ending)(uint64_t, size_t) noexcept nogil
+cdef enum MappingCall:
+    RESERVE
+    UNRESERVE
+    CREATE
+    RELEASE
+    MAP
+    SET_ACCESS
+    UNMAP
 
 
 cdef class VirtualMemory:
@@ -97,7 +105,11 @@ cdef class VirtualMemory:
     cdef bint has_created               # whether a page was created: from then on the kind of handle is fixed
     cdef readonly uint64_t granularity
 
-    cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil
+    cdef CUresult take_addresses(self, uint64_t nbytes, uint64_t* address) noexcept nogil
+    cdef CUresult end(self, MappingCall call, uint64_t what, uint64_t nbytes) noexcept nogil
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil
-    cdef CUresult put(self, uint64_t address, vector[uint64_t]& handles, vector[uint64_t]& sizes,
-                      size_t* done, uint64_t* end) noexcept nogil
+    cdef CUresult allow(self, uint64_t address, uint64_t nbytes, const Access* access, size_t count) noexcept nogil
+
+
+cdef Access access_of(int device, bint allowed) noexcept nogil
+cdef object mapping_error(CUresult result, MappingCall call, uint64_t what, uint64_t nbytes, int ordinal)

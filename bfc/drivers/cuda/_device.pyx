@@ -1,8 +1,8 @@
 """One CUDA device: its primary context, a kind of memory on it, events that mark the end of queued work, and reserved
 addresses with the physical memory that is mapped to them.
 
-Here are only the calls of the driver; `suballocators/cuda_pages.py` keeps the books of what is reserved and mapped. No
-call that maps takes a stream, or waits for one.
+Here are only the calls of the driver; `suballocators/_cuda_pages.pyx` keeps the books of what is reserved and mapped.
+No call that maps takes a stream, or waits for one.
 """
 
 cimport cython
@@ -782,6 +782,11 @@ cdef enum:
 HANDLE_TYPES = {"none": NO_HANDLE, "posix": DESCRIPTOR, "fabric": FABRIC}
 _HANDLE_NAMES = {number: name for name, number in HANDLE_TYPES.items()}
 
+_MAPPING_CALLS = {
+    RESERVE: "cuMemAddressReserve", UNRESERVE: "cuMemAddressFree", CREATE: "cuMemCreate", RELEASE: "cuMemRelease",
+    MAP: "cuMemMap", SET_ACCESS: "cuMemSetAccess", UNMAP: "cuMemUnmap",
+}
+
 _HINTS = {
     "cuMemCreate": "handle_type=\"none\", which every driver that maps memory can give",
     "cuMemMap": "larger pages, if there are very many: the driver holds only so many mappings",
@@ -799,7 +804,7 @@ def why_not(int ordinal):
     cdef CUresult result = cu.memory_granularity(&granularity, &wanted, MINIMUM)
     if failed(result):
         return ("the driver is too old to map memory: update it" if result == NOT_FOUND
-                else str(mapping_error(result, "cuMemGetAllocationGranularity")))
+                else str(driver_error("cuMemGetAllocationGranularity()", result)))
     return ""
 
 
@@ -820,14 +825,27 @@ cdef MemoryProperties on_device(int ordinal) noexcept:
     return wanted
 
 
-cdef object mapping_error(CUresult result, str call, str arguments=""):
-    """The DriverError of a call. A hint for the result is preferred to a hint for the call."""
-    error = driver_error(f"{call}({arguments})", result)
-    return error if error.hint else driver_error(error.call, result, _HINTS.get(call, ""))
+cdef object mapping_error(CUresult result, MappingCall call, uint64_t what, uint64_t nbytes, int ordinal):
+    """The DriverError of a call about an address or a page, and some bytes. A hint for the result is preferred to a
+    hint for the call."""
+    failed(result)
+    name = _MAPPING_CALLS[call]
+    if call == RESERVE:
+        arguments = f"{nbytes} bytes"
+    elif call == CREATE:
+        arguments = f"{nbytes} bytes on device {ordinal}"
+    else:
+        arguments = f"{what:#x}" if call == RELEASE else f"{what:#x}, {nbytes} bytes"
+    error = driver_error(f"{name}({arguments})", result)
+    return error if error.hint else driver_error(error.call, result, _HINTS.get(name, ""))
 
 
-cdef CUresult release_handle(uint64_t handle, size_t _nbytes) noexcept nogil:
-    return cu.memory_release(handle)
+cdef Access access_of(int device, bint allowed) noexcept nogil:
+    cdef Access access
+    access.location.type = ON_DEVICE
+    access.location.id = device
+    access.flags = READ_WRITE if allowed else 0
+    return access
 
 
 cdef class VirtualMemory:
@@ -861,71 +879,36 @@ cdef class VirtualMemory:
         """The kind of handle that pages have."""
         return _HANDLE_NAMES[self.wanted.handle_types]
 
-    # -- addresses -----------------------------------------------------------------------------------------------------
-
-    def reserve(self, uint64_t nbytes):
-        """See SubAllocator.reserve."""
-        cdef uint64_t address = 0
+    cdef CUresult take_addresses(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
         cdef int mode
-        cdef CUresult result
-        with nogil:
-            result = self.context.enter(&mode)
-            if result == SUCCESS:
-                result = cu.address_reserve(&address, nbytes, 0, 0, 0)
-                self.context.leave(mode)
-        if result == OUT_OF_MEMORY:
-            return None
-        if failed(result):
-            raise mapping_error(result, "cuMemAddressReserve", f"{nbytes} bytes")
-        try:
-            return address
-        except MemoryError:
-            with nogil:
-                self.end(cu.address_free, address, nbytes)
-            raise
+        cdef CUresult result = self.context.enter(&mode)
+        if result == SUCCESS:
+            result = cu.address_reserve(address, nbytes, 0, 0, 0)
+            self.context.leave(mode)
+        return result
 
-    def unreserve(self, uint64_t address, uint64_t nbytes):
-        """See SubAllocator.unreserve."""
-        cdef CUresult result
-        with nogil:
-            result = self.end(cu.address_free, address, nbytes)
-        if failed(result):
-            raise mapping_error(result, "cuMemAddressFree", f"{address:#x}, {nbytes} bytes")
-
-    cdef CUresult end(self, Ending call, uint64_t what, uint64_t nbytes) noexcept nogil:
+    cdef CUresult end(self, MappingCall call, uint64_t what, uint64_t nbytes) noexcept nogil:
         """Makes a call that gives something back, even if the context was reset: this memory belongs to no
         context."""
         cdef int mode
+        cdef CUresult result
         if forked:
             return SUCCESS
         if not self.context.retained:
             return NOT_INITIALIZED
         cdef bint entered = self.context.enter(&mode) == SUCCESS
-        cdef CUresult result = call(what, nbytes)
+        if call == RELEASE:
+            result = cu.memory_release(what)
+        elif call == UNMAP:
+            result = cu.memory_unmap(what, nbytes)
+        else:
+            result = cu.address_free(what, nbytes)
         if entered:
             self.context.leave(mode)
         return SUCCESS if is_lost(result) else result
 
-    # -- pages ---------------------------------------------------------------------------------------------------------
-
-    def create(self, uint64_t nbytes):
-        """A handle of new memory, or None. Raises DriverError."""
-        cdef uint64_t handle = 0
-        cdef CUresult result
-        with nogil:
-            result = self.make(nbytes, &handle)
-        if result == OUT_OF_MEMORY:
-            return None
-        if failed(result):
-            raise mapping_error(result, "cuMemCreate", f"{nbytes} bytes on device {self.context.ordinal}")
-        try:
-            return handle
-        except MemoryError:
-            with nogil:
-                self.end(release_handle, handle, 0)
-            raise
-
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil:
+        """A handle of new memory."""
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
@@ -940,73 +923,11 @@ cdef class VirtualMemory:
         self.context.leave(mode)
         return result
 
-    def release(self, uint64_t handle):
-        """Releases a handle. Raises DriverError."""
-        cdef CUresult result
-        with nogil:
-            result = self.end(release_handle, handle, 0)
-        if failed(result):
-            raise mapping_error(result, "cuMemRelease", f"{handle:#x}")
-
-    # -- mappings ------------------------------------------------------------------------------------------------------
-
-    def map(self, uint64_t address, list handles, list sizes):
-        """Maps handles end to end, all or none. Returns None, or on failure a tuple: the error, the error of
-        undoing it or None, and the bytes that are still mapped."""
-        cdef vector[uint64_t] pages = handles
-        cdef vector[uint64_t] lengths = sizes
-        cdef size_t done = 0
-        cdef uint64_t end = address
-        cdef CUresult result, undone = SUCCESS
-        with nogil:
-            result = self.put(address, pages, lengths, &done, &end)
-            if result != SUCCESS and done:
-                undone = self.end(cu.memory_unmap, address, end - address)
-        if not failed(result):
-            return None
-        error = mapping_error(result, "cuMemMap", f"{end:#x}, {lengths[done]} bytes")
-        if not failed(undone):
-            return error, None, 0
-        return error, mapping_error(undone, "cuMemUnmap", f"{address:#x}, {end - address} bytes"), end - address
-
-    cdef CUresult put(self, uint64_t address, vector[uint64_t]& handles, vector[uint64_t]& sizes,
-                      size_t* done, uint64_t* end) noexcept nogil:
+    cdef CUresult allow(self, uint64_t address, uint64_t nbytes, const Access* access, size_t count) noexcept nogil:
+        """Gives some devices access to mapped memory, or takes it from them, in one call."""
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
-        if result != SUCCESS:
-            return result
-        while result == SUCCESS and done[0] < handles.size():
-            result = cu.memory_map(end[0], sizes[done[0]], 0, handles[done[0]], 0)
-            if result == SUCCESS:
-                end[0] += sizes[done[0]]
-                done[0] += 1
-        self.context.leave(mode)
+        if result == SUCCESS:
+            result = cu.memory_set_access(address, nbytes, access, count)
+            self.context.leave(mode)
         return result
-
-    def unmap(self, uint64_t address, uint64_t nbytes):
-        """See SubAllocator.unmap."""
-        cdef CUresult result
-        with nogil:
-            result = self.end(cu.memory_unmap, address, nbytes)
-        if failed(result):
-            raise mapping_error(result, "cuMemUnmap", f"{address:#x}, {nbytes} bytes")
-
-    def set_access(self, uint64_t address, uint64_t nbytes, devices, bint allowed=True):
-        """Gives some devices access to mapped memory, or takes it from them, in one call. Raises DriverError."""
-        cdef vector[Access] access
-        cdef Access one
-        cdef int device
-        for device in devices:
-            one.location.type = ON_DEVICE
-            one.location.id = device
-            one.flags = READ_WRITE if allowed else 0
-            access.push_back(one)
-        cdef int mode
-        cdef CUresult result
-        with nogil:
-            result = self.context.enter(&mode)
-            if result == SUCCESS:
-                result = cu.memory_set_access(address, nbytes, access.data(), access.size())
-                self.context.leave(mode)
-        if failed(result):
-            raise mapping_error(result, "cuMemSetAccess", f"{address:#x}, {nbytes} bytes")

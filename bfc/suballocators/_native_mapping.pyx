@@ -1,0 +1,135 @@
+"""A sub-allocator's C functions that map memory (include/bfc_mapping.h): as methods, and for callers without the GIL.
+
+An allocator calls this in the place of a sub-allocator that has such functions. So each method takes, returns and
+raises what the method of `SubAllocator` does, and the GIL is free during each call.
+"""
+
+cimport cython
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+from bfc.native.mapping cimport BFC_NATIVE_MAPPING, BFC_NO_ROOM, bfc_mapping_fault, bfc_native_mapping
+
+from bfc.errors import SubAllocatorError
+
+
+cdef uint64_t number(value, str call) except? 0xFFFFFFFFFFFFFFFF:
+    try:
+        return value
+    except (OverflowError, TypeError):
+        raise SubAllocatorError(f"{call}({value!r}): that is no number of bytes, no address and no page") from None
+
+
+@cython.no_gc       # nothing that it holds leads back to it, and finalisers of garbage still call it
+cdef class NativeMapping:
+    """The functions of one table, in a capsule. `name` is for messages, of functions that bring none themselves."""
+
+    def __init__(self, capsule, str name not None):
+        self.table = <bfc_native_mapping*>PyCapsule_GetPointer(capsule, BFC_NATIVE_MAPPING)
+        self.capsule = capsule
+        self.name = name
+
+    cdef int check(self, int result, str call, bfc_mapping_fault* fault) except -1:
+        """Raises the error for what a function has failed with."""
+        if result == 0:
+            return 0
+        if self.table.raise_error != NULL:
+            return self.table.raise_error(self.table.self, fault)
+        error = SubAllocatorError(f"{call} of {self.name} failed with {result}")
+        if fault.lost:
+            error.lost = ((fault.address, fault.lost),)
+        raise error
+
+    def reserve(self, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t address = 0, size = number(nbytes, "reserve")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.reserve(self.table.self, size, &address, &fault)
+        if result == BFC_NO_ROOM:
+            return None
+        self.check(result, "reserve", &fault)
+        try:
+            return address
+        except MemoryError:
+            with nogil:
+                self.table.unreserve(self.table.self, address, size, &fault)
+            raise
+
+    def unreserve(self, address, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t start = number(address, "unreserve"), size = number(nbytes, "unreserve")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.unreserve(self.table.self, start, size, &fault)
+        self.check(result, "unreserve", &fault)
+
+    def create(self, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t page = 0, size = number(nbytes, "create")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.create(self.table.self, size, &page, &fault)
+        if result == BFC_NO_ROOM:
+            return None
+        self.check(result, "create", &fault)
+        try:
+            return page
+        except MemoryError:
+            with nogil:
+                self.table.release(self.table.self, page, &fault)
+            raise
+
+    def release(self, page):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t which = number(page, "release")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.release(self.table.self, which, &fault)
+        self.check(result, "release", &fault)
+
+    def map(self, address, pages):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t start = number(address, "map")
+        cdef vector[uint64_t] numbers
+        cdef int result
+        for page in pages:
+            numbers.push_back(number(page, "map"))
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.map(self.table.self, start, numbers.data(), numbers.size(), &fault)
+        self.check(result, "map", &fault)
+
+    def set_access(self, address, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t start = number(address, "set_access"), size = number(nbytes, "set_access")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.set_access(self.table.self, start, size, &fault)
+        self.check(result, "set_access", &fault)
+
+    def unmap(self, address, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t start = number(address, "unmap"), size = number(nbytes, "unmap")
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = self.table.unmap(self.table.self, start, size, &fault)
+        self.check(result, "unmap", &fault)
+
+    cdef int put(self, uint64_t address, vector[uint64_t]& pages, uint64_t nbytes, cbool* is_mapped,
+                 bfc_mapping_fault* fault) noexcept nogil:
+        """Maps pages, and lets the device use them. Where that fails, `is_mapped` says which of the two has."""
+        cdef int result
+        memset(fault, 0, sizeof(fault[0]))
+        result = self.table.map(self.table.self, address, pages.data(), pages.size(), fault)
+        is_mapped[0] = result == 0
+        return self.table.set_access(self.table.self, address, nbytes, fault) if result == 0 else result
