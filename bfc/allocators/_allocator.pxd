@@ -103,7 +103,7 @@ cdef class Allocator(BufferOwner):
     cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
     cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
     # A part as those above, behind what a hit reads.
-    cdef AddressRanges mapped           # memory that is mapped to addresses; None: all of it comes in regions
+    cdef AddressRanges mapped           # memory that is mapped to addresses
     cdef Stitching stitching            # the same, where pages are mapped one by one; else None
     cdef bint stitches                  # whether they are
     cdef tuple backings                 # of Backing, in the order in which they are asked
@@ -215,7 +215,6 @@ cdef class Allocator(BufferOwner):
     cdef uint64_t trim_pages(self, uint64_t keep, bint wait) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept
     cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1
-    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1
     cdef int check_books(self) except -1
 
     cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned)

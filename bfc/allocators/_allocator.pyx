@@ -44,7 +44,7 @@ from bfc.allocators._reasons cimport (
 )
 from bfc.allocators._reading cimport (
     ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
-    count_bookkeeping, fault_in_pages, first_fault, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
+    count_bookkeeping, first_fault, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
 )
 from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
@@ -226,6 +226,8 @@ cdef class Allocator(BufferOwner):
         self.captures = Captures()
         self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools, self.pool_uses)
         self.recorder = Recorder()
+        self.mapped = AddressRanges()
+        self.mapped.attach(&self.lock, self.pool, self.source, self.fences, self.tags)
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:
@@ -334,6 +336,10 @@ cdef class Allocator(BufferOwner):
     cdef void set_rules(self, uint32_t lane) noexcept nogil:
         """Writes down what the policy decides for a lane's sets of bins. Needs the lock."""
         pass
+
+    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back free memory that does not lie in regions. Returns the bytes."""
+        return 0
 
     cdef uint64_t set_aside_for(self, Request* request) noexcept nogil:
         """Sets the bytes of a new region aside from the limit. 0: there is no room for them."""
@@ -2110,8 +2116,7 @@ cdef class Allocator(BufferOwner):
             self.source.give_back(regions, False)
         finally:
             self.tags.drop_kept()
-            if self.mapped is not None:
-                self.mapped.give_all_back()
+            self.mapped.give_all_back()
         if fault is not None:
             raise fault
 
@@ -2166,9 +2171,7 @@ cdef class Allocator(BufferOwner):
         >>> allocator.page_stats()["pages"]
         3
         """
-        if not self.stitches:
-            self.require_pages("page_stats")
-        return self.stitching.stats()
+        return self.mapped.stats() or self.require_pages("page_stats")
 
     def trim(self, keep=0, *, wait=False):
         """Give free pages back, of an allocator that maps page by page. Their addresses stay reserved.
@@ -2227,10 +2230,6 @@ cdef class Allocator(BufferOwner):
             self.check_books()
         return released
 
-    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
-        """Gives back the pages that are free. Returns the bytes."""
-        return self.trim_pages(0, True) if self.stitches and not self.is_closed else 0
-
     def try_extend(self, buffer, nbytes):
         """Make an allocation larger where it is, without a copy.
 
@@ -2284,7 +2283,7 @@ cdef class Allocator(BufferOwner):
             raise ValueError(f"{address:#x} has {present} bytes, and would have {size}: try_extend makes nothing "
                              f"smaller")
         if not self.extend_now(address, rounded, size):
-            if not self.stitches or not self.map_behind(address, rounded):
+            if not self.mapped.extend(address, rounded):
                 return False
             if not self.extend_now(address, rounded, size):
                 return False    # another thread has taken it
@@ -2309,19 +2308,6 @@ cdef class Allocator(BufferOwner):
         if asleep:
             raise self.why_not(handle, allocation_id)
         return done
-
-    cdef bint map_behind(self, uint64_t address, uint64_t rounded) except -1:
-        """Maps the memory that an allocation lacks for its new size, if its range is unmapped behind it. Returns
-        whether it did."""
-        cdef uint64_t calls
-        if not self.stitching.enter(0):
-            return False
-        calls = self.stitching.count_calls()
-        try:
-            return self.stitching.grow_behind(address, rounded)
-        finally:
-            self.stitching.note_request(calls)
-            self.stitching.leave()
 
     cdef int require_pages(self, str method) except -1:
         if self.is_closed:
@@ -2489,7 +2475,7 @@ cdef class Allocator(BufferOwner):
             peak_bytes_in_use=counters.peak_bytes_in_use,
             largest_alloc_size=counters.largest_alloc_size,
             bytes_limit=self.limit,
-            bytes_reserved=counters.pool_bytes + (self.stitching.unreleased_bytes() if self.stitches else 0),
+            bytes_reserved=counters.pool_bytes + self.mapped.bytes_beside_regions(),
             peak_bytes_reserved=counters.peak_pool_bytes,
             pool_bytes=counters.pool_bytes,
             peak_pool_bytes=counters.peak_pool_bytes,
@@ -2657,7 +2643,7 @@ cdef class Allocator(BufferOwner):
     cdef int note_captured_streams(self) except -1:
         """Writes into a history which streams with mapped memory have joined a capture, or left it: nobody waits for
         those that capture, so that their pages stay, and a replay has no driver that would tell."""
-        if self.mapped is None or self.strict or not self.private_pools.open_captures.get():
+        if self.strict or not self.private_pools.open_captures.get():
             return 0
         self.acquire()
         cdef bint is_recorded = self.pool.history != NULL
@@ -2741,8 +2727,8 @@ cdef class Allocator(BufferOwner):
         even if Python's stack is exhausted."""
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
-        if fault == NULL and self.stitches and not self.is_closed:
-            fault = fault_in_pages(self.stitching.pages)
+        if fault == NULL and not self.is_closed:
+            fault = self.mapped.first_fault()
         self.lock.release()
         if fault != NULL:
             raise InvariantError(fault.decode())
@@ -2976,7 +2962,7 @@ cdef class Allocator(BufferOwner):
         if self.is_closed:
             raise ClosedError("this allocator is closed")
         cdef dict ways = self.tags.ways_from(keep, drop)
-        if self.mapped is None or not (self.mapped.is_on or self.mapped.are_some() or self.source.blocks):
+        if not (self.mapped.is_on or self.mapped.are_some() or self.source.blocks):
             raise no_mapping(self)
         if self.device.kind == "simulated" and some_kept(ways):
             raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",

@@ -4,7 +4,7 @@ An allocator has one backing or several, and asks them in order. A request is pl
 of the first that has some. If none has, the first that serves it grows, after the others have made
 room. What else a miss does is the policy's: `place_after_miss` in `policies/`. In order:
 
-_backing.pyx    the four verbs of a backing, and how a request goes through those of its allocator
+_backing.pyx    the verbs of a backing, and how a request goes through those of its allocator
 _pages.pyx      pages that are mapped one by one, and stitched
 _ranges.pyx     PyTorch's expandable segments
 _regions.pyx    blocks from the sub-allocator, also those that sleep with a tag

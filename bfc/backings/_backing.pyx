@@ -33,6 +33,10 @@ cdef class Backing:
         Returns whether it tried."""
         return False
 
+    cdef uint64_t release(self, Allocator allocator) except? 0xFFFFFFFFFFFFFFFF:
+        """Gives back all memory that is free and lies in no region. Returns the bytes."""
+        return 0
+
 
 cdef inline PyObject* backing_at(Allocator allocator, Py_ssize_t i) noexcept nogil:
     """The backing that is asked in this turn; NULL: there are no more."""
@@ -72,3 +76,12 @@ cdef int make_room(Allocator allocator, Request* request, uint64_t nbytes) excep
         i += 1
         backing = backing_at(allocator, i)
     return tried
+
+
+cdef uint64_t release_from_backings(Allocator allocator) except? 0xFFFFFFFFFFFFFFFF:
+    """Has each backing give back all memory that is free and lies in no region. Returns the bytes."""
+    cdef uint64_t released = 0
+    cdef Backing backing
+    for backing in allocator.backings:
+        released += backing.release(allocator)
+    return released

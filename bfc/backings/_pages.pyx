@@ -144,6 +144,9 @@ cdef class StitchedPages(Backing):
         self.trim_for(allocator, nbytes)
         return True
 
+    cdef uint64_t release(self, Allocator allocator) except? 0xFFFFFFFFFFFFFFFF:
+        return 0 if allocator.is_closed else allocator.trim_pages(0, True)
+
     cdef int trim_for(self, Allocator allocator, uint64_t nbytes) except -1 with gil:
         """Releases free pages of so many bytes, as far as there are any."""
         cdef Faults faults = Faults()

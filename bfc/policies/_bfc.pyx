@@ -25,7 +25,7 @@ from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport (
     FROM_UPPER_END, Allocator, Placement, Request, is_apart, note_hit, set_plain_request,
 )
-from bfc.backings._backing cimport find_in_backings, grow_backing, make_room
+from bfc.backings._backing cimport find_in_backings, grow_backing, make_room, release_from_backings
 from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, page_size_for, stitched_pages
 from bfc.backings._regions cimport regions_beside
 
@@ -247,7 +247,7 @@ cdef class BFCAllocator(Allocator):
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
                                      MINIMUM_SIZE)
         self.next_size = self.first_region
-        self.has_lanes = virtual_memory
+        self.has_lanes = self.keeps_lanes = virtual_memory
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
@@ -268,8 +268,8 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     def __repr__(self):
-        pages = "" if self.mapped is None else self.mapped.in_words()
-        return f"<bfc.BFCAllocator, limit {format_bytes(self.limit)}{pages}, on {self.sub_allocator!r}>"
+        limit = format_bytes(self.limit)
+        return f"<bfc.BFCAllocator, limit {limit}{self.mapped.in_words()}, on {self.sub_allocator!r}>"
 
     @property
     def virtual_memory(self):
@@ -377,7 +377,7 @@ cdef class BFCAllocator(Allocator):
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
                 bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
-        if self.stitches:
+        if self.keeps_lanes:
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
         return hit_plainly(self, nbytes, stream, placed)
 
@@ -399,7 +399,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef void scopes_changed(self) noexcept:
         self.acquire()
-        self.has_lanes = self.stitches or self.private_pools.open_scopes.get() > 0
+        self.has_lanes = self.keeps_lanes or self.private_pools.open_scopes.get() > 0
         self.lock.release()
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
@@ -651,6 +651,9 @@ cdef class BFCAllocator(Allocator):
         self.source.give_back(regions, False)
         return released
 
+    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
+        return release_from_backings(self)
+
     cdef void regions_released(self) noexcept nogil:
         self.next_size = self.first_region
 
@@ -676,18 +679,16 @@ cdef class BFCAllocator(Allocator):
                 f"lies in regions of its own, and allow_growth=True leaves room for them")
 
     cdef object against_pieces(self):
-        if self.stitches or self.strict or self.limit < SMALLEST_PAGE:
+        if self.strict or self.limit < SMALLEST_PAGE or not self.sub_allocator.supports_virtual_memory:
             return ""
-        if not self.sub_allocator.supports_virtual_memory:
-            return ""
-        return "virtual_memory=True"
+        return self.mapped.against_pieces()
 
     # -- memory that is mapped ----------------------------------------------------------------------------------------
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane
-        if not self.stitches and not is_private(&request.lane):
+        if not self.keeps_lanes and not is_private(&request.lane):
             return request.end
         lane = self.pool.find_lane(&request.lane)
         if lane == NO_LANE:
@@ -695,7 +696,9 @@ cdef class BFCAllocator(Allocator):
             if lane == NO_LANE:
                 return NO_LANE
             self.set_rules(lane)
-        return lane + LARGE if not self.takes_pages(request) else lane + is_large(request.rounded)
+        if not may_be_mapped(&request.lane):
+            return lane + LARGE
+        return lane + is_large(request.rounded)
 
     cdef void set_rules(self, uint32_t lane) noexcept nogil:
         """A lane in pages keeps small chunks apart. A private pool has one set of bins, as the default pool has without

@@ -25,10 +25,10 @@ from bfc.allocators._fences cimport QueuedMark, TakenMark
 from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators.mapping._blocks cimport blocks_of
-from bfc.allocators.mapping._expandable cimport ExpandableSegments, check_mapping
+from bfc.allocators.mapping._expandable cimport ExpandableSegments
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
 from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
-from bfc.backings._backing cimport find_in_backings, grow_backing, make_room
+from bfc.backings._backing cimport find_in_backings, grow_backing, make_room, release_from_backings
 from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, stitched_pages
 from bfc.backings._ranges cimport ranges_of
 from bfc.backings._regions cimport regions_beside, sleeping_regions
@@ -37,7 +37,7 @@ from bfc.policies._releasing cimport (
     take_out,
 )
 
-from bfc.errors import SettingsError, never_set_up, out_of_host_memory
+from bfc.errors import never_set_up, out_of_host_memory
 from bfc.pytorch.rules import rules_of
 from bfc.pytorch.settings import CachingSettings, check_switches, late_fraction
 from bfc.units import format_bytes
@@ -136,12 +136,6 @@ cdef enum:
     MINIMUM_BLOCK = 512
     INTERVALS = 16                      # of TorchSizes
     LARGE_REMAINDER = (1 << 20) + 1     # a large chunk is split where more than 1 MiB is left over
-
-
-cdef int check_no_expansion(settings) except -1:
-    if settings.expandable_segments:
-        raise SettingsError("expandable_segments and stitch=True cannot be combined: leave one out")
-    return 0
 
 
 cdef uint64_t smallest_page(sub_allocator) except 0:
@@ -281,8 +275,6 @@ cdef class CachingAllocator(Allocator):
             garbage_collection_threshold=garbage_collection_threshold,
             roundup_power2_divisions=roundup_power2_divisions, large_segment_size_mb=large_segment_size_mb,
             per_process_memory_fraction=per_process_memory_fraction)
-        if stitch:
-            check_no_expansion(settings)
         is_fraction = isinstance(memory_limit, float) and 0.0 < memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
@@ -390,10 +382,7 @@ cdef class CachingAllocator(Allocator):
 
     cdef int apply(self, settings) except -1:
         settings = replace(settings)    # checked again: an unpickled one was not
-        if self.stitches:
-            check_no_expansion(settings)
-        if settings.expandable_segments:
-            check_mapping(self.sub_allocator)
+        self.mapped.check_settings(settings)
         cdef int i
         cdef uint64_t oversize = self.oversize_of(settings)
         cdef uint64_t slack = settings.max_non_split_rounding
@@ -487,7 +476,7 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         self.allowed = allowed
         self.limit = limit
-        self.mapped.limit = limit if self.stitches else allowed
+        self.mapped.set_limit(limit, allowed)
         self.frees.count.add(1)         # so that threads that wait for memory look again
         self.resolve_collection()
         self.answer_all()
@@ -873,16 +862,14 @@ cdef class CachingAllocator(Allocator):
         if request.rejected:
             return (f"throw_on_cudamalloc_oom:True, with {format_bytes(request.taken)} reserved: it rejects a request "
                     f"before the device is asked and before anything is given back")
-        reserve = self.segments.bytes_to_reserve(self.total_bytes)
-        if self.expands and self.rules.checks_range and reserve < request.rounded <= self.total_bytes:
-            return (f"expandable_segments_reserve, with {format_bytes(reserve)} for a segment: a larger reserve would "
+        if self.segments.refuses(request.rounded, self.total_bytes):
+            reserve = format_bytes(self.segments.bytes_to_reserve(self.total_bytes))
+            return (f"expandable_segments_reserve, with {reserve} for a segment: a larger reserve would "
                     f"hold the request")
         return Allocator.refused_by(self, request)
 
     cdef object against_pieces(self):
-        if self.stitches or not self.sub_allocator.supports_virtual_memory:
-            return ""
-        return "stitch=True" if self.expands else "settings='expandable_segments:True'"
+        return self.mapped.against_pieces() if self.sub_allocator.supports_virtual_memory else ""
 
     cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
         """Returns what the pool has forgotten on behalf of a request."""
@@ -953,6 +940,9 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         self.source.give_back(regions, False)
         return released
+
+    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
+        return release_from_backings(self)
 
     cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil:
         list_releasable(self.pool, self.private_pools, with_default, out)

@@ -196,6 +196,12 @@ cdef class AddressRanges:
     cdef uint64_t bytes_asleep(self) noexcept
     cdef dict stats(self)
     cdef str in_words(self)
+    cdef str against_pieces(self)
+    cdef uint64_t bytes_beside_regions(self) noexcept
+    cdef const char* first_fault(self) noexcept nogil
+    cdef void set_limit(self, uint64_t limit, uint64_t allowed) noexcept nogil
+    cdef int check_settings(self, settings) except -1
+    cdef bint extend(self, uint64_t address, uint64_t rounded) except -1
 
     cdef int reserve(self, AddressRange range) except -1
     cdef int take_in(self, AddressRange range) except -1

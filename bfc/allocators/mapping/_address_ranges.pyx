@@ -402,6 +402,32 @@ cdef class AddressRanges:
         """What is said of it where the allocator is printed."""
         return ""
 
+    cdef str against_pieces(self):
+        """The option that would let a request use free memory in pieces; "" if there is none beyond what is on."""
+        return "virtual_memory=True"
+
+    cdef uint64_t bytes_beside_regions(self) noexcept:
+        """What is reserved, and does not count as the pool's."""
+        return 0
+
+    cdef const char* first_fault(self) noexcept nogil:
+        """The first thing that is wrong with its records, or NULL. Needs the lock."""
+        return NULL
+
+    cdef void set_limit(self, uint64_t limit, uint64_t allowed) noexcept nogil:
+        """Takes a new limit: `allowed` is the user's, or UNLIMITED, and `limit` also what the device has. Needs the
+        lock."""
+        self.limit = allowed
+
+    cdef int check_settings(self, settings) except -1:
+        """Refuses settings of PyTorch's that do not go with it."""
+        return 0
+
+    cdef bint extend(self, uint64_t address, uint64_t rounded) except -1:
+        """Maps the memory that an allocation lacks for its new size, if its range is unmapped behind it. Returns
+        whether it did."""
+        return False
+
     # -- reserving ----------------------------------------------------------------------------------------------------
 
     cdef int reserve(self, AddressRange range) except -1:

@@ -37,6 +37,7 @@ cdef class ExpandableSegments(AddressRanges):
     cdef int choose_start(self, Growing* growing)
     cdef bint reserve_for(self, Growing* growing) except -1
     cdef uint64_t bytes_to_reserve(self, uint64_t total)
+    cdef bint refuses(self, uint64_t rounded, uint64_t total)
     cdef int reserve_in_vain(self, AddressRange range) except -1
     cdef void sort_last(self) noexcept
     cdef AddressRange range_of(self, uint64_t ptr)

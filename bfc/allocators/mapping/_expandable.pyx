@@ -44,6 +44,7 @@ cdef cbool is_run_of(Pool pool, ChunkHandle first, uint64_t size) noexcept nogil
 
 
 cdef int check_mapping(sub_allocator) except -1:
+    """Refuses a sub-allocator that maps no memory."""
     possible = sub_allocator.supports_virtual_memory
     if not possible:
         raise SettingsError(f"expandable segments need a sub-allocator that maps memory: {possible}",
@@ -526,6 +527,16 @@ cdef class ExpandableSegments(AddressRanges):
         return found
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
+
+    cdef str against_pieces(self):
+        return "stitch=True" if self.is_on else "settings='expandable_segments:True'"
+
+    cdef int check_settings(self, settings) except -1:
+        return check_mapping(self.source.sub_allocator) if settings.expandable_segments else 0
+
+    cdef bint refuses(self, uint64_t rounded, uint64_t total):
+        """Whether a range has too few addresses for a request that the device could hold."""
+        return self.is_on and self.checks_range and self.bytes_to_reserve(total) < rounded <= total
 
     cdef dict stats(self):
         cdef AddressRange range

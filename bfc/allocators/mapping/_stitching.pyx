@@ -28,12 +28,13 @@ from bfc.allocators._changes cimport (
 )
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
+from bfc.allocators._reading cimport fault_in_pages
 from bfc.allocators.mapping._address_ranges cimport (
     AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, Place, TagTransition, call_reserve, lies_in,
 )
 from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
-from bfc.errors import SubAllocatorError, out_of_host_memory
+from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes
 
 cdef extern from "page_bitmap.hpp":
@@ -353,6 +354,17 @@ cdef class Stitching(AddressRanges):
             return True
         room = self.room()      # perhaps more than what may be made before others are asked
         return room > 0 and self.grow(addresses, min(missing, room), NO_CHUNK) > 0
+
+    cdef bint extend(self, uint64_t address, uint64_t rounded) except -1:
+        cdef uint64_t calls
+        if not self.enter(0):
+            return False
+        calls = self.count_calls()
+        try:
+            return self.grow_behind(address, rounded)
+        finally:
+            self.note_request(calls)
+            self.leave()
 
     cdef bint grow_behind(self, uint64_t address, uint64_t rounded) except -1:
         """Makes pages for a chunk that is to be as large as `rounded`, and maps them behind it. Whether it has them."""
@@ -1783,6 +1795,23 @@ cdef class Stitching(AddressRanges):
 
     cdef str in_words(self):
         return f", in pages of {format_bytes(self.page_size)}"
+
+    cdef str against_pieces(self):
+        return ""
+
+    cdef uint64_t bytes_beside_regions(self) noexcept:
+        return self.unreleased_bytes()
+
+    cdef const char* first_fault(self) noexcept nogil:
+        return fault_in_pages(self.pages)
+
+    cdef void set_limit(self, uint64_t limit, uint64_t allowed) noexcept nogil:
+        self.limit = limit
+
+    cdef int check_settings(self, settings) except -1:
+        if settings.expandable_segments:
+            raise SettingsError("expandable_segments and stitch=True cannot be combined: leave one out")
+        return 0
 
     cdef dict stats(self):
         """How much there is of everything, and what was called so far: for `page_stats`."""
