@@ -48,8 +48,8 @@ struct MappingRun {
     uint64_t reservation = 0;   // its first address
     std::vector<Mapping> mappings;
 
-    uint64_t start() const { return mappings.front().start; }
-    uint64_t nbytes() const { return mappings.back().end() - start(); }
+    uint64_t start() const { return mappings.empty() ? 0 : mappings.front().start; }
+    uint64_t nbytes() const { return mappings.empty() ? 0 : mappings.back().end() - start(); }
 
     void drop_first(size_t count) { mappings.erase(mappings.begin(), mappings.begin() + count); }
 

@@ -8,7 +8,7 @@ has no memory for it.
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport uint64_t
-from libcpp.memory cimport shared_ptr
+from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.vector cimport vector
 
 from bfc.native.mapping_books cimport (
@@ -47,6 +47,9 @@ cdef class Page:
 
     cdef shared_ptr[MappedPage] page
 
+    def __cinit__(self):
+        self.page = make_shared[MappedPage](0, 0)   # for a page that nothing made
+
     @property
     def number(self):
         return deref(self.page).number
@@ -77,11 +80,8 @@ cdef class Mapping:
 
     cdef readonly uint64_t start
     cdef readonly Page page
+    cdef readonly uint64_t end
     cdef readonly bint has_access       # whether `set_access` was called
-
-    @property
-    def end(self):
-        return self.start + self.page.nbytes
 
 
 cdef class Run:
@@ -105,6 +105,7 @@ cdef class Run:
         for i in range(self.run.mappings.size()):
             mapping = Mapping()
             mapping.start = self.run.mappings[i].start
+            mapping.end = self.run.mappings[i].end()
             mapping.page = page_of(self.run.mappings[i].page)
             mapping.has_access = self.run.mappings[i].has_access
             found.append(mapping)
