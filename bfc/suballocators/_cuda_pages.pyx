@@ -50,7 +50,7 @@ cdef class CUDAPages:
     cdef uint64_t access_changes        # counts how often that has changed
     cdef bfc_native_mapping table
 
-    def __init__(self, DeviceMemory memory not None, str handle_type not None):
+    def __cinit__(self, DeviceMemory memory not None, str handle_type not None):
         self.driver = VirtualMemory(memory, handle_type)
         self.books = MappingBooks(self.driver.granularity)
         self.device = memory.ordinal

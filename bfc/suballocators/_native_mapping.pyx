@@ -27,7 +27,7 @@ cdef uint64_t number(value, str call) except? 0xFFFFFFFFFFFFFFFF:
 cdef class NativeMapping:
     """The functions of one table, in a capsule. `name` is for messages, of functions that bring none themselves."""
 
-    def __init__(self, capsule, str name not None):
+    def __cinit__(self, capsule, str name not None):
         self.table = <bfc_native_mapping*>PyCapsule_GetPointer(capsule, BFC_NATIVE_MAPPING)
         self.capsule = capsule
         self.name = name

@@ -597,7 +597,7 @@ def test_threads_that_come_first_share_the_books(monkeypatch: pytest.MonkeyPatch
     class Slow(CUDAPages):
         def __init__(self, *arguments: Any) -> None:
             time.sleep(0.01)
-            super().__init__(*arguments)
+            super().__init__()  # __cinit__ has taken them
 
     monkeypatch.setattr("bfc.suballocators.cuda.CUDAPages", Slow)
     for _ in range(3):

@@ -36,7 +36,7 @@ KEPT = {
     "suballocators/test_mapping.py::OnlyBlocks": "has the defaults of the base class",
     "suballocators/test_mapping.py::Queued": "has a fence, and the base class's wait",
     "suballocators/test_native_mapping.py::Native": "maps in C, and has no method that maps",
-    "suballocators/test_native_mapping.py::Watched": "a subclass, which its table must not pass over",
+    "suballocators/test_native_mapping.py::Watched": "a subclass that its table must not pass by",
 }
 TESTS = CHECKOUT / "tests"
 
