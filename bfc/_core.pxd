@@ -577,8 +577,9 @@ cdef class Pool:
     cdef ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
                                        uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
                                        uint32_t features) noexcept nogil
-    cdef ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint64_t rounded, uint64_t requested,
-                             uint64_t stream, uint64_t freed_before, cbool indexed, uint32_t features) noexcept nogil
+    cdef ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint32_t bin_set, uint64_t rounded,
+                             uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
+                             uint32_t features) noexcept nogil
     cdef ChunkHandle hand_out(self, Counters* counters, BinSet* wanted, ChunkHandle handle, uint64_t rounded,
                               uint64_t requested, uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
     cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil

@@ -401,16 +401,16 @@ cdef class Pool:
                                               cbool indexed, uint32_t features) noexcept nogil:
         """`counters`, here and below: the pool's, or a loop's copy, which can be in registers. `features`: the pool's,
         or a compile-time constant where a caller knows them."""
+        return self.find_by(counters, &self.bin_sets[bin_set], bin_set, rounded, requested, stream, freed_before,
+                            indexed, features)
+
+    cdef inline ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint32_t bin_set, uint64_t rounded,
+                                    uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
+                                    uint32_t features) noexcept nogil:
+        cdef FreeChunk found, in_ranges
         if features & ENDS and bin_set <= UPPER_END:
             return self.allocate_at_end(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed,
                                         features)
-        return self.find_by(counters, &self.bin_sets[bin_set], rounded, requested, stream, freed_before, indexed,
-                            features)
-
-    cdef inline ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint64_t rounded, uint64_t requested,
-                                    uint64_t stream, uint64_t freed_before, cbool indexed,
-                                    uint32_t features) noexcept nogil:
-        cdef FreeChunk found, in_ranges
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if features & OPTIONS and wanted.looks_in_ranges:
@@ -469,7 +469,7 @@ cdef class Pool:
         """Like allocate_aligned, by the rules in `wanted`: those of a set of bins, or a copy of them that was changed
         for this one search."""
         if alignment == 0:
-            return self.find_by(&self.counters, wanted, rounded, requested, stream, freed_before, indexed,
+            return self.find_by(&self.counters, wanted, NO_LANE, rounded, requested, stream, freed_before, indexed,
                                 self.features)
         cdef FreeChunk found
         cdef ChunkHandle aligned
