@@ -6,31 +6,8 @@ import pytest
 from cuda_machine import ON_GPU
 from documents import block_of
 from torch_runtime import Run, with_torch
+from torch_sleep_script import BEGIN, MADE
 
-BEGIN = """
-import gc, os, sys, threading, types, torch, bfc
-
-MIB = 1 << 20
-torch.set_num_threads(1)    # what has several waits for them, on a busy machine
-bfc.integrations.torch.install(
-    lambda device: bfc.CachingAllocator(
-        bfc.CUDASubAllocator(device), memory_limit="160 MiB", stitch=True
-    )
-)
-pool = bfc.integrations.torch.pool()
-
-def filled(nbytes, value):
-    x = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-    x.copy_(torch.full((nbytes,), value, dtype=torch.uint8))
-    return x
-
-def holds(x, value):
-    return bool((x.cpu() == value).all())
-
-def free():
-    torch.cuda.synchronize()
-    return torch.cuda.mem_get_info()[0]
-"""
 END = """
 torch.cuda.empty_cache()
 pool.check()
@@ -210,23 +187,12 @@ from torch_memory_saver import torch_memory_saver as saver
 
 kept = "TMS_INIT_ENABLE_CPU_BACKUP" in os.environ
 
-class Elsewhere(torch.autograd.Function):
-    made = []
-
-    @staticmethod
-    def forward(context, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(context, gradient):
-        Elsewhere.made.append(filled(2 * MIB, 3))
-        return gradient
-
+Made.nbytes = 2 * MIB
 states = filled(32 * MIB, 1)                    # in no region
 x = torch.empty(4, device="cuda", requires_grad=True)
-y = Elsewhere.apply(x)
+y = Made.apply(x)
 y.backward(torch.empty_like(y))                 # in a thread of autograd's
-thread = threading.Thread(target=lambda: Elsewhere.made.append(filled(2 * MIB, 3)))
+thread = threading.Thread(target=lambda: Made.made.append(filled(2 * MIB, 3)))
 thread.start()
 thread.join()
 with saver.disable():
@@ -252,11 +218,11 @@ for turn in range(3):
     saver.resume()
     if not kept:
         states.copy_(torch.full((32 * MIB,), 1, dtype=torch.uint8))
-    assert holds(states, 1) and (not kept or all(holds(it, 3) for it in Elsewhere.made))
+    assert holds(states, 1) and (not kept or all(holds(it, 3) for it in Made.made))
     graph.replay()
     assert holds(copy, 1)
 del states, awake, awake_too, other, copy, graph, x, y
-Elsewhere.made.clear()
+Made.made.clear()
 gc.collect()
 """
 
@@ -267,7 +233,7 @@ def test_all_memory_is_in_a_region_where_the_environment_says_so(
     run: Run, more: dict[str, str]
 ) -> None:
     """Of every thread, as slime starts its trainers."""
-    assert run(BEGIN + COVERED + END, TMS_INIT_ENABLE="1", **more) == "done\n"
+    assert run(BEGIN + MADE + COVERED + END, TMS_INIT_ENABLE="1", **more) == "done\n"
 
 
 RETAINED = """

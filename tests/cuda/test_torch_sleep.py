@@ -6,50 +6,18 @@ import pytest
 from cuda_machine import ON_GPU
 from documents import block_of
 from torch_runtime import Run, with_torch
-
-BEGIN = """
-import os, sys, threading, torch, bfc
-
-MIB = 1 << 20
-torch.set_num_threads(1)    # what has several waits for them, on a busy machine
-bfc.integrations.torch.install(
-    lambda device: bfc.CachingAllocator(
-        bfc.CUDASubAllocator(device), memory_limit="160 MiB", stitch=True
-    )
-)
-pool = bfc.integrations.torch.pool()
-
-def filled(nbytes, value):
-    x = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
-    x.copy_(torch.full((nbytes,), value, dtype=torch.uint8))
-    return x
-
-def holds(x, value):
-    return bool((x.cpu() == value).all())
-"""
+from torch_sleep_script import BEGIN, MADE
 
 #: What a server does that trains in turn, and what lies beside its tags.
 IN_TURN = """
-class Kept(torch.autograd.Function):
-    made = []
-
-    @staticmethod
-    def forward(context, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(context, gradient):
-        Kept.made.append(filled(1 * MIB, 3))
-        return gradient
-
 with pool.tag("weights"):
     weights = [filled(8 * MIB, value) for value in range(4)]
     with pool.tag(None):
         beside = filled(2 * MIB, 9)
     x = torch.empty(4, device="cuda", requires_grad=True)
-    y = Kept.apply(x)
+    y = Made.apply(x)
     y.backward(torch.empty_like(y))     # in a thread of autograd's
-    thread = threading.Thread(target=lambda: Kept.made.append(filled(1 * MIB, 3)))
+    thread = threading.Thread(target=lambda: Made.made.append(filled(1 * MIB, 3)))
     thread.start()
     thread.join()
 with pool.tag("kv"):
@@ -67,7 +35,7 @@ for turn in range(int(sys.argv[1])):
     assert torch.cuda.mem_get_info()[0] - awake == report.released_bytes
     assert pool.asleep == {"weights", "kv"}
     assert holds(beside, 9)
-    assert all(holds(it, 3) for it in Kept.made)
+    assert all(holds(it, 3) for it in Made.made)
     training = filled(90 * MIB, 7)      # where they were
     del training
     try:
@@ -105,7 +73,7 @@ os._exit(0)
 def test_tensors_sleep_and_wake_where_they_were(run: Run) -> None:
     three_lines = block_of("how-to/sleep.md", 'wake("engine")')
     assert three_lines.count("\n") == 3
-    assert run(BEGIN + IN_TURN, "4", three_lines) == "done\n"
+    assert run(BEGIN + MADE + IN_TURN, "4", three_lines) == "done\n"
 
 
 #: Each pattern is a function that takes one turn. What is free and reserved after each is the same
