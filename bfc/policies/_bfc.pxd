@@ -17,7 +17,6 @@ cdef class BFCAllocator(Allocator):
     cdef readonly bint garbage_collection
     cdef readonly double fragmentation_fraction
     cdef readonly str tensorflow        # the version whose rules it follows
-    cdef bint keeps_lanes               # all free chunks are kept by lane, not those of private pools alone
     cdef bint honours_alignment
     cdef bint rounds_down
     cdef readonly bint enable_spatial_partitioning

@@ -247,7 +247,7 @@ cdef class BFCAllocator(Allocator):
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
                                      MINIMUM_SIZE)
         self.next_size = self.first_region
-        self.has_lanes = self.keeps_lanes = virtual_memory
+        self.has_lanes = virtual_memory
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
@@ -377,7 +377,7 @@ cdef class BFCAllocator(Allocator):
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
                 bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
-        if self.keeps_lanes:
+        if self.stitches:
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
         return hit_plainly(self, nbytes, stream, placed)
 
@@ -399,7 +399,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef void scopes_changed(self) noexcept:
         self.acquire()
-        self.has_lanes = self.keeps_lanes or self.private_pools.open_scopes.get() > 0
+        self.has_lanes = self.stitches or self.private_pools.open_scopes.get() > 0
         self.lock.release()
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
@@ -688,7 +688,7 @@ cdef class BFCAllocator(Allocator):
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane
-        if not self.keeps_lanes and not is_private(&request.lane):
+        if not self.stitches and not is_private(&request.lane):
             return request.end
         lane = self.pool.find_lane(&request.lane)
         if lane == NO_LANE:
