@@ -42,13 +42,16 @@ cdef int refuse(int why, str call, uint64_t address, uint64_t nbytes, uint64_t w
     }[why])
 
 
+cdef shared_ptr[MappedPage] no_page = make_shared[MappedPage](0, 0)     # what a Page is that nothing made
+
+
 cdef class Page:
     """A piece of memory. It lives until it is released and mapped nowhere."""
 
     cdef shared_ptr[MappedPage] page
 
     def __cinit__(self):
-        self.page = make_shared[MappedPage](0, 0)   # for a page that nothing made
+        self.page = no_page
 
     @property
     def number(self):
