@@ -43,16 +43,33 @@ cdef class NativeMapping:
             error.lost = ((fault.address, fault.lost),)
         raise error
 
-    def reserve(self, nbytes):
+    cdef bint take(self, Takes function, str call, uint64_t nbytes, uint64_t* taken) except -1:
+        """Calls a function that takes something. Returns False if there is none left."""
         cdef bfc_mapping_fault fault
-        cdef uint64_t address = 0, size = number(nbytes, "reserve")
         cdef int result
         memset(&fault, 0, sizeof(fault))
         with nogil:
-            result = self.table.reserve(self.table.self, size, &address, &fault)
+            result = function(self.table.self, nbytes, taken, &fault)
         if result == BFC_NO_ROOM:
+            return False
+        self.check(result, call, &fault)
+        return True
+
+    cdef int ask_at(self, AsksAt function, str call, address, nbytes) except -1:
+        """Calls a function of addresses."""
+        cdef bfc_mapping_fault fault
+        cdef uint64_t start = number(address, call), size = number(nbytes, call)
+        cdef int result
+        memset(&fault, 0, sizeof(fault))
+        with nogil:
+            result = function(self.table.self, start, size, &fault)
+        return self.check(result, call, &fault)
+
+    def reserve(self, nbytes):
+        cdef bfc_mapping_fault fault
+        cdef uint64_t size = number(nbytes, "reserve"), address
+        if not self.take(self.table.reserve, "reserve", size, &address):
             return None
-        self.check(result, "reserve", &fault)
         try:
             return address
         except MemoryError:
@@ -61,24 +78,13 @@ cdef class NativeMapping:
             raise
 
     def unreserve(self, address, nbytes):
-        cdef bfc_mapping_fault fault
-        cdef uint64_t start = number(address, "unreserve"), size = number(nbytes, "unreserve")
-        cdef int result
-        memset(&fault, 0, sizeof(fault))
-        with nogil:
-            result = self.table.unreserve(self.table.self, start, size, &fault)
-        self.check(result, "unreserve", &fault)
+        self.ask_at(self.table.unreserve, "unreserve", address, nbytes)
 
     def create(self, nbytes):
         cdef bfc_mapping_fault fault
-        cdef uint64_t page = 0, size = number(nbytes, "create")
-        cdef int result
-        memset(&fault, 0, sizeof(fault))
-        with nogil:
-            result = self.table.create(self.table.self, size, &page, &fault)
-        if result == BFC_NO_ROOM:
+        cdef uint64_t page
+        if not self.take(self.table.create, "create", number(nbytes, "create"), &page):
             return None
-        self.check(result, "create", &fault)
         try:
             return page
         except MemoryError:
@@ -108,22 +114,10 @@ cdef class NativeMapping:
         self.check(result, "map", &fault)
 
     def set_access(self, address, nbytes):
-        cdef bfc_mapping_fault fault
-        cdef uint64_t start = number(address, "set_access"), size = number(nbytes, "set_access")
-        cdef int result
-        memset(&fault, 0, sizeof(fault))
-        with nogil:
-            result = self.table.set_access(self.table.self, start, size, &fault)
-        self.check(result, "set_access", &fault)
+        self.ask_at(self.table.set_access, "set_access", address, nbytes)
 
     def unmap(self, address, nbytes):
-        cdef bfc_mapping_fault fault
-        cdef uint64_t start = number(address, "unmap"), size = number(nbytes, "unmap")
-        cdef int result
-        memset(&fault, 0, sizeof(fault))
-        with nogil:
-            result = self.table.unmap(self.table.self, start, size, &fault)
-        self.check(result, "unmap", &fault)
+        self.ask_at(self.table.unmap, "unmap", address, nbytes)
 
     cdef int put(self, uint64_t address, vector[uint64_t]& pages, uint64_t nbytes, cbool* is_mapped,
                  bfc_mapping_fault* fault) noexcept nogil:
