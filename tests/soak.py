@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import io
 import json
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).paren
 
 import soak_native  # noqa: E402
 from caching_subject import CommonPeer, Ours  # noqa: E402
+from nightly_answers import ALIGNMENTS  # noqa: E402
 from soak_captures import captures  # noqa: E402
 from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
@@ -38,6 +40,7 @@ from soak_pinned import pinned  # noqa: E402
 from soak_plans import plans, replans  # noqa: E402
 from soak_turns import turns  # noqa: E402
 from strategies import play  # noqa: E402
+from tensorflow_pairs import play_on_both  # noqa: E402
 from torch_histories import (  # noqa: E402
     BROKEN,
     EXPANDABLE,
@@ -47,7 +50,7 @@ from torch_histories import (  # noqa: E402
     make_history,
 )
 
-from bench.peers.tensorflow import default_cache  # noqa: E402
+from bench.peers.tensorflow import NIGHTLY, default_cache, shim_of  # noqa: E402
 from bfc.compiling import cache  # noqa: E402
 from bfc.pytorch.rules import VERSIONS  # noqa: E402
 from bfc_slow_models.torch_model import TorchModel  # noqa: E402
@@ -83,6 +86,13 @@ def soak_original(version: str, seed: int) -> int:
     return len(history.operations)
 
 
+def soak_two_ends(seed: int) -> int:
+    """Requests from both ends, beside the compiled nightly build of TensorFlow."""
+    alignments = ALIGNMENTS if seed % 2 else (64,)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return play_on_both(seed, NIGHTLY, alignments, partitioned=True)
+
+
 #: Each plays the history of a seed, and returns how many operations of it were verified; and how.
 FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "bfc": (soak_bfc, "every answer and chunk, beside TensorFlow's policy in Python"),
@@ -111,6 +121,11 @@ for number in VERSIONS:
             partial(soak_original, number),
             f"every answer, statistic and call of the driver, beside PyTorch {number}",
         )
+if shim_of(NIGHTLY).exists():  # `make peers-nightly` builds it
+    FUZZERS["two-ends"] = (
+        soak_two_ends,
+        "every address, refusal, call and chunk, beside TensorFlow's nightly build",
+    )
 if find_spec("distributed"):  # `make test-dask` installs it
     FUZZERS["dask"] = dask, "no two blocks of a task share a byte; all is free at the end"
 

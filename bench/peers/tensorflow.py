@@ -95,12 +95,18 @@ def build(cache: Path | None = None, version: str = RELEASE) -> Path:
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise PeerUnavailable("the compiled TensorFlow is only fetched for Linux on x86_64")
-    root = (cache or default_cache()).resolve()
-    shim = root / f"tensorflow_shim-{_fingerprint(version)}.so"
+    shim = shim_of(version, cache)
     if not shim.exists():
+        root = shim.parent
         root.mkdir(parents=True, exist_ok=True)
         _compile(_upstream(root, version), shim, _flags(version))
     return shim
+
+
+def shim_of(version: str, cache: Path | None = None) -> Path:
+    """Where the compiled shim of a version is, or will be."""
+    root = (cache or default_cache()).resolve()
+    return root / f"tensorflow_shim-{_fingerprint(version)}.so"
 
 
 def _flags(version: str) -> tuple[str, ...]:

@@ -213,10 +213,10 @@ def play(
     subject: Subject,
     options: dict[str, Any],
     alignments: tuple[int, ...] = (64,),
-) -> None:
-    """One random history."""
+) -> int:
+    """One random history. How many allocations and frees it was."""
     live: list[int] = []
-    frees = frontier = 0
+    allocations = frees = frontier = 0
     limit = options["memory_limit"]
     for step in range(rng.choice([60, 200, 600])):
         action = rng.random()
@@ -236,22 +236,25 @@ def play(
                 rng.choice([it for it in alignments if it <= limit]),
                 bool(options.get("spatial_partitioning")) and rng.random() < 0.5,
             )
+            allocations += 1
             if address:
                 live.append(address)
         if step % 10 == 0:
             subject.compare()
     subject.compare()
+    return allocations + frees
 
 
 def play_on_both(
     seed: int, version: str, alignments: tuple[int, ...] = (64,), partitioned: bool = False
-) -> None:
-    """One random history on the original and on ours."""
+) -> int:
+    """One random history on the original and on ours. How many allocations and frees it was."""
     rng = random.Random(seed)
     options = options_of(rng, partitioned)
     print(f"repeat with BFC_SEED={seed}: {options}")
     pair = Pair(version, **options)
-    play(rng, pair, options, alignments)
+    operations = play(rng, pair, options, alignments)
     pair.compare_dumps()
     pair.ours.check()
     pair.close()
+    return operations
