@@ -156,20 +156,29 @@ class Collector:
             except ClosedError:
                 continue  # it was closed a moment ago
             except Exception:  # one pool of a failed device must not hide all other metrics
-                self._faults[name] = self._faults.get(name, 0) + 1
+                self._count_fault(name)
             else:
                 self._add(families, labels, stats)
             families["bfc_faults"].add_metric(labels, self._faults.get(name, 0))
         yield from families.values()
 
     def _open_pools(self) -> list[tuple[str, Allocator]]:
-        """The pools that are open, by name; all others are forgotten."""
+        """The pools that are open, by name; all others are forgotten. Finalisers that run meanwhile
+        may call `add` and `remove`: the lock is re-entrant."""
+        shown = []
         with self._lock:
-            found = [(name, known()) for name, known in self._pools.items()]
-            shown = [(name, pool) for name, pool in found if pool is not None and not pool.closed]
-            for gone in self._pools.keys() - {name for name, _ in shown}:
-                del self._pools[gone], self._faults[gone]
+            for name in list(self._pools):  # texts, for which no garbage is collected
+                pool = self._pools.get(name, lambda: None)()
+                if pool is None or pool.closed:
+                    self.remove(name)
+                else:
+                    shown.append((name, pool))
         return shown
+
+    def _count_fault(self, name: str) -> None:
+        with self._lock:
+            if name in self._faults:  # or it was removed a moment ago
+                self._faults[name] += 1
 
     def _families(self) -> dict[str, Any]:
         gauge, counter = self._core.GaugeMetricFamily, self._core.CounterMetricFamily

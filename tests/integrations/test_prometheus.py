@@ -199,6 +199,45 @@ def test_scrapes_while_pools_come_and_go(registry, collector):
     assert faults == []
 
 
+def test_finalisers_may_remove_pools_in_the_middle_of_a_scrape(registry, collector):
+    """They run wherever the collector of garbage does: a scrape raised, and showed nothing."""
+    pool = a_pool()
+    for number in range(2500):  # more tuples than Python keeps at hand
+        collector.add(f"pool {number}", pool)
+
+    class Session:
+        def __init__(self) -> None:
+            self.itself = self
+            collector.add("session", pool)
+
+        def __del__(self) -> None:
+            collector.remove("session")
+
+    before = gc.get_threshold()
+    try:
+        for turn in range(60):
+            gc.disable()
+            Session()
+            gc.set_threshold(gc.get_count()[0] + 1 + 40 * turn)
+            gc.enable()
+            assert len(collector._open_pools()) >= 2500
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+
+
+def test_a_pool_that_is_removed_while_it_fails_leaves_no_count(collector):
+    class Removed(bfc.BFCAllocator):
+        def stats(self) -> bfc.Stats:
+            collector.remove("removed")
+            raise bfc.SubAllocatorError("the device has failed")
+
+    pool = Removed(bfc.SimulatedSubAllocator("1 MiB"))
+    collector.add("removed", pool)
+    assert len(list(collector.collect())) == 9
+    assert collector._faults == {}
+
+
 def test_what_is_wrong_is_refused(registry, collector):
     with pytest.raises(TypeError, match="expected an allocator, not str"):
         collector.add("a", "pool")
