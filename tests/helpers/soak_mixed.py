@@ -111,7 +111,13 @@ class Mixed:
         return in_a_child(functools.partial(self.in_the_child, dice.getrandbits(32))) + 1
 
     def in_the_child(self, seed: int) -> int:
+        import prometheus_client
+
         self.pool.check()
+        # Another thread may have held the lock of the parent's registry, which Python does not
+        # make anew: a child waited for it for ever.
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(self.collector)
         calls = self.scrape(random.Random(seed))
         if self.policy not in MAPPED:  # else the memory is the parent's, too
             calls += self.buffers(random.Random(seed))
