@@ -240,7 +240,8 @@ def pool(device: str | None = None) -> Allocator:
     try:
         worker = client("distributed", INSTALL).get_worker()
     except ValueError:
-        raise LookupError("no worker of Dask runs this: call it in a task") from None
+        where = f"a function of client.run has them in dask_worker.plugins[{NAME!r}].pools"
+        raise LookupError(f"no task of Dask runs this: call it in a task; {where}") from None
     plugin = worker.plugins.get(NAME)
     pools: dict[str, Allocator] = {} if plugin is None else plugin.pools
     if device is None and len(pools) == 1:

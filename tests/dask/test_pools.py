@@ -116,6 +116,11 @@ def test_tasks_without_a_pool_are_told_so(client) -> None:
         pools.pool()
 
 
+def test_what_runs_beside_tasks_is_told_where_the_pools_are(client) -> None:
+    client.register_plugin(Pools(recipes.simulated))
+    assert list(client.run(recipes.devices_of).values()) == [["simulated:0"]] * 2
+
+
 # The dashboard ----------------------------------------------------------------------------------
 
 

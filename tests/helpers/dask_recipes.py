@@ -6,6 +6,8 @@ import os
 import random
 from typing import Any
 
+import pytest
+
 import bfc
 from bfc.integrations import dask as pools
 from bfc.testing import Misbehaving
@@ -80,6 +82,13 @@ def are_closed() -> list[bool]:
 
 def metrics_of(dask_worker: Any) -> list[str]:
     return sorted(dask_worker.metrics)
+
+
+def devices_of(dask_worker: Any) -> list[str]:
+    """What a function of `client.run` sees, which is no task."""
+    with pytest.raises(LookupError, match=r"in dask_worker.plugins\['bfc'\].pools"):
+        pools.pool()
+    return list(dask_worker.plugins["bfc"].pools)
 
 
 def pid() -> int:
