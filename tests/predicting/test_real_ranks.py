@@ -1,0 +1,156 @@
+"""Every rank of a program, predicted and run: real processes of gloo compute the same on the CPU.
+
+Both make storages of the same bytes in the same order, and free them at the same places. What a
+collective was given is only made at the same place: a thread of gloo's holds it for a while, and
+lets it go at no fixed moment. What a GPU's kernels work in is no tensor, and left out. So is what
+lies on the host there, and cannot be told apart where all is on the host: numbers of a few bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from births import SMALL
+from fresh_commands import called
+
+from bfc.trace.trace import ALLOCATE, FREE
+from bfc_tools.predicting import asked as asking
+from bfc_tools.predicting.kinds import WORKSPACES
+from bfc_tools.predicting.ranks import Ranks
+from bfc_tools.predicting.tries import Tries
+from bfc_tools.predicting.world import World
+
+BEGIN = """
+import os, torch, torch.nn as nn, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+on = os.environ.get("ON", "cuda")
+dist.init_process_group("nccl" if on == "cuda" else "gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+def train(model, rows, width):
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(2):
+        model(torch.randn(rows, width, device=on)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+FSDP = """
+from torch.distributed.fsdp import fully_shard
+mesh = init_device_mesh(on, (world,))
+model = nn.Sequential(*[Block(250) for _ in range(3)]).to(on)
+for block in model:
+    fully_shard(block, mesh=mesh)
+train(fully_shard(model, mesh=mesh), 32, 250)
+"""
+
+
+PROGRAMS = {"fsdp2": FSDP}
+
+
+class Recorded(asking.Asked):
+    """A program whose figures have the storages of its tensors, made and freed."""
+
+    def answer(self) -> dict[str, Any]:
+        ran = self.run()
+        figures = asking.figures(ran, asking.verdict_of(ran, self.script), "", None)
+        memory = ran.prediction._memory
+        numbers: dict[int, int] = {}
+        events, sizes = [], []
+        for op, block, size in zip(memory.op, memory.id, memory.size, strict=True):
+            if memory.kinds[block] == WORKSPACES or size <= SMALL:
+                continue
+            if op == ALLOCATE:
+                numbers[block] = len(sizes)
+                sizes.append(size)
+                events.append(numbers[block])
+            elif op == FREE and block in numbers:
+                events.append(~numbers.pop(block))
+        return figures | {"events": events, "sizes": sizes}
+
+
+def predicted(script: str, world: int) -> list[tuple[str, dict[str, Any]]]:
+    found = Ranks(Recorded(script), World(world), lambda rank, tried: None)
+    with Tries(2) as tries:
+        found.run(tries)
+    return [(one.error, one.figures) for _, one in sorted(found.found.items())]
+
+
+def real(script: Path, world: int) -> list[dict[str, Any]]:
+    births = Path(__file__).parents[1] / "helpers" / "births.py"
+    outputs = [script.with_name(f"{rank}.json") for rank in range(world)]
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1", "ON": "cpu"}
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--standalone"]
+    wrap = script.with_name("one.py")
+    wrap.write_text(
+        "import os, subprocess, sys\n"
+        f"script, folder = {str(script)!r}, {str(script.parent)!r}\n"
+        "output = f\"{folder}/{os.environ['RANK']}.json\"\n"
+        f"sys.exit(subprocess.call([sys.executable, {str(births)!r}, script, output]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, *launch, str(wrap)],
+        env=os.environ | store,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(output.read_text()) for output in outputs]
+
+
+def numbered(found: dict[str, Any]) -> dict[str, Any]:
+    """The same, its storages numbered in the order in which they were made, without gaps."""
+    made = [it for it in found["events"] if it >= 0]
+    new = {number: at for at, number in enumerate(made)}
+    return {
+        "events": [new[it] if it >= 0 else ~new[~it] for it in found["events"]],
+        "sizes": [found["sizes"][it] for it in made],
+        "names": [found["names"][it] for it in made],
+        "sent": {new[it] for it in found["sent"] if it in new},
+    }
+
+
+def until_the_last_is_made(events: list[int]) -> list[int]:
+    """What is freed when the program ends is freed in another order."""
+    return events[: max(at for at, it in enumerate(events) if it >= 0) + 1]
+
+
+def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Fails unless both make the same storages in the same order, and free them at the same places,
+    but for what is sent: gloo's threads hold that for a while."""
+    real_one = numbered(theirs)
+    assert mine["sizes"] == real_one["sizes"]
+    ours, others = (until_the_last_is_made(it["events"]) for it in (mine, real_one))
+    sent = {~it for it in real_one["sent"]}
+    assert [it for it in ours if it not in sent] == [it for it in others if it not in sent]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("world", [2, *(pytest.param(it, marks=pytest.mark.long) for it in (4, 8))])
+def test_every_rank_makes_and_frees_what_a_real_one_does(
+    tmp_path: Path, kind: str, world: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(BEGIN + PROGRAMS[kind])
+    theirs = real(script, world)
+    ours = called(predicted, str(script), world)
+    for (error, mine), real_one in zip(ours, theirs, strict=True):
+        assert not error
+        compare(mine, real_one)
