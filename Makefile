@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -121,10 +121,12 @@ check: $(VENV)/clients build/check/built ## run the tests of everything that all
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)
 	$(call PYTEST_ON,check,BFC_DEBUG=2) $(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%)
 
+UNDER_ASAN = cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+
 asan: $(VENV)/clients build/asan/built ## run the tests that touch memory most under AddressSanitizer and UndefinedBehaviorSanitizer
-	cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=stderr UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(CURDIR)/$(BIN)/python -m pytest -q $(PARALLEL) -m "not peers and not browser and not slow" $(CORE_TESTS)
+	$(UNDER_ASAN) $(CURDIR)/$(BIN)/python -m pytest -q $(PARALLEL) -m "not peers and not browser and not slow" $(CORE_TESTS)
 
 tsan: $(VENV)/clients build/tsan/built ## run threads, natively and from Python, under ThreadSanitizer
 	cd build/tsan && PYTHONPATH=$(CURDIR)/build/tsan LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
@@ -143,6 +145,9 @@ test-freethreaded: ## build and run the tests on CPython 3.13 without the GIL, w
 
 soak: $(VENV)/clients $(VENV)/built ## play random histories for SOAK_SECONDS (3600) on all cores, and say how many operations this machine has done; SOAK="places marks" plays only those
 	nice $(BIN)/python tests/soak.py $(SOAK)
+
+soak-asan: $(VENV)/clients $(VENV)/dask build/asan/built ## the same under AddressSanitizer, the fuzzer that has all of it in one process; SOAK="places marks" plays others
+	$(UNDER_ASAN) nice $(CURDIR)/$(BIN)/python tests/soak.py $(or $(SOAK),mixed)
 
 soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL with the CPU for SOAK_SECONDS (3600)
 	.venv-torch/bin/python tests/torch_opencl/soak_torch.py
