@@ -3,19 +3,19 @@
 For a block in a program that runs, and where the kernel gives a process no mounts of its own. What
 goes another way is refused: by an audit hook, and by the kernel under Landlock.
 
-The tree begins empty. A folder becomes one of the tree's own when something in it changes, and has
-links for files and folders of the user's that are asked for; a file does when it is written to, as
-a copy. So the system itself lists, renames and removes.
+The tree begins empty. A folder of the user's is made there when something in it changes, and a file
+is copied there when it is written to, or moved. A name has what the tree has, else what the user
+has, unless the program has taken that away. CALLS says what each function does with its paths.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import functools
 import glob
 import inspect
+import itertools
 import os
 import shutil
 import sqlite3
@@ -23,43 +23,41 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from bfc.compiling import cache
 from bfc.files import replacing
 from bfc_tools.predicting import cudnn
 
-#: The functions of Python that get paths, by what they do: they look, change what is known of a
-#: file, make something, take it away, or more than that.
-LOOKING = (
-    *("stat", "lstat", "access", "readlink", "statvfs", "getxattr", "listxattr", "pathconf"),
-    *("listdir", "chdir", "fchdir"),
-)
-CHANGING = (
-    *("chmod", "fchmod", "chown", "lchown", "fchown", "utime", "truncate", "setxattr"),
-    "removexattr",
-)
-MAKING = ("mkdir", "mkfifo", "mknod", "symlink")
-TAKING = ("unlink", "remove", "rmdir", "rename", "replace")
-OWN = ("open", "link", "scandir", "getcwd", "getcwdb")
+#: What functions of `os` do with each of their paths: they look (L), change what is there (C), make
+#: something (M), move it (R), or take it away (T).
+CALLS = {
+    **dict.fromkeys(("stat", "lstat", "access", "readlink", "statvfs", "pathconf"), "L"),
+    **dict.fromkeys(("getxattr", "listxattr", "chdir", "fchdir"), "L"),
+    **dict.fromkeys(("chmod", "fchmod", "chown", "lchown", "fchown", "utime", "truncate"), "C"),
+    **dict.fromkeys(("setxattr", "removexattr"), "C"),
+    **dict.fromkeys(("mkdir", "mkfifo", "mknod"), "M"),
+    **dict.fromkeys(("unlink", "remove", "rmdir"), "T"),
+    **dict.fromkeys(("rename", "replace"), "RT"),
+    "symlink": "-M",
+    "link": "CM",
+}
+#: Those that have a method of their own.
+OWN = ("open", "listdir", "scandir", "getcwd", "getcwdb")
+LOOK = ("listdir", "scandir", *(name for name, roles in CALLS.items() if roles == "L"))
+#: Those that do not follow a link at the end of a path.
+OF_LINKS = ("lstat", "readlink", "lchown", "link")
 #: The same, of a path, for those that get an open file.
 OF_PATHS = {"fchmod": "chmod", "fchown": "chown", "fchdir": "chdir"}
 #: What they call their paths.
 PATHS = ("fd", "path", "src", "dst")
 OPTIONS = ("buffering", "encoding", "errors", "newline", "closefd", "opener")
 #: The functions as they are before any of them is replaced.
-REAL = SimpleNamespace(
-    open_file=open,
-    connect=sqlite3.connect,
-    **{name: getattr(os, name) for name in (*LOOKING, *CHANGING, *MAKING, *TAKING, *OWN)},
-)
-OF_LINKS = (REAL.lstat, REAL.readlink, REAL.lchown, REAL.link)
+REAL = {name: getattr(os, name) for name in (*CALLS, *OWN)}
+OPEN, CONNECT = open, sqlite3.connect
 #: Folders that are no user's.
 OF_THE_SYSTEM = ("/dev/", "/proc/", "/sys/")
-#: How the text of a link begins that stands for what it leads to.
-STANDS_FOR = "//"
 NEW = os.O_CREAT | os.O_EXCL
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOST_LINKS = 40
@@ -118,12 +116,28 @@ def free(folder: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def files_below(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+    """All below a folder that are no folders."""
+    for top, _, files in os.walk(folder):
+        for path in [f"{top}/{file}" for file in files]:
+            with contextlib.suppress(OSError):
+                yield path, os.lstat(path)
+
+
 def write(path: str, data: bytes, folder: str) -> None:
     """Writes a file, after making `folder` if that is not empty."""
     if folder:
         os.makedirs(folder, exist_ok=True)
     with replacing(path) as file:
         file.write(data)
+
+
+_numbers = itertools.count()  # of files that are on their way into a tree
+#: One thread of a process at a time looks for a file and changes the tree.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
 
 
 class Layer:
@@ -133,9 +147,8 @@ class Layer:
     def __init__(self, folder: str) -> None:
         self.folder = os.path.realpath(folder)
         self._tree = f"{self.folder}/tree"
-        self._gone: set[str] = set()  # what the program has removed, moved or moved something to
+        self._gone: set[str] = set()  # of the user's, what the program has taken away or moved
         self._thread = threading.local()
-        self._lock, self._process = threading.RLock(), os.getpid()
         self._least = min(FREE, free(folder) // 2)
         #: Whether the program has changed anything.
         self.changed = False
@@ -145,54 +158,35 @@ class Layer:
 
     # -- names ----------------------------------------------------------------------------------
 
-    def find(self, path: Any, follow: bool = True, dir_fd: int | None = None) -> tuple[str, str]:
-        """The name of what a path leads to, and where that lies now. The name's last part may be a
-        link unless `follow`."""
-        text = f"/proc/self/fd/{path}" if isinstance(path, int) else os.fsdecode(path)
+    def find(self, path: Any, follow: bool = True, dir_fd: int | None = None) -> str:
+        """The name of what a path leads to. Its last part may be a link unless `follow`."""
+        if isinstance(path, int):
+            return self._called(os.readlink(f"/proc/self/fd/{path}"))
+        text = os.fsdecode(path)
         if not text:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+            raise _error(errno.ENOENT, text)
         if text[0] != "/":
-            text = f"{self.getcwd() if dir_fd is None else self.find(dir_fd)[0]}/{text}"
-        with self._locked(), self.aside():
-            return self._walk(text, follow or isinstance(path, int))
-
-    def _walk(self, text: str, follow: bool) -> tuple[str, str]:
-        rest, links = text.split("/")[::-1], 0
-        name, actual = "", self._tree
+            text = f"{self.getcwd() if dir_fd is None else self.find(dir_fd)}/{text}"
+        rest, name, links = text.split("/")[::-1], "/", 0
         while rest:
             part = rest.pop()
             if part in ("", ".", ".."):
                 if part:
-                    REAL.stat(f"{actual}/.")  # raises if it is no folder
-                if part == "..":
-                    rest += os.path.dirname(name).split("/")[::-1]
-                    name, actual = "", self._tree
+                    os.stat(f"{self.at(name)}/.")  # raises if it is no folder
+                name = os.path.dirname(name) if part == ".." else name
                 continue
-            if actual == self._tree + name:
-                self._meet(f"{name}/{part}")
-            link = _link(f"{actual}/{part}")
-            if link.startswith(STANDS_FOR):
-                name, actual = f"{name}/{part}", link[1:]
-            elif link and (rest or follow):
-                links += 1
-                if links > MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), text)
-                link = self._called(link)
-                rest += link.split("/")[::-1]
-                if link[0] == "/":
-                    name, actual = "", self._tree
-            else:
-                name, actual = f"{name}/{part}", f"{actual}/{part}"
-        return name or "/", actual
-
-    def _meet(self, name: str) -> None:
-        """Lets a folder of the tree have what is of this name in the user's."""
-        if not os.path.lexists(self._tree + name) and os.path.lexists(name):
-            above = name
-            while above not in self._gone and above != "/":
-                above = os.path.dirname(above)
-            if above == "/":
-                _stand_for(name, self._tree + name)
+            found = os.path.join(name, part)
+            link = _link(self.at(found)) if rest or follow else ""
+            if not link:
+                name = found
+                continue
+            links += 1
+            if links > MOST_LINKS:
+                raise _error(errno.ELOOP, text)
+            link = self._called(link)
+            rest += link.split("/")[::-1]
+            name = "/" if link[0] == "/" else name
+        return name
 
     def _called(self, actual: str) -> str:
         if f"{actual}/".startswith(f"{self._tree}/"):
@@ -204,49 +198,94 @@ class Layer:
         real = f"{name}/".startswith((f"{self.folder}/", *OF_THE_SYSTEM))
         return name if real else self._tree + name
 
+    def _is_gone(self, name: str) -> bool:
+        while name not in self._gone and name != "/":
+            name = os.path.dirname(name)
+        return name != "/"
+
+    def at(self, name: str) -> str:
+        """Where what has this name lies now."""
+        place = self._place(name)
+        if os.path.lexists(place) or self._is_gone(name):
+            return place
+        made = os.path.lexists(os.path.dirname(place)) and not os.path.lexists(name)
+        return place if made else name  # what is nowhere, is not there for the system's reasons
+
+    def names(self, name: str) -> list[str]:
+        """What is in a folder."""
+        at = self.at(name)
+        found = os.listdir(at)
+        if at != name and os.path.isdir(name) and not self._is_gone(name):
+            more = set(os.listdir(name)).difference(found)
+            found += [one for one in more if os.path.join(name, one) not in self._gone]
+        return found
+
     # -- changes --------------------------------------------------------------------------------
 
-    def _locked(self) -> threading.RLock:
-        """The lock of this process: in one that was forked, nobody may be left to release it."""
-        if self._process != os.getpid():
-            self._lock, self._process = threading.RLock(), os.getpid()
-        return self._lock
-
     def inside(self, name: str) -> str:
-        """Where a file may be made, moved or removed, and a folder be changed."""
-        place = self._place(name)
-        with self._locked(), self.aside():
-            if place != name and name != "/":
-                self.changed = True
-                self.inside(os.path.dirname(name))
-                self._meet(name)
-            link = _link(place)
-            if link.startswith(STANDS_FOR) and os.path.isdir(link):
-                new = tempfile.mkdtemp(dir=self.folder)
-                shutil.copystat(link, new)
-                os.chmod(new, os.stat(new).st_mode | 0o700)
-                os.unlink(place)
-                os.rename(new, place)
-                for one in os.listdir(link) if link[1:] != name else ():  # it has been moved
-                    _stand_for(f"{link[1:]}/{one}", f"{place}/{one}")
+        """Where a file may be made, in a folder of the tree's."""
+        place, folder = self._place(name), os.path.dirname(name)
+        os.stat(f"{self.at(folder)}/.")  # raises if it is no folder
+        if place != name and name != "/":
+            self.changed = True
+            self.own(folder)
         return place
 
     def own(self, name: str, copy: bool = True) -> str:
-        """Where a file may be changed: it is copied there, if it is to have what it had."""
+        """Where a file may be changed, or what a folder has. It is put there if it is not there; a
+        file is empty then unless `copy`."""
         place = self.inside(name)
-        with self._locked(), self.aside():
-            link = _link(place)
-            size = os.stat(link).st_size if copy and link.startswith(STANDS_FOR) else 0
-            if free(self.folder) - size < self._least:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, but for the rest", name)
-            if link.startswith(STANDS_FOR):
-                number, new = tempfile.mkstemp(dir=self.folder)
-                os.close(number)
-                if copy:
-                    shutil.copyfile(link, new)
-                shutil.copystat(link, new)
-                os.rename(new, place)
+        at = self.at(name)
+        if at == place or not os.path.lexists(at):
+            return place
+        found = os.lstat(at)
+        new = f"{self.folder}/{os.getpid()}-{next(_numbers)}"
+        if stat.S_ISLNK(found.st_mode):
+            os.symlink(os.readlink(at), new)
+        elif stat.S_ISDIR(found.st_mode):
+            os.mkdir(new)
+            shutil.copystat(at, new)
+            os.chmod(new, found.st_mode | 0o700)
+        else:
+            self._room(found.st_size if copy else 0, name)
+            if copy and not stat.S_ISREG(found.st_mode):
+                raise PermissionError(errno.EPERM, REFUSED, name)
+            if copy:
+                shutil.copyfile(at, new)
+            else:
+                OPEN(new, "x").close()
+            shutil.copystat(at, new)
+        os.rename(new, place)
         return place
+
+    def _room(self, nbytes: int, name: str) -> None:
+        if free(self.folder) - nbytes < self._least:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, but for the rest", name)
+
+    def whole(self, name: str) -> str:
+        """Where all that has this name lies, so that it may be moved."""
+        place = self.own(name)
+        if stat.S_ISDIR(_kind(place)) and place != name:
+            for one in self.names(name):
+                self.whole(os.path.join(name, one))
+        return place
+
+    @contextlib.contextmanager
+    def _emptied(self, name: str) -> Iterator[str]:
+        """Where a file stands for one of the user's, or a folder with one in it that is to be taken
+        away: whether that may be is the system's to say, and if not, nothing has changed."""
+        kind, place = _kind(self.at(name)), self._place(name)
+        made = kind and not _kind(place) and not stat.S_ISDIR(kind)
+        with contextlib.ExitStack() as stack:
+            self.own(name, copy=False)
+            if stat.S_ISDIR(kind) and place != name:
+                for one in self.names(name)[:1]:
+                    stack.enter_context(self._emptied(os.path.join(name, one)))
+            if made:
+                stack.callback(_remove, place)
+            yield place
+            if made:
+                stack.pop_all()
 
     def changes(self) -> Changes:
         """What the program has changed, up to now or up to its end."""
@@ -256,15 +295,11 @@ class Layer:
             return summed_up(self._changed())
 
     def _changed(self) -> Iterator[tuple[str, int | None]]:
-        for top, folders, files in os.walk(self._tree):
-            for path in [f"{top}/{name}" for name in (*folders, *files)]:
-                name, link, found = self._called(path), _link(path), os.lstat(path)
-                if stat.S_ISREG(found.st_mode):
-                    yield name, found.st_blocks * 512
-                elif link.startswith(STANDS_FOR) and link[1:] != name:
-                    yield name, 0
+        for path, found in files_below(self._tree):
+            if stat.S_ISREG(found.st_mode):
+                yield self._called(path), found.st_blocks * 512
         for name in self._gone:
-            if os.path.lexists(name) and not os.path.lexists(self._tree + name):
+            if not os.path.lexists(self._tree + name):
                 yield name, None
 
     def end(self) -> None:
@@ -294,28 +329,36 @@ class Layer:
 
     def open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         """As `os.open`."""
-        follow = not flags & os.O_NOFOLLOW and flags & NEW != NEW
-        name, actual = self.find(path, follow, dir_fd)
-        kind, moved = _kind(actual), actual not in (name, self._tree + name)
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            actual = self.inside(name)
-        elif flags & WRITES and (stat.S_ISREG(kind) or (not kind and flags & os.O_CREAT)):
-            actual = self.own(name, copy=not flags & os.O_TRUNC)
-        elif moved and (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # its number has to lead there
-            actual = self.own(name)
-        with self.aside():  # of the user's, it opens no file to write
-            return int(REAL.open(actual, flags, mode))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.aside())
+            with _lock:
+                follow = not flags & os.O_NOFOLLOW and flags & NEW != NEW
+                name = self.find(path, follow, dir_fd)
+                at = self.at(name)
+                kind = _kind(at)
+                if flags & os.O_TMPFILE == os.O_TMPFILE:
+                    at = self.own(name)
+                elif flags & WRITES and not kind and flags & os.O_CREAT:
+                    self._room(0, name)
+                    at = self.inside(name)
+                elif flags & WRITES and stat.S_ISREG(kind) and flags & NEW != NEW:
+                    self._room(0, name)
+                    if flags & os.O_TRUNC:
+                        at = stack.enter_context(self._emptied(name))
+                    else:
+                        at = self.own(name)
+            return int(REAL["open"](at, flags, mode))
 
     def open_file(self, file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         """As `open`."""
         options |= dict(zip(OPTIONS, args, strict=False))
         if isinstance(file, int):
-            return REAL.open_file(file, mode, **options)
+            return OPEN(file, mode, **options)
         file = os.fspath(file)
         options["opener"] = options.get("opener") or functools.partial(self.open, mode=0o666)
         self._thread.opens = file  # the audit hook is asked before the opener
         try:
-            return REAL.open_file(file, mode, **options)
+            return OPEN(file, mode, **options)
         finally:
             self._thread.opens = None
 
@@ -323,112 +366,85 @@ class Layer:
         """As `sqlite3.connect`, of files without a URI; no others are attached."""
         text = os.fsdecode(database)
         if text and text[0] != ":" and not text.startswith("file:"):
-            name, _ = self.find(database)
+            name = self.find(database)
             database, *_ = [self.own(name + end) for end in ("", "-wal", "-shm", "-journal")]
-        found = REAL.connect(database, *args, **options)
+        found = CONNECT(database, *args, **options)
         found.set_authorizer(_attaches_none)
         return found
 
-    def _look(self, name: str, actual: str) -> str:
-        if actual == self._tree + name and os.path.isdir(name):
-            for one in os.listdir(name):
-                self._meet(os.path.join(name, one))
-        return actual
-
-    def _change(self, name: str, actual: str) -> str:
-        os.lstat(actual)  # raises if it is not there
-        return self.own(name)
-
-    def _make(self, name: str, actual: str) -> str:
-        self.inside(os.path.dirname(name))
-        if self._place(name) != name:
-            self._meet(name)
-        return self._place(name)
-
-    def _take(self, name: str, actual: str) -> str:
-        os.stat(f"{os.path.dirname(actual)}/.")  # raises if it is no folder
-        place = self.inside(name)
-        if place != name and not _link(place):
-            for top, _, _ in os.walk(place):  # which is whole then
-                self._look(self._called(top), top)
-        return place
-
-    def call(self, real: Any, roles: tuple[Any, ...], *args: Any, **options: Any) -> Any:
-        """What one of Python's functions does with files where they are the program's own, each of
-        them found as its role says."""
-        args += tuple(options.pop(name) for name in PATHS if name in options)
-        follow = options.get("follow_symlinks", real not in OF_LINKS)
-        folder = options.pop("dir_fd", None)
-        places, names = list(args or (".",)), set()
-        for at, (role, path) in enumerate(zip(roles, places, strict=False)):
-            path = "." if path is None else path
-            whole = real in (REAL.listdir, REAL.chdir)
-            if role is None or (isinstance(path, int) and role == self._look and not whole):
-                continue
-            beside = options.pop(("src_dir_fd", "dst_dir_fd")[at], folder)
-            name, actual = self.find(path, follow and role in (self._look, self._change), beside)
-            with self.aside():
-                place = role(name, actual) if role != self._look or whole else actual
-            names.add(name)
-            if not isinstance(path, int):
-                is_bytes = isinstance(os.fspath(path), bytes)
-                places[at] = os.fsencode(place) if is_bytes else place
-            elif role != self._look or _kind(place):  # it may have been moved since
-                places[at] = place
-        with self.aside():
-            found = real(*places, **options)
-        if real is REAL.listdir and places[0] in (self.folder, os.fsencode(self.folder)):
-            found = [one for one in found if os.fsencode(one) == b"tmp"]
-        if self._take in roles and len(names) == len(roles):
-            self._gone |= names
-        return found
+    def listdir(self, path: Any = ".") -> list[Any]:
+        """As `os.listdir`."""
+        found = self.names(self.find("." if path is None else path))
+        is_bytes = not isinstance(path, int | None) and isinstance(os.fspath(path), bytes)
+        return [os.fsencode(one) for one in found] if is_bytes else found
 
     def scandir(self, path: Any = ".") -> _Entries:
         """As `os.scandir`."""
         path = "." if path is None else path
-        name, _ = self.find(path)
-        given = path if isinstance(path, int) else os.fspath(path)
-        look = functools.partial(self.call, REAL.stat, (self._look,))
-        names = self.call(REAL.listdir, (self._look,), path)
-        return _Entries(iter([_Entry(look, name, given, one) for one in names]))
+        name = self.find(path)
+        return _Entries(_Entry(name, path, one) for one in self.listdir(path))
 
     def getcwd(self) -> str:
         """As `os.getcwd`."""
-        return self._called(REAL.getcwd())
+        return self._called(REAL["getcwd"]())
+
+    def call(self, function: str, *args: Any, **options: Any) -> Any:
+        """What a function of CALLS does where files are the program's own."""
+        real = REAL[OF_PATHS.get(function, function)]
+        places = [*args, *(options.pop(name) for name in PATHS if name in options)]
+        follow = options.get("follow_symlinks", function not in OF_LINKS)
+        folder, taken = options.pop("dir_fd", None), []
+        with contextlib.ExitStack() as stack:
+            for at, role in enumerate(CALLS[function][: len(places)]):
+                path, beside = places[at], options.pop(("src_dir_fd", "dst_dir_fd")[at], folder)
+                is_open = isinstance(path, int)
+                if role == "-" or (is_open and role == "L" and real is not REAL["chdir"]):
+                    continue
+                name = self.find(path, follow and role in "LC", beside)
+                if is_open and self._place(name) == name:  # a socket, say
+                    continue
+                place = self._put(role, name, stack)
+                taken += [name] if role in "RT" else []
+                is_bytes = not is_open and isinstance(os.fspath(path), bytes)
+                places[at] = os.fsencode(place) if is_bytes else place
+            found = real(*places, **options)
+        self._gone.update(name for name in taken if os.path.lexists(name))
+        return found
+
+    def _put(self, role: str, name: str, stack: contextlib.ExitStack) -> str:
+        """Where a file is what a function needs for its role."""
+        if role == "R":
+            return self.whole(name)
+        if role == "T":
+            return stack.enter_context(self._emptied(name))
+        if role == "M":
+            if os.path.lexists(self.at(name)):
+                raise _error(errno.EEXIST, name)
+            return self.inside(name)
+        return self.at(name) if role == "L" else self.own(name)
 
     def _functions(self) -> dict[Any, Any]:
         """What stands in the place of Python's functions, by these."""
-        made: dict[Any, Any] = {
-            REAL.open_file: self.open_file,
-            REAL.connect: self.connect,
-            REAL.getcwdb: lambda: os.fsencode(self.getcwd()),
-            **{getattr(REAL, name): getattr(self, name) for name in ("open", "scandir", "getcwd")},
-        }
-        roles: dict[str, tuple[Any, ...]] = {
-            **dict.fromkeys(LOOKING, (self._look,)),
-            **dict.fromkeys(CHANGING, (self._change,)),
-            **dict.fromkeys(MAKING, (self._make,)),
-            **dict.fromkeys(TAKING, (self._take,)),
-            **dict.fromkeys(("rename", "replace"), (self._take, self._take)),
-            "symlink": (None, self._make),
-            "link": (self._change, self._make),
-        }
-        for name, each in roles.items():
-            real = getattr(REAL, OF_PATHS.get(name, name))
-            made[getattr(REAL, name)] = functools.partial(self.call, real, each)
+        made: dict[Any, Any] = {OPEN: self.open_file, CONNECT: self.connect}
+        made |= {REAL[name]: functools.partial(self.call, name) for name in CALLS}
+        made |= {REAL[name]: getattr(self, name) for name in OWN[:-1]}
+        made[REAL["getcwdb"]] = lambda: os.fsencode(self.getcwd())
         return {real: self._of_the_program(real, ours) for real, ours in made.items()}
 
     def _of_the_program(self, real: Callable[..., Any], ours: Callable[..., Any]) -> Any:
-        looks = real.__name__ in (*LOOKING, "scandir")
+        looks = real.__name__ in LOOK
 
         @functools.wraps(real)
         def call(*args: Any, **options: Any) -> Any:
             if self.is_aside() or (looks and not self.changed):
                 return real(*args, **options)
             try:
-                return ours(*args, **options)
+                if real in (OPEN, REAL["open"]):  # which may wait, and call the program
+                    return ours(*args, **options)
+                with _lock, self.aside():
+                    return ours(*args, **options)
             except OSError as error:
-                if real is REAL.access:
+                if real is REAL["access"]:
                     return False
                 if error.filename is not None and args:
                     error.filename = args[0]
@@ -443,7 +459,7 @@ class Layer:
         if path is None or path is getattr(self._thread, "opens", None) or self.is_aside():
             return True
         if isinstance(path, int):
-            path = REAL.readlink(f"/proc/self/fd/{path}")
+            path = REAL["readlink"](f"/proc/self/fd/{path}")
             return path[0] != "/" or self._place(path) == path or not _kind(path)
         text = os.fsdecode(path)
         if text[:1] != "/":
@@ -453,10 +469,14 @@ class Layer:
             return self._place(actual) == actual
 
 
+def _error(number: int, name: str) -> OSError:
+    return OSError(number, os.strerror(number), name)
+
+
 def _kind(path: str) -> int:
     """The mode of what lies there, or 0."""
     try:
-        return int(REAL.lstat(path).st_mode)
+        return int(REAL["lstat"](path).st_mode)
     except OSError:
         return 0
 
@@ -464,7 +484,7 @@ def _kind(path: str) -> int:
 def _link(path: str) -> str:
     """What a link says, or nothing. Those of /proc that lead to no file are none."""
     try:
-        text: str = REAL.readlink(path)
+        text: str = REAL["readlink"](path)
     except OSError:
         return ""
     folder, last = os.path.split(path)
@@ -474,11 +494,9 @@ def _link(path: str) -> str:
     return text
 
 
-def _stand_for(path: str, place: str) -> None:
-    """Puts a link into the tree for a file or a folder; one for a link says the same."""
-    link = _link(path)
-    text = f"/{link.lstrip('/')}" if link[:1] == "/" else link
-    os.symlink(text or f"/{path}", place)
+def _remove(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
 
 
 def _attaches_none(action: int, name: str | None, *_: object) -> int:
@@ -486,11 +504,11 @@ def _attaches_none(action: int, name: str | None, *_: object) -> int:
     return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
 
-class _Entry:
+class _Entry(os.PathLike[Any]):
     """As `os.DirEntry`."""
 
-    def __init__(self, look: Callable[..., Any], folder: str, given: Any, name: Any) -> None:
-        self._look, self._at = look, os.path.join(folder, os.fsdecode(name))
+    def __init__(self, folder: str, given: Any, name: Any) -> None:
+        self._at = os.path.join(folder, os.fsdecode(name))
         self.name = name
         self.path: Any = name if isinstance(given, int) else os.path.join(given, name)
 
@@ -501,48 +519,36 @@ class _Entry:
         return f"<DirEntry {self.name!r}>"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        found: os.stat_result = self._look(self._at, follow_symlinks=follow_symlinks)
-        return found
+        return os.stat(self._at, follow_symlinks=follow_symlinks)
 
     def inode(self) -> int:
-        return self.stat(follow_symlinks=False).st_ino
-
-    def _is(self, kind: int, follow: bool) -> bool:
-        try:
-            return stat.S_IFMT(self.stat(follow_symlinks=follow).st_mode) == kind
-        except FileNotFoundError:
-            return False
+        return os.lstat(self._at).st_ino
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_IFDIR, follow_symlinks)
+        return os.path.isdir(self._at) and (follow_symlinks or not self.is_symlink())
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._is(stat.S_IFREG, follow_symlinks)
+        return os.path.isfile(self._at) and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
-        return self._is(stat.S_IFLNK, False)
+        return os.path.islink(self._at)
 
     def is_junction(self) -> bool:
         return False
 
 
-@dataclasses.dataclass
-class _Entries(Iterator[_Entry]):
+class _Entries(contextlib.ExitStack):
     """As what `os.scandir` returns."""
 
-    _entries: Iterator[_Entry]
+    def __init__(self, entries: Iterable[_Entry]) -> None:
+        super().__init__()
+        self._entries = iter(list(entries))
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return self._entries
 
     def __next__(self) -> _Entry:
         return next(self._entries)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._entries = iter(())
 
 
 # -- putting it in place --------------------------------------------------------------------------
@@ -609,10 +615,7 @@ def _swap(table: dict[Any, Any]) -> None:
                     found = value.__defaults__
                     value.__defaults__ = tuple(by_id.get(id(one), one) for one in found)
     for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-        for value in list(known):
-            if id(value) in by_id:
-                known.remove(value)
-                known.add(by_id[id(value)])
+        known.update(new for old, new in table.items() if old in known)
 
 
 def lay_over(folder: str, started: Callable[[str], object] = str) -> Layer:

@@ -26,7 +26,16 @@ from typing import Any
 from bfc.files import replacing
 from bfc.units import format_bytes
 from bfc_tools.predicting import kernel
-from bfc_tools.predicting.file_layer import FREE, Changes, Layer, free, lay_over, summed_up, write
+from bfc_tools.predicting.file_layer import (
+    FREE,
+    Changes,
+    Layer,
+    files_below,
+    free,
+    lay_over,
+    summed_up,
+    write,
+)
 from bfc_tools.scratch import scratch
 
 PREFIX = "bfc-predict-"
@@ -329,23 +338,16 @@ def _laid_over(folder: str) -> Iterator[tuple[str, int | None]]:
         names = [os.fsdecode(name) for name in file.read().split(b"\0")]
     for number, name in enumerate(names):
         upper = f"{folder}/over/{number}/upper"
-        for path, found in _files(upper):
+        for path, found in files_below(upper):
             if stat.S_ISREG(found.st_mode):
                 yield name.rstrip("/") + path[len(upper) :], found.st_blocks * 512
             elif stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
                 yield name.rstrip("/") + path[len(upper) :], None
 
 
-def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    for top, _, files in os.walk(folder):
-        for path in [f"{top}/{file}" for file in files]:
-            with contextlib.suppress(OSError):
-                yield path, os.lstat(path)
-
-
 def _size(folder: str) -> int:
     """The bytes on the disk that the files of a folder take."""
-    return sum(found.st_blocks * 512 for _, found in _files(folder))
+    return sum(found.st_blocks * 512 for _, found in files_below(folder))
 
 
 def _end_what_is_left() -> None:

@@ -285,6 +285,35 @@ def test_an_open_file_of_the_users_is_changed_for_the_program_alone(
     assert look() == before
 
 
+def test_what_fails_leaves_files_as_they_were(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path)
+    before = look()
+    with thrown_away(print):
+        os.mkdir("new")
+        with pytest.raises(NotADirectoryError):
+            os.open("b", os.O_WRONLY | os.O_TRUNC | os.O_DIRECTORY)
+        with pytest.raises(NotADirectoryError):
+            os.rename("new", "b")
+        with pytest.raises(OSError, match="not empty"):
+            os.rename("new", "a")
+        os.rmdir("new")
+        assert look() == before
+    assert look() == before
+
+
+def test_a_file_in_a_large_folder_costs_no_more(tmp_path: Path, monkeypatch) -> None:
+    """Libraries put the labels of a data set beside its images."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(100):
+        Path(f"{number}.jpg").touch()
+    with thrown_away(print) as calls:
+        Path("labels.cache").touch()
+        assert len(os.listdir()) == len(list(os.scandir())) == 101
+        with calls.aside():
+            assert os.listdir(f"{calls.folder}/tree{tmp_path}") == ["labels.cache"]
+
+
 def test_a_database_has_its_journal_and_attaches_no_other(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     fill(tmp_path)
