@@ -1,7 +1,7 @@
 """A program that does random things to the files of its folder, and prints what it sees.
 
-Arguments: the seed, how many steps, and "python" for Python's functions alone, or "all" for C's,
-sqlite's and other programs' too.
+Arguments: the seed, how many steps, and "python" for Python's functions alone, "all" for C's,
+sqlite's and other programs' too, or "attack" for all that Landlock knows of these.
 """
 
 from __future__ import annotations
@@ -86,32 +86,57 @@ def unnamed(path: str, other: str) -> None:
         os.close(number)
 
 
-def ring(path: str) -> None:
-    """A file is opened and truncated by io_uring, where that is allowed."""
+def ring(operation: int, number: int, address: int, length: int, flags: int) -> int | None:
+    """What io_uring answers, or None where it is not allowed."""
     details = bytearray(120)
-    at = (ctypes.c_char * 120).from_buffer(details)
-    number = libc.syscall(425, 4, at)
-    if number < 0:
-        write(path, os.O_WRONLY | os.O_TRUNC, b"")
-        return
+    uring = libc.syscall(425, 4, (ctypes.c_char * 120).from_buffer(details))
+    if uring < 0:
+        return None
     try:
         entries, answers = struct.unpack_from("2I", details)
         tail, array = struct.unpack_from("4xI16xI", details, 40)
         (results,) = struct.unpack_from("I", details, 100)
-        queue = mmap.mmap(number, array + 4 * entries, offset=0)
-        done = mmap.mmap(number, results + 16 * answers, offset=0x8000000)
-        calls = mmap.mmap(number, 64 * entries, offset=0x10000000)
-        name = ctypes.create_string_buffer(os.fsencode(path))
-        calls[:64] = struct.pack(
-            "BBHiQQII32x", 18, 0, 0, -100, 0, ctypes.addressof(name), 0, os.O_WRONLY | os.O_TRUNC
-        )
+        queue = mmap.mmap(uring, array + 4 * entries, offset=0)
+        done = mmap.mmap(uring, results + 16 * answers, offset=0x8000000)
+        calls = mmap.mmap(uring, 64 * entries, offset=0x10000000)
+        asked = struct.pack("BBHiQQII32x", operation, 0, 0, number, 0, address, length, flags)
+        calls[:64] = asked
         queue[array : array + 4] = bytes(4)
         queue[tail : tail + 4] = struct.pack("I", 1)
-        libc.syscall(426, number, 1, 1, 1, None, 0)
-        result = struct.unpack_from("i", done, results + 8)[0]
+        libc.syscall(426, uring, 1, 1, 1, None, 0)
+        result: int = struct.unpack_from("i", done, results + 8)[0]
         if result < 0:
             raise OSError(-result, "io_uring")
-        os.close(result)
+        return result
+    finally:
+        os.close(uring)
+
+
+def ring_opens(path: str) -> None:
+    """A file is opened and truncated by io_uring."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    number = ring(18, -100, ctypes.addressof(name), 0, os.O_WRONLY | os.O_TRUNC)
+    if number is None:
+        write(path, os.O_WRONLY | os.O_TRUNC, b"")
+    else:
+        os.close(number)
+
+
+def ring_writes(path: str) -> None:
+    """io_uring writes into an open file."""
+    text = ctypes.create_string_buffer(b"ring")
+    with open(path, "r+b") as file:
+        if ring(23, file.fileno(), ctypes.addressof(text), 4, 0) is None:
+            file.write(b"ring")
+
+
+def nameless(path: str, other: str) -> None:
+    """What is in a file without a name gets into another one."""
+    number = os.open(os.path.dirname(path) or ".", os.O_TMPFILE | os.O_RDWR)
+    try:
+        os.write(number, b"nameless")
+        with open(other, "wb") as file:
+            os.sendfile(file.fileno(), number, 0, 100)
     finally:
         os.close(number)
 
@@ -150,12 +175,14 @@ PYTHON: Steps = {
     "send": sent,
     "copy": copied,
     "pass": passed_on,
+    "nameless": nameless,
+    "ring writes": lambda a, b: ring_writes(a),
 }
 OTHERS: Steps = {
     "link": lambda a, b: os.link(a, b),
     "base": lambda a, b: base(a),
     "unnamed": unnamed,
-    "ring": lambda a, b: ring(a),
+    "ring opens": lambda a, b: ring_opens(a),
     "xattr": lambda a, b: os.setxattr(a, "user.x", b"1"),
     "C truncate": lambda a, b: c("truncate", a, ctypes.c_long(2)),
     "C chmod": lambda a, b: c("chmod", a, 0o750),
@@ -190,6 +217,8 @@ def look() -> list[object]:
 def main(seed: int, steps: int, kinds: str) -> None:
     rng = random.Random(seed)
     table = PYTHON if kinds == "python" else PYTHON | OTHERS
+    if kinds == "attack":
+        table = {name: step for name, step in table.items() if name != "C chmod"}
     for step in range(steps):
         # those that begin a program are rarer, since they take long
         name = rng.choice([*table, *PYTHON] if step % 20 else list(table))

@@ -331,8 +331,16 @@ def test_where_the_working_folder_is_gone_nothing_runs(tmp_path: Path, monkeypat
         outside.begin(real_files=False)
 
 
-def test_a_tree_that_is_read_only_stays_so(mine: Path) -> None:
-    within = odd("mount --bind $PWD $PWD && mount -o remount,bind,ro $PWD && cd $PWD")
+@pytest.mark.parametrize(
+    "how",
+    [
+        "mount --bind $PWD $PWD && mount -o remount,bind,ro $PWD && cd $PWD",
+        "cd .. && mount --bind . . && mount -o remount,bind,ro . && mount -t tmpfs - tmp; cd mine",
+    ],
+    ids=["the working folder", "the script's, too"],
+)
+def test_a_tree_that_is_read_only_stays_so(mine: Path, how: str) -> None:
+    within = odd(how)
     code, out, err = run(mine, "print(open('data.bin').read()); open('new', 'w')", "", within)
     assert (code, out) == (2, "mine\n")
     assert "Read-only file system: 'new'" in err
@@ -372,31 +380,36 @@ def fill(folder: Path) -> None:
 def test_a_script_sees_what_it_would_see_and_changes_nothing(
     tmp_path: Path, case: str, seed: int
 ) -> None:
-    kinds = "all" if case.startswith("namespace") else "python"
-    arguments = [str(seed), "400", kinds]
-    for name in ("real", "mine"):
-        fill(tmp_path / name)
-    (tmp_path / "tmp").mkdir()
-    before = state(tmp_path / "mine")
-    environment = os.environ | {
-        "TMPDIR": str(tmp_path / "tmp"),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    said = []
-    for folder, command in (
-        ("real", [sys.executable, HISTORY, *arguments]),
-        ("mine", [sys.executable, HELPER, (CASES | BLOCK)[case], HISTORY, *arguments]),
-    ):
-        done = subprocess.run(
-            command,
-            cwd=tmp_path / folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        said.append(done.stdout.splitlines())
-    assert state(tmp_path / "mine") == before
-    for real, ours in zip(*said, strict=True):
-        assert ours == real, f"file_history.py {' '.join(arguments)}"
+    arguments = [str(seed), "400", "all" if case.startswith("namespace") else "python"]
+    real = history(tmp_path / "real", arguments)
+    ours = history(tmp_path / "mine", arguments, (CASES | BLOCK)[case])
+    for one, other in zip(ours, real, strict=True):
+        assert one == other, f"file_history.py {' '.join(arguments)}"
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_under_landlock_c_and_programs_change_nothing(tmp_path: Path, seed: int) -> None:
+    """They see the user's files, and not the script's."""
+    history(tmp_path / "mine", [str(seed), "400", "attack"], CASES["landlock"])
+
+
+def history(folder: Path, arguments: list[str], refused: str | None = None) -> list[str]:
+    """What the program prints in a folder, of which nothing changes if it runs apart."""
+    fill(folder)
+    tmp = folder.parent / "tmp"
+    tmp.mkdir(exist_ok=True)
+    before = state(folder)
+    apart = [] if refused is None else [HELPER, refused]
+    done = subprocess.run(
+        [sys.executable, *apart, HISTORY, *arguments],
+        cwd=folder,
+        env=os.environ | {"TMPDIR": str(tmp), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    if refused is not None:
+        assert state(folder) == before, f"file_history.py {' '.join(arguments)}"
+    return done.stdout.splitlines()
