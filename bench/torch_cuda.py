@@ -7,6 +7,9 @@ milliseconds that take turns, so that what slows the machine slows all of them. 
 time of each round beside that of PyTorch's own round just before: the minimum, the median and the
 maximum of the ratios, with the nanoseconds of a call. `--emulated` runs on the emulated driver,
 whose calls cost less than a GPU's; a hit makes none.
+
+`--traces` drives the nine recorded histories as tensors, and prints what is reserved for what is
+live, beside a replay.
 """
 
 from __future__ import annotations
@@ -92,6 +95,54 @@ def work(kind: str, emulated: bool) -> None:
     os._exit(0)
 
 
+def drive(torch: Any, trace: bfc.Trace) -> int:
+    """Makes a tensor for each request, on its stream, and lets go of it where it was freed. Returns
+    the most that was reserved."""
+    default = torch.cuda.default_stream()
+    streams: dict[int, Any] = {0: default}
+    live: dict[int, Any] = {}
+    now = 0
+    torch.cuda.reset_peak_memory_stats()
+    columns = (trace.op, trace.id, trace.size, trace.stream)
+    for op, number, size, on in zip(*(column.tolist() for column in columns), strict=True):
+        if op == 1:
+            live.pop(number, None)
+        elif op == 0:
+            if on != now:
+                if on not in streams:
+                    streams[on] = torch.cuda.Stream()
+                torch.cuda.set_stream(streams[on])
+                now = on
+            live[number] = torch.empty(size, dtype=torch.uint8, device="cuda")
+    peak = int(torch.cuda.max_memory_reserved())
+    live.clear()
+    torch.cuda.synchronize()
+    torch.cuda.set_stream(default)
+    torch.cuda.empty_cache()
+    return peak
+
+
+def drive_traces(emulated: bool) -> None:
+    """In this process, for good: bfc stitches, as under `bfc run`."""
+    if emulated:
+        from bfc.testing import cuda_emulator
+
+        cuda_emulator.load().reset(devices=1, total=80 << 30)
+    import torch
+
+    bfc.integrations.torch.install()
+    say(f"{'reserved for what is live':26}{'as tensors':>12}{'replayed':>12}{'bytes left':>12}")
+    for path in sorted((ROOT / "bench" / "traces").glob("*.npz")):
+        trace = bfc.Trace.load(path)
+        peak, live = drive(torch, trace), trace.peak_bytes_live()
+        left = torch.cuda.memory_reserved()
+        pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("80 GiB"), stitch=True)
+        trace.replay(pool)
+        replayed = pool.stats().peak_pool_bytes
+        say(f"{path.stem:26}{peak / live:12.4f}{replayed / live:12.4f}{left:12}")
+    os._exit(0)
+
+
 class Worker:
     def __init__(self, kind: str, environment: dict[str, str], emulated: bool) -> None:
         words = [sys.executable, "-W", "ignore", "-m", "bench.torch_cuda", "--work", kind]
@@ -140,13 +191,17 @@ def compare(workers: dict[str, Worker], rounds: int) -> None:
             say(row.format(f"    bfc, {name}", f"{statistics.median(ns[kind]):.0f}", figures))
 
 
+def environment_of(emulated: bool) -> dict[str, str]:
+    if not emulated:
+        return dict(os.environ)
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    runtime = importlib.import_module("torch_runtime")
+    environment: dict[str, str] = runtime.environment(runtime.build())
+    return environment
+
+
 def run(rounds: int, emulated: bool) -> None:
-    say(machine())
-    environment = dict(os.environ)
-    if emulated:
-        sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-        runtime = importlib.import_module("torch_runtime")
-        environment = runtime.environment(runtime.build())
+    environment = environment_of(emulated)
     workers = {kind: Worker(kind, environment, emulated) for kind in ("own", *OURS)}
     try:
         compare(workers, rounds)
@@ -160,9 +215,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=200, help="of each case (200)")
     parser.add_argument("--emulated", action="store_true", help="on the emulated driver")
     parser.add_argument("--work", choices=("own", *OURS), help=argparse.SUPPRESS)
+    parser.add_argument("--traces", action="store_true", help="recorded histories as tensors")
+    parser.add_argument("--driving", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.work:
         work(given.work, given.emulated)
+        return
+    if given.driving:
+        drive_traces(given.emulated)
+        return
+    say(machine())
+    if given.traces:
+        words = ["--driving", *(["--emulated"] if given.emulated else [])]
+        environment = environment_of(given.emulated)
+        command = [sys.executable, "-W", "ignore", "-m", "bench.torch_cuda", *words]
+        subprocess.run(command, env=environment, cwd=ROOT, check=True)
     else:
         run(given.rounds, given.emulated)
 

@@ -14,36 +14,16 @@ import bfc
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the emulated device has 80 GiB")
 TRACES = ROOT / "bench" / "traces"
 
-#: Makes a tensor for each request of a trace, on its stream, and lets go of it where it was freed.
+#: Drives traces as tensors, and prints what was reserved at most, and at the end.
 DRIVEN = """
 import json, os, sys, torch, bfc
+from bench.torch_cuda import drive
 from bfc.testing import cuda_emulator
 
 cuda_emulator.load().reset(devices=1, total=80 << 30)
 bfc.integrations.torch.install()
-streams = {0: torch.cuda.default_stream()}
-
-def drive(trace):
-    live, now = {}, 0
-    columns = (trace.op, trace.id, trace.size, trace.stream)
-    for op, number, size, on in zip(*(column.tolist() for column in columns), strict=True):
-        if op == 1:
-            live.pop(number, None)
-        elif op == 0:
-            if on != now:
-                if on not in streams:
-                    streams[on] = torch.cuda.Stream()
-                torch.cuda.set_stream(streams[on])
-                now = on
-            live[number] = torch.empty(size, dtype=torch.uint8, device="cuda")
-
 for path in sys.argv[1:]:
-    torch.cuda.reset_peak_memory_stats()
-    drive(bfc.Trace.load(path))
-    peak = torch.cuda.max_memory_reserved()
-    torch.cuda.synchronize()
-    torch.cuda.set_stream(streams[0])
-    torch.cuda.empty_cache()
+    peak = drive(torch, bfc.Trace.load(path))
     print(json.dumps([peak, torch.cuda.memory_reserved()]), flush=True)
 os._exit(0)
 """
