@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -151,6 +151,9 @@ soak-asan: $(VENV)/clients $(VENV)/dask build/asan/built ## the same under Addre
 
 soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL with the CPU for SOAK_SECONDS (3600)
 	.venv-torch/bin/python tests/torch_opencl/soak_torch.py
+
+soak-torch-cuda: .venv-torch-2.15.0/built ## tangle threads around PyTorch's allocator for TRIES=10000 tries, or compare its random PROGRAMS=1-100 with PyTorch's own
+	nice .venv-torch-2.15.0/bin/python tests/cuda/soak_torch.py $(if $(TRIES),--tries $(TRIES)) $(if $(PROGRAMS),--programs $(PROGRAMS))
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py $(if $(OUT),--out $(OUT))

@@ -1,0 +1,84 @@
+"""PyTorch on pools of ours for as long as it is told, on the emulated driver.
+
+`make soak-torch-cuda TRIES=10000` has threads tangle in processes of 400 tries each, by turns for
+each kind of pool: see `tests/helpers/torch_tangle.py` for what they do, and what must not happen.
+`make soak-torch-cuda PROGRAMS=1-100` compares random programs of 1,500 steps, one for each of these
+seeds, with PyTorch's own allocator: see `tests/helpers/torch_programs.py`. Prints a line for each
+process or program; what failed is said with the line that repeats it, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).parents[2])]
+
+import torch_runtime  # noqa: E402
+from torch_programs import differences  # noqa: E402
+
+TANGLE = Path(__file__).parents[1] / "helpers" / "torch_tangle.py"
+KINDS = ("caching", "stitch", "expandable")
+EACH, STEPS = 400, 1500
+HANGS = 7200  # seconds: the process itself says sooner what hangs
+
+
+def tangle(environment: dict[str, str], tries: int, first: int) -> int:
+    """How many processes failed."""
+    seen: Counter[str] = Counter()
+    failed = 0
+    for number in range(-(-tries // EACH)):
+        kind, seed = KINDS[number % len(KINDS)], first + number
+        words = [str(TANGLE), kind, str(min(EACH, tries - number * EACH)), str(seed)]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS,
+            env=environment,
+        )
+        print(f"{kind}, seed {seed}: {done.stdout.strip()}", flush=True)
+        for count, what in re.findall(r"(\d+) ([a-z][a-z ]*)", done.stdout):
+            seen[what] += int(count)
+        if done.returncode:
+            failed += 1
+            print(f"ended with {done.returncode}: {done.stderr[-6000:]}", flush=True)
+    print(f"{failed} processes failed; in all", dict(seen), flush=True)
+    return failed
+
+
+def compare(environment: dict[str, str], seeds: range) -> int:
+    """How many programs differed."""
+    differed = 0
+    for seed in seeds:
+        try:
+            found = differences(environment, seed, STEPS)
+        except AssertionError as error:  # one of the two crashed
+            found = str(error)
+        differed += bool(found)
+        print(f"seed {seed}: {found or 'equal'}", flush=True)
+    print(f"{differed} of {len(seeds)} programs of {STEPS} steps differ", flush=True)
+    return differed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tries", type=int, default=0)
+    parser.add_argument("--programs", help="a range of seeds: 1-100")
+    parser.add_argument("--seed", type=int, default=1, help="of the first process of tries")
+    given = parser.parse_args()
+    environment = torch_runtime.environment(torch_runtime.build())
+    failed = tangle(environment, given.tries, given.seed) if given.tries else 0
+    if given.programs:
+        first, _, last = given.programs.partition("-")
+        failed += compare(environment, range(int(first), int(last or first) + 1))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
