@@ -170,9 +170,9 @@ class Layer:
         rest, name, links = text.split("/")[::-1], "/", 0
         while rest:
             part = rest.pop()
+            if part:
+                os.stat(f"{self.at(name)}/.")  # raises if it is no folder
             if part in ("", ".", ".."):
-                if part:
-                    os.stat(f"{self.at(name)}/.")  # raises if it is no folder
                 name = os.path.dirname(name) if part == ".." else name
                 continue
             found = os.path.join(name, part)
@@ -206,10 +206,7 @@ class Layer:
     def at(self, name: str) -> str:
         """Where what has this name lies now."""
         place = self._place(name)
-        if os.path.lexists(place) or self._is_gone(name):
-            return place
-        made = os.path.lexists(os.path.dirname(place)) and not os.path.lexists(name)
-        return place if made else name  # what is nowhere, is not there for the system's reasons
+        return place if os.path.lexists(place) or self._is_gone(name) else name
 
     def names(self, name: str) -> list[str]:
         """What is in a folder."""

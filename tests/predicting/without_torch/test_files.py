@@ -302,6 +302,17 @@ def test_what_fails_leaves_files_as_they_were(tmp_path: Path, monkeypatch) -> No
     assert look() == before
 
 
+def test_a_file_is_no_folder(tmp_path: Path, monkeypatch) -> None:
+    """Also where a link leads through it, and nothing of the user's has its name."""
+    monkeypatch.chdir(tmp_path)
+    with thrown_away(print):
+        Path("new").touch()
+        os.symlink("new/e", "link")
+        for path in ("new/e", "new/.", "link/a", "link"):
+            with pytest.raises(NotADirectoryError):
+                os.stat(path)
+
+
 def test_a_file_in_a_large_folder_costs_no_more(tmp_path: Path, monkeypatch) -> None:
     """Libraries put the labels of a data set beside its images."""
     monkeypatch.chdir(tmp_path)
