@@ -50,5 +50,6 @@ knows an allocator. In order:
     mapping.pxd         those that map memory (include/bfc_mapping.h), for Cython
     mapping_books.hpp   where the pages of a sub-allocator are mapped
     mapping_books.pxd   the same, for Cython
+    fake_device.hpp     a device that PyTorch asks, for tensors that are only shapes
     dlpack.h            DLPack's structures
 """

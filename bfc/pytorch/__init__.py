@@ -21,5 +21,6 @@ Nothing here uses an allocator of bfc. In order:
     conversion.py          a history as the events of a trace
     reader.py              what PyTorch recorded, as a trace
     extension.py           extensions of PyTorch, compiled when first used
+    _fake_device.pyx       a device "cuda" in a PyTorch that has none
     stripped.py            a snapshot without the names of programs and persons
 """

@@ -12,8 +12,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     cudnn.py              cuDNN itself, asked what a convolution works in
     file_layer.py         files of a program, kept apart by functions of Python
     outside.py            the process that stays outside, while a script runs apart
-    guard.cpp             a device "cuda" in a PyTorch that has none
-    guard.py              it is compiled when first used
+    guard.py              a device "cuda" in a PyTorch that has none
     arrivals.py           modules that are changed once they are imported
     kinds.py              what an allocation is for
     rules/                what CUDA's operators allocate beside their results

@@ -62,7 +62,6 @@ class Outside:
         self._last: Changes | None = None
         self._connection, self._process = connection, os.getpid()
         self._lock = threading.Lock()
-        self._began = time.time()
 
     def _ask(self, what: str, *more: Any, data: bytes | None = None) -> Any:
         if os.getpid() != self._process:  # a child of the script's
@@ -80,12 +79,6 @@ class Outside:
         """Writes a real file, after making `folder`. A relative path is one of the folder in which
         the command began."""
         self._ask("write", path, folder, data=data)
-
-    def write_new(self, path: str) -> None:
-        """Writes a file for real that was written here since the process began."""
-        if self.apart and os.path.getmtime(path) >= self._began - 1:
-            with open(path, "rb") as file:
-                self.write(path, file.read(), os.path.dirname(path))
 
     def changes(self) -> Changes:
         """What the script has done to files."""

@@ -60,11 +60,31 @@ class TorchRelease:
     shares_one_head: bool
     #: Whether collectives know fake tensors without being told (torch/distributed/_tools).
     has_fake_collectives: bool
+    #: The virtual functions of a device's guard, in their order, without its destructors
+    #: (c10/core/impl/DeviceGuardImplInterface.h).
+    guard: tuple[str, ...]
+    #: How many virtual functions the hooks of CUDA have (ATen/detail/CUDAHooksInterface.h).
+    hooks: int
 
     @property
     def name(self) -> str:
         """As PyTorch calls it: "2.13"."""
         return "{}.{}".format(*self.version)
+
+
+_GUARD = (
+    *("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice"),
+    *("getStream", "getDefaultStream", "getStreamFromGlobalPool", "getNewStream"),
+    *("exchangeStream", "destroyEvent", "record", "block", "queryEvent", "deviceCount"),
+    *("queryStream", "synchronizeStream", "synchronizeEvent", "synchronizeDevice"),
+    *("recordDataPtrOnStream", "elapsedTime"),
+)
+
+
+def _with(guard: tuple[str, ...], name: str, before: str) -> tuple[str, ...]:
+    """A guard with one more function, in front of another."""
+    place = guard.index(before)
+    return (*guard[:place], name, *guard[place:])
 
 
 _2_9 = TorchRelease(
@@ -86,8 +106,16 @@ _2_9 = TorchRelease(
     shares_heads_efficiently=False,
     shares_one_head=False,
     has_fake_collectives=False,
+    guard=_GUARD,
+    hooks=46,
 )
-_2_10 = replace(_2_9, version=(2, 10), trusts_cudnn_with_volumes=True)
+_2_10 = replace(
+    _2_9,
+    version=(2, 10),
+    trusts_cudnn_with_volumes=True,
+    guard=_with(_2_9.guard, "getDeviceCapability", before="queryStream"),
+    hooks=47,
+)
 _2_11 = replace(
     _2_10,
     version=(2, 11),
@@ -98,6 +126,8 @@ _2_11 = replace(
     adds_segments_at_once=True,
     prefers_cudnn_on_all=True,
     has_fake_collectives=True,
+    guard=_with(_2_10.guard, "getStreamNativeHandle", before="destroyEvent"),
+    hooks=48,
 )
 _2_12 = replace(
     _2_11,
@@ -108,6 +138,7 @@ _2_12 = replace(
     adds_bias_to_one_row=False,
     keeps_fine_dropout=True,
     gives_cudnn_large_heads=False,
+    guard=_with(_2_11.guard, "isStreamCapturing", before="synchronizeEvent"),
 )
 _2_13 = replace(_2_12, version=(2, 13))
 _2_14 = replace(

@@ -84,7 +84,7 @@ def predict(
     Raises
     ------
     DeviceUnavailableError
-        If there is no torch, or one of a version that is not known, or no C++ compiler.
+        If there is no torch, or one of a version that is not known.
     ValueError
         If the GPU is not known, or a change, or `as_torch` is no release from 2.9 on.
     SettingsError
@@ -111,7 +111,7 @@ def predict(
     gpu = devices.find(device, cc, sms)
     asked = None if as_torch is None else parsed(as_torch)
     torch = guard.supported_torch()
-    settings_in_force(settings)  # before anything is compiled
+    settings_in_force(settings)  # before anything is done
     module = guard.load()
 
     from bfc.pytorch.extension import torch_version

@@ -128,46 +128,6 @@ def test_under_landlock_python_sees_them_and_programs_cannot_write(mine: Path) -
     assert out == f"{['base', 'data.bin', 'new', 'other', 'two']} XYne {0o600}\n"
 
 
-TORCH = {
-    "__init__": "__version__ = '2.13.0'\ndef compiled_with_cxx11_abi(): return True\n"
-    "from . import utils, version",
-    "version": "git_version = 'none'",
-    "utils/__init__": "from . import cpp_extension",
-    "utils/cpp_extension": "def include_paths(): return []\ndef library_paths(): return []",
-}
-COMPILES = """
-    import dataclasses, os, pathlib, sys
-    sys.path.insert(0, os.path.abspath("../packages"))
-    from bfc.pytorch import extension
-    from bfc_tools.predicting import guard, outside
-    small = dataclasses.replace(guard.EXTENSION, source=pathlib.Path("../small.cpp"), libraries=())
-    guard.EXTENSION = small
-    print(guard.load().__file__ == str(extension.made(small)), outside.link.changes().written)
-"""
-
-
-@pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
-def test_the_fake_device_is_compiled_once_however_files_are_kept_apart(
-    mine: Path, refused: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under Landlock, as in a chroot or a container, the linker could not write it, and the loader
-    would not have found it. Its own source takes half a minute: here it is a line."""
-    for name, text in TORCH.items():
-        file = mine.parent / f"packages/torch/{name}.py"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    module = 'static PyModuleDef it = {PyModuleDef_HEAD_INIT, "_bfc_predict"};'
-    begins = "PyMODINIT_FUNC PyInit__bfc_predict() { return PyModule_Create(&it); }"
-    (mine.parent / "small.cpp").write_text(f"#include <Python.h>\n{module}\n{begins}\n")
-    monkeypatch.setenv("BFC_CACHE_HOME", str(mine.parent / "cache"))
-    said = []
-    for _ in range(2):
-        code, out, err = run(mine, COMPILES, refused)
-        assert (code, out) == (0, "True []\n"), err  # what bfc writes is not the program's
-        said.append("bfc: compiling the fake device" in err)
-    assert said == [True, False]
-
-
 WAYS = {
     "a link in a temporary folder": """
         import os, tempfile
