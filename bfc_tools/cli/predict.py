@@ -70,7 +70,9 @@ of the environment is env:BATCH=1..512. Given twice, it is found for some values
 --cheapest tries all GPUs. --what-if names what holds the memory, and tries changes that need no
 editing: {", ".join(BY_NAME)}.
 --with checkpoint,bf16 makes some of them in a single prediction, or in a search. A search imports
-PyTorch once, and forks that process for each try.
+PyTorch once, and forks that process for each try. --dask tcp://10.0.0.1:8786 makes the tries on the
+workers of a Dask cluster, and --ray ADDRESS on those of a Ray cluster: they need bfc, PyTorch, and
+the script's files where they lie on this machine.
 
 --nproc 8 --nnodes 2 predicts a program of 16 processes as torchrun would start them, each with its
 RANK: a table, the worst first, and what that has more of than the others. Of more than

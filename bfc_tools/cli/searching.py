@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from bfc.units import format_bytes
@@ -13,15 +15,21 @@ from bfc_tools.cli.streams import tell
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis
 from bfc_tools.predicting.cheapest import Cheapest
+from bfc_tools.predicting.clusters import DaskTries, RayTries
 from bfc_tools.predicting.ranks import Ranks
 from bfc_tools.predicting.search import Search
-from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.tries import Runs, Tried, Tries
 from bfc_tools.predicting.whatif import WhatIf
 from bfc_tools.predicting.world import World
 from bfc_tools.study.workers import usable_cores
 
 #: The options that ask one of them.
 QUESTIONS = ("largest", "cheapest", "what_if", "nproc")
+#: Where they may be answered, beside this machine.
+CLUSTERS: dict[str, Callable[..., AbstractContextManager[Runs]]] = {
+    "dask": DaskTries,
+    "ray": RayTries,
+}
 #: Those that belong to a single prediction.
 SINGLE = ("save", "by", "markdown")
 
@@ -69,6 +77,16 @@ def add_questions(parser: argparse.ArgumentParser, default: Any = None) -> None:
         default=default,
         help="so many predictions at a time (default: one for each core)",
     )
+    for name, cluster in (
+        ("dask", "Dask cluster: its scheduler"),
+        ("ray", "Ray cluster: its head"),
+    ):
+        add(
+            f"--{name}",
+            metavar="ADDRESS",
+            default=default,
+            help=f"make several predictions on a {cluster}, not on this machine",
+        )
 
 
 def asked_for(arguments: argparse.Namespace) -> list[str]:
@@ -78,6 +96,14 @@ def asked_for(arguments: argparse.Namespace) -> list[str]:
     if len(found) > 1:
         named = " and ".join(f"--{name}" for name in found)
         raise ValueError(f"{named} are two questions: ask one after the other")
+    clusters = [name for name in CLUSTERS if getattr(arguments, name) is not None]
+    if clusters and not found:
+        raise ValueError(
+            f"--{clusters[0]} is for several predictions, and this is one: it goes with "
+            "--largest, --cheapest, --what-if and --nproc"
+        )
+    if len(clusters) > 1:
+        raise ValueError("--dask and --ray are two clusters: name one")
     for name in SINGLE if found else ():
         if getattr(arguments, name):
             raise ValueError(
@@ -108,7 +134,7 @@ def search(arguments: argparse.Namespace, asked: Asked) -> bool:
     else:
         found = Search(asked, [Axis.parse(text) for text in arguments.largest], _tell)
     try:
-        with ended_in_order(), Tries(arguments.jobs or usable_cores()) as tries:
+        with ended_in_order(), _runs(arguments, asked) as tries:
             found.run(tries)
     finally:
         if found.is_known:
@@ -117,6 +143,15 @@ def search(arguments: argparse.Namespace, asked: Asked) -> bool:
     if found.fits is None or not found.is_known:
         raise RuntimeError(found.failure)
     return found.fits
+
+
+def _runs(arguments: argparse.Namespace, asked: Asked) -> AbstractContextManager[Runs]:
+    """What runs the tries: this machine, or the cluster that is named."""
+    for name, tries in CLUSTERS.items():
+        address = getattr(arguments, name)
+        if address is not None:
+            return tries(address, asked, arguments.jobs)
+    return Tries(arguments.jobs or usable_cores())
 
 
 def _tell_of_rank(rank: int, world: World, tried: Tried) -> None:

@@ -45,6 +45,8 @@ The program runs on tensors that are only shapes. What its operators would alloc
     axes.py               an argument that is varied
     bounds.py             a search for the largest value that fits
     tries.py              many predictions, each in a process
+    distant.py            what workers of a cluster do for a search
+    clusters.py           clusters of Dask and Ray in place of this machine's cores
     largest.py            `bfc.largest`
     world.py              the processes of a program, and which are alike
     ranks.py              what each of these needs

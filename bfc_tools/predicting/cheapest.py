@@ -9,7 +9,7 @@ from typing import Any
 from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.devices import DEVICES
-from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Cheapest:
         self.asked, self.told = asked, told
         self.rows: list[Row] = []
 
-    def run(self, tries: Tries) -> None:
+    def run(self, tries: Runs) -> None:
         """Tries them all."""
         places = sorted(DEVICES, key=lambda name: (DEVICES[name].usable, name))
         questions = {name: replace(self.asked, device=name) for name in places}

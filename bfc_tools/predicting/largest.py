@@ -14,7 +14,7 @@ from bfc_tools.predicting.axes import values_of
 from bfc_tools.predicting.bounds import Bounds, Known
 from bfc_tools.predicting.script import follow
 from bfc_tools.predicting.stopping import Limits
-from bfc_tools.predicting.tries import ANSWERS, Question, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
@@ -261,7 +261,7 @@ def device_of(found: dict[str, Any]) -> str:
 
 
 def settle(
-    tries: Tries,
+    tries: Runs,
     searches: dict[Key, Largest],
     question: Callable[[Key, int], Question],
     told: Callable[[Key, int, Tried], object],

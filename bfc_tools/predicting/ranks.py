@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.letters import Key
 from bfc_tools.predicting.text import joined
-from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
 from bfc_tools.predicting.world import ALL, Classes, World, in_words
 
 #: How often ranks run again that were told other letters than they had guessed.
@@ -59,7 +59,7 @@ class Ranks:
         self._sent: dict[Key, bytes] = {}
         self._had: dict[int, Mapping[Key, bytes]] = {}
 
-    def run(self, tries: Tries) -> None:
+    def run(self, tries: Runs) -> None:
         """Predicts them: first rank 0, which shows whether ranks send each other letters, and which
         meshes they form. Ranks with letters run in their order."""
         self._predict(tries, [0])
@@ -73,7 +73,7 @@ class Ranks:
                 break
             self._predict(tries, again)
 
-    def _predict(self, tries: Tries, ranks: list[int]) -> None:
+    def _predict(self, tries: Runs, ranks: list[int]) -> None:
         in_order = bool(self._sent)
         for some in [[rank] for rank in ranks] if in_order else [ranks]:
             questions = {}

@@ -11,7 +11,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis, Form
 from bfc_tools.predicting.failures import FINDERS
 from bfc_tools.predicting.largest import Largest, as_text, learn, settle, table, wanted
-from bfc_tools.predicting.tries import Tried, Tries
+from bfc_tools.predicting.tries import Runs, Tried
 
 #: The most values of a second argument that are looked at.
 MOST_ROWS = 9
@@ -47,7 +47,7 @@ class Search:
         )
         return [hint]
 
-    def run(self, tries: Tries) -> None:
+    def run(self, tries: Runs) -> None:
         """Searches.
 
         Raises ValueError if the script takes an argument in none of the usual forms, or if it
@@ -56,6 +56,7 @@ class Search:
         first, *rest = self.axes
         form, known = self._form(tries, first, self.asked)
         self.forms, values = [form], [0]
+        self.found.clear()
         if rest:
             other, _ = self._form(tries, rest[0], form.give(self.asked, first.values[0]))
             self.forms.append(other)
@@ -77,7 +78,7 @@ class Search:
             values[self.axes[1].name] = other
         self.told(values, tried)
 
-    def _form(self, tries: Tries, axis: Axis, asked: Asked) -> tuple[Form, Largest]:
+    def _form(self, tries: Runs, axis: Axis, asked: Asked) -> tuple[Form, Largest]:
         """The form in which the script takes an argument, and what the first two tries have shown:
         the memory of these must differ."""
         rejected: dict[str, Tried] = {}
@@ -87,6 +88,8 @@ class Search:
             questions = {
                 at: form.give(asked, axis.values[at]) for at in wanted(search, tries.width)
             }
+            if not self.forms:  # should the search end here, these are told
+                self.found = {0: search}
             for at, one in tries.outcomes(questions):
                 learn(search, at, one)
                 tried.append(one)

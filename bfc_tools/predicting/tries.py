@@ -91,6 +91,17 @@ class _Running:
     output: IO[bytes]
 
 
+class Runs(Protocol):
+    """What runs the tries of a search: `Tries`, or the workers of a cluster."""
+
+    @property
+    def width(self) -> int:
+        """How many run at a time."""
+
+    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
+        """What each of the questions comes to, by its key, as they end."""
+
+
 class Tries:
     """Runs tries, `width` at a time. PyTorch is imported when it is made, so that tries need not.
     Use it in a `with` block, which ends what still runs."""

@@ -11,7 +11,7 @@ from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.changes import BY_NAME, WANTED
 from bfc_tools.predicting.largest import device_of
-from bfc_tools.predicting.tries import ANSWERS, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
 
 #: A setting of the allocator that is tried beside the changes of the program.
 SETTING = "expandable_segments:True"
@@ -55,7 +55,7 @@ class WhatIf:
         self.rows: list[Row] = []
         self.not_tried: list[str] = []
 
-    def run(self, tries: Tries) -> None:
+    def run(self, tries: Runs) -> None:
         """Tries the program as it is, each change alone, and, where none is enough, the best ones
         together."""
         questions = {"": self.asked}
@@ -76,7 +76,7 @@ class WhatIf:
         self.rows.sort(key=lambda row: (-row.saved, row.name))
         self._by_arithmetic()
 
-    def _tried(self, tries: Tries, questions: dict[str, Asked]) -> dict[str, Tried]:
+    def _tried(self, tries: Runs, questions: dict[str, Asked]) -> dict[str, Tried]:
         found = {}
         for name, tried in tries.outcomes(questions):
             found[name] = tried
@@ -85,7 +85,7 @@ class WhatIf:
             self.told({"with": name or "nothing changed"}, tried)
         return found
 
-    def _together(self, tries: Tries) -> None:
+    def _together(self, tries: Runs) -> None:
         """Where no change is enough, two, and then three, that save most alone."""
         saving = [row for row in self.rows if row.saved > 0 and row.name in BY_NAME]
         names = [row.name for row in sorted(saving, key=lambda row: -row.saved)][:TOGETHER]
