@@ -25,8 +25,17 @@ class Row:
 
     @property
     def spare(self) -> float:
-        """What is left, as a share of what PyTorch can take."""
+        """What is left, as a share of what PyTorch can take. Below 0 it may fit all the same, since
+        PyTorch gives back what it keeps before it refuses a request."""
         return 1 - self.reserved / self.limit if self.limit else 0.0
+
+    @property
+    def held(self) -> str:
+        """What is reserved there, and what is left, as an answer has it."""
+        of = f"{format_bytes(self.reserved)} of {format_bytes(self.limit)}"
+        if self.spare < 0:
+            return f"{self.device}, if only just: with more room it would reserve {of}"
+        return f"{self.device}: it reserves {of}, which leaves {self.spare:.0%}"
 
 
 class Cheapest:
@@ -68,11 +77,11 @@ class Cheapest:
         """The first line."""
         smallest = next((row for row in self.rows if row.fits), None)
         if smallest is not None:
-            return (
-                f"The smallest GPU that it fits on is {smallest.device}: it reserves "
-                f"{format_bytes(smallest.reserved)} of {format_bytes(smallest.limit)}, which "
-                f"leaves {smallest.spare:.0%}."
-            )
+            answer = f"The smallest GPU that it fits on is {smallest.held}."
+            roomy = next((row for row in self.rows if row.fits and row.spare >= 0), smallest)
+            if roomy is smallest:
+                return answer
+            return f"{answer} The smallest with room to spare is {roomy.held}."
         known = [row for row in self.rows if row.fits is False]
         if known:
             return (
@@ -99,6 +108,7 @@ class Cheapest:
             if row.limit:
                 sizes = (row.limit, row.live, row.reserved)
                 start += "".join(f" {format_bytes(size):>12}" for size in sizes)
-                start += f"{row.spare:>10.0%}" if row.fits else ""
+                left = f"{row.spare:.0%}" if row.spare >= 0 else "only just"
+                start += f"{left:>10}" if row.fits else ""
             lines.append(f"{start}  {row.error}".rstrip())
         return "\n".join(map(printable, lines))

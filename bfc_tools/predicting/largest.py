@@ -18,6 +18,8 @@ from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
+#: What is said of a value that fits because PyTorch gives back memory that it keeps.
+JUST = ", if only just: with more room it would reserve"
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,22 @@ class Largest:
                 f"None of {allowed} fits" if self.is_proven else f"{self.name} {end} does not fit"
             )
             return f"{which} {on}: {too_large}{self._failures()}."
-        held = self._reserved(low)
+        held = self._held(low)
         if end is None and low == self.values[-1]:
-            return f"All of {allowed} fit {on}: {low} reserves {held}."
+            reserves = held.replace(" it", f" {low}")
+            return f"All of {allowed} fit {on}{reserves}."
         if not self.is_proven:
             more = "" if end is None else f", and {end} does not"
             return f"Not finished: {self.name} {low} fits {on}{more}{self._failures()}."
         beyond = too_large and f", and {too_large}"
-        return (
-            f"The largest {self.name} that fits {on} is {low}: it reserves {held}{beyond}"
-            f"{self._failures()}."
-        )
+        return f"The largest {self.name} that fits {on} is {low}{held}{beyond}{self._failures()}."
+
+    def _held(self, value: int) -> str:
+        """What is reserved with a value that fits: PyTorch gives back what it keeps before it
+        refuses a request."""
+        reserved = next(one.reserved for one in self.tries if one.value == value)
+        just = reserved > self.limit
+        return f"{JUST if just else ': it reserves'} {format_bytes(reserved)}"
 
     def _reserved(self, value: int) -> str:
         return format_bytes(next(one.reserved for one in self.tries if one.value == value))

@@ -1,0 +1,95 @@
+"""What several predictions answer in words, with figures that were made up for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from bfc_tools.predicting.asked import Asked
+from bfc_tools.predicting.axes import Axis
+from bfc_tools.predicting.cheapest import Cheapest
+from bfc_tools.predicting.devices import DEVICES
+from bfc_tools.predicting.search import Search
+from bfc_tools.predicting.tries import Tried
+
+MIB = 1 << 20
+
+
+def figures(reserved: int, limit: int, fits: bool) -> dict[str, Any]:
+    return {
+        "fits": fits,
+        "limit": limit,
+        "peak_requested": reserved,
+        "peak_reserved": reserved,
+        "peak_reserved_range": (reserved, reserved),
+        "peak_reserved_after_repeats": None,
+        "device": {"name": "a GPU", "memory": limit, "usable": limit},
+        "hint": "",
+    }
+
+
+class MadeUp:
+    """Answers at once: a batch reserves 10 MiB for each row, and one that needs a quarter more than
+    there is fits, if only just. After `most` tries it is gone."""
+
+    width = 2
+
+    def __init__(self, needs: int = 0, most: int = 1000) -> None:
+        self.needs, self.left = needs, most
+
+    def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
+        for key, asked in questions.items():
+            if not self.left:
+                raise RuntimeError("the cluster is gone")
+            self.left -= 1
+            limit = DEVICES[asked.device].usable if asked.device in DEVICES else 100 * MIB
+            needs = self.needs or 10 * MIB * int(asked.arguments[-1])
+            yield key, Tried(figures(needs, limit, needs < 1.25 * limit))
+
+
+def test_a_gpu_on_which_it_fits_only_just_is_named_with_the_next() -> None:
+    found = Cheapest(Asked("train.py"), lambda name, tried: None)
+    found.run(MadeUp(12 << 30))
+    smallest, roomy = (row for row in found.rows if row.device in ("rtx2080ti", "rtx5080"))
+    assert smallest.fits
+    assert smallest.spare < 0 < roomy.spare
+    assert re.fullmatch(
+        r"The smallest GPU that it fits on is rtx2080ti, if only just: with more room it would "
+        r"reserve 12.00 GiB of 10.25 GiB. The smallest with room to spare is t4: it reserves "
+        r"12.00 GiB of 14.24 GiB, which leaves 16%.",
+        found.answer,
+    )
+    assert not re.search(r"-\d+%", str(found))
+    assert str(found).count("only just") == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("1..64", "The largest batch that fits on a GPU is 12, if only just: with more room it"),
+        ("1..12", "All of batch 1..12 fit on a GPU, if only just: with more room 12 would reserve"),
+        ("1..9", "All of batch 1..9 fit on a GPU: 9 reserves 90.00 MiB."),
+    ],
+)
+def test_a_value_that_fits_only_just_is_said(values: str, said: str) -> None:
+    found = Search(
+        Asked("train.py", device="100MiB"), [Axis.parse(f"batch={values}")], lambda one, tried: None
+    )
+    found.run(MadeUp())
+    assert found.answer.startswith(said)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_tries_are_told_that_came_before_all_was_gone(most: int) -> None:
+    """Also those with which it was found out how the script takes its argument."""
+    found = Search(
+        Asked("train.py", device="100MiB"), [Axis.parse("batch=1..64")], lambda one, tried: None
+    )
+    with pytest.raises(RuntimeError, match="gone"):
+        found.run(MadeUp(most=most))
+    assert found.is_known
+    assert len(found.to_dict()["tries"]) == most
+    assert found.answer.startswith("Not finished: batch ")
