@@ -321,6 +321,7 @@ def largest(
     settings: str | None = None,
     oom: bool = False,
     real_files: bool = False,
+    as_torch: str | None = None,
     jobs: int | None = None,
 ) -> Largest:
     """Find the largest value with which a function fits on a GPU, without a GPU.
@@ -343,6 +344,8 @@ def largest(
     oom : bool, optional
         As in `bfc.predict`.
     real_files : bool, optional
+        As in `bfc.predict`.
+    as_torch : str, optional
         As in `bfc.predict`.
     jobs : int, optional
         How many processes run at a time. The default is one for each core.
@@ -383,7 +386,7 @@ def largest(
     if not len(allowed):
         raise ValueError("there are no values to try")
     limits = Limits(steps=steps if steps > 0 else 1 << 62)
-    options = {"device": device, "settings": settings, "oom": oom}
+    options = {"device": device, "settings": settings, "oom": oom, "as_torch": as_torch}
     with Tries(jobs or usable_cores()) as tries:
         found = Largest("value", allowed)
         settle(

@@ -217,6 +217,26 @@ def _of_a_function() -> tuple[Any, ...]:
     return found.value, found.first_too_large, Path("made").exists(), str(found)
 
 
+def test_a_function_by_the_rules_of_another_release() -> None:
+    """Each try is told which, and says it of one that is not known."""
+    known, unknown = called(_by_other_releases)
+    assert known == (True, "")
+    assert unknown[0] is None
+    assert "1.0" in unknown[1]
+
+
+def _by_other_releases() -> list[tuple[bool | None, str]]:
+    import bfc
+
+    def makes(size: int) -> None:
+        import torch
+
+        torch.empty(size, device="cuda")
+
+    tries = [bfc.largest(makes, [8], as_torch=one, jobs=1).tries[0] for one in ("2.9", "1.0")]
+    return [(one.fits, one.error) for one in tries]
+
+
 def test_the_function_of_the_page() -> None:
     value, first_too_large = called(_of_the_page)
     assert first_too_large == value + 1 > 1
