@@ -1,7 +1,8 @@
 """Memory with two ends next to memory with one, ours and the nightly's: `python -m bench.ends`.
 
 Each trace and random churn is replayed in turn under today's rules of XLA and JAX: from one end,
-and with every other allocation, by chance, from the upper end. The compiled allocator of
+with what is larger than the median from the upper end, as a program may order it, and with every
+other allocation from there by chance, which no processor can predict. The compiled allocator of
 TensorFlow's nightly build does the same, and every address is compared. Its wheel (645 MB) goes
 from the index after some time; without it ours is measured alone.
 """
@@ -22,6 +23,7 @@ from bench.report import geometric_mean, machine, say, spread
 from bfc.allocators._play import Run
 
 LIMIT = 80 << 30
+WAYS = ("one end", "two, by size", "two, by chance")
 TURNS, FEWEST_EVENTS, MOST_PASSES = 9, 20_000, 400
 
 #: The address of each event, and the seconds in the loop.
@@ -32,23 +34,21 @@ def main(arguments: list[str] | None = None) -> None:
     listed = chosen(dict([*traces(), *churns()]), __doc__, arguments)
     say(machine())
     has_nightly = is_built()
-    names = ["one end", "two ends"] + ["nightly, one", "nightly, two"] * has_nightly
+    names = [*WAYS] + [f"nightly, {name}" for name in WAYS] * has_nightly
     heads = "".join(f"{name:>26}" for name in names)
-    say(
-        f"{'ns an event, min / median / max':24}{heads}   two / one"
-        + "   nightly / ours" * has_nightly
-    )
+    say(f"{'ns an event, min / median / max':24}{heads}   medians: by size / one, by chance / one")
     ratios: list[list[float]] = []
     for name, trace in listed.items():
         times = times_in_turn(trace, has_nightly)
         medians = [statistics.median(each) for each in times]
-        ratios.append(
-            [medians[1] / medians[0], *(medians[i + 2] / medians[i] for i in (0, 1) if has_nightly)]
-        )
+        theirs = medians[len(WAYS) :]
+        ratios.append([medians[1] / medians[0], medians[2] / medians[0]])
+        ratios[-1] += [their / ours for their, ours in zip(theirs, medians, strict=False)]
         cells = "".join(f"{spread(each):>26}" for each in times)
         say(f"{name:24}{cells}   {'  '.join(f'{ratio:6.3f}' for ratio in ratios[-1])}")
     means = [geometric_mean(list(column)) for column in zip(*ratios, strict=True)]
     say(f"geometric means of the ratios: {'  '.join(f'{mean:.3f}' for mean in means)}")
+    say("the ratios behind the first two: the nightly's medians to ours, one for each way")
 
 
 def is_built() -> bool:
@@ -60,25 +60,35 @@ def is_built() -> bool:
     return True
 
 
+def ends_of(trace: bfc.Trace) -> list[NDArray[np.uint8] | None]:
+    """The end of each event, of each way."""
+    by_size = trace.size > np.median(trace.size[trace.op == 0])
+    by_chance = np.random.default_rng(0).integers(0, 2, len(trace))
+    return [None, by_size.astype(np.uint8), by_chance.astype(np.uint8)]
+
+
 def times_in_turn(trace: bfc.Trace, has_nightly: bool) -> list[list[float]]:
-    """ns an event of each pass: of ours from one end and from two, and of the nightly's. The first
-    pass of each turn is not counted."""
-    ends = np.random.default_rng(0).integers(0, 2, len(trace)).astype(np.uint8)
+    """ns an event of each pass, of each way: ours, then the nightly's. The first pass of each turn
+    is not counted."""
     passes = 1 + min(MOST_PASSES, 1 + FEWEST_EVENTS // len(trace))
-    times: list[list[float]] = [[] for _ in range(4 if has_nightly else 2)]
+    times: list[list[float]] = [[] for _ in range(len(WAYS) * (1 + has_nightly))]
     with ExitStack() as stack:
-        ours = [stack.enter_context(our_bfc(upper)) for upper in (False, True)]
-        theirs = [stack.enter_context(nightly(upper)) for upper in (False, True) if has_nightly]
+        ways = [
+            (
+                ends,
+                stack.enter_context(our_bfc(ends is not None)),
+                stack.enter_context(nightly(ends is not None)) if has_nightly else None,
+            )
+            for ends in ends_of(trace)
+        ]
         for _ in range(TURNS):
-            for at, upper in enumerate((None, ends)):
-                mine = [replay(ours[at], trace, upper) for _ in range(passes)]
+            for at, (upper, ours, theirs) in enumerate(ways):
+                mine = [replay(ours, trace, upper) for _ in range(passes)]
                 times[at] += [seconds * 1e9 / len(trace) for _, seconds in mine[1:]]
-                if not has_nightly:
+                if theirs is None:
                     continue
-                rivals = [
-                    theirs[at].replay(trace.op, trace.id, trace.size, upper=upper) for _ in mine
-                ]
-                times[at + 2] += [seconds * 1e9 / len(trace) for _, seconds in rivals[1:]]
+                rivals = [theirs.replay(trace.op, trace.id, trace.size, upper=upper) for _ in mine]
+                times[len(WAYS) + at] += [seconds * 1e9 / len(trace) for _, seconds in rivals[1:]]
                 for (places, _), (others, _) in zip(mine, rivals, strict=True):
                     if not np.array_equal(places, others):
                         raise AssertionError("the placement differs from the nightly's")

@@ -137,6 +137,51 @@ cdef class SharedCounter:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
+cdef inline uint64_t order_at_ends(const Chunk* chunk, const BinSet* owner) noexcept nogil:
+    """As order_of, where there are two ends. It has no branch: which end a chunk belongs to is hard to predict."""
+    return chunk.ptr ^ (0 - <uint64_t>owner.descends)
+
+
+cdef inline cbool take_at_end(Pool pool, Bins* among, uint32_t end, uint64_t rounded, uint64_t freed_before,
+                              uint64_t alignment, FreeChunk& found) noexcept nogil:
+    """Takes the best fit for an end out of its bins. Needs a reserve() before it: what does not fit goes back."""
+    if not among.pop_best_fit(rounded, found):
+        return False
+    if pool.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+        return True
+    among.insert(found.size, found.order, found.handle)
+    while among.lower_bound(found.size, found.order + 1, found):
+        if pool.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+            among.erase(found.size, found.order)
+            return True
+    return False
+
+
+cdef inline void describe(Pool pool, Counters* counters, ChunkHandle handle, uint64_t requested, uint64_t stream,
+                          cbool indexed) noexcept nogil:
+    """Says in the record of a chunk, which no bin holds any more, who has it."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    chunk.requested_size = requested
+    chunk.stream = stream
+    chunk.allocation_id = pool.next_allocation_id
+    pool.next_allocation_id += 1
+    chunk.state = IN_USE
+    if indexed:
+        chunk.state = IN_USE | INDEXED
+        pool.starts.insert(chunk.ptr, handle)
+    if chunk.size > counters.largest_alloc_size:
+        counters.largest_alloc_size = chunk.size
+
+
+cdef inline void mark_in_use(Pool pool, Counters* counters, ChunkHandle handle, uint64_t requested, uint64_t stream,
+                             cbool indexed) noexcept nogil:
+    """The same, and counts as TensorFlow does."""
+    describe(pool, counters, handle, requested, stream, indexed)
+    counters.num_allocs += 1
+    counters.bytes_in_use += pool.chunks[handle].size
+    counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
+
+
 cdef inline uint32_t end_of(Events* events, size_t i, uint32_t features) noexcept nogil:
     """The set of bins that an event without a lane asks from."""
     return events.end[i] if features & ENDS and events.end != NULL else LOWER_END
@@ -521,28 +566,20 @@ cdef class Pool:
                                             uint64_t alignment, cbool indexed, uint32_t features) noexcept nogil:
         """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
         """
-        cdef Bins* holes = self.bin_sets[end].bins
         cdef FreeChunk found
         cdef uint64_t slack = self.end_slack[end]
         if not self.reserve_at_ends() or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        cdef cbool some = holes.lower_bound(rounded, 0, found)
-        while some and not self.fits_at_end(end, found.handle, rounded, freed_before, alignment):
-            some = holes.lower_bound(found.size, found.order + 1, found)
-        if some:
-            holes.erase(found.size, found.order)
-        else:
-            some = self.bin_sets[GAP].bins.lower_bound(rounded, 0, found)
-            if not some or not self.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+        if not take_at_end(self, self.bin_sets[end].bins, end, rounded, freed_before, alignment, found):
+            if not take_at_end(self, self.bin_sets[GAP].bins, end, rounded, freed_before, alignment, found):
                 return NO_CHUNK
-            self.bin_sets[GAP].bins.erase(found.size, found.order)
             slack = self.end_slack[GAP + end]
         if end == LOWER_END:
             found.handle = self.carve_low(found.handle, slack, rounded, alignment)
         else:
             found.handle = self.carve_high(found.handle, slack, rounded, alignment)
-        return self.hand_out(counters, &self.bin_sets[WHOLE], found.handle, rounded, requested, stream, indexed,
-                             features)
+        mark_in_use(self, counters, found.handle, requested, stream, indexed)
+        return found.handle
 
     cdef inline cbool reserve_at_ends(self) noexcept nogil:
         """Makes room for what a request or a free at two ends may add. False: the host is out of memory."""
@@ -606,10 +643,14 @@ cdef class Pool:
         return handle
 
     cdef inline void list_at_ends(self, ChunkHandle handle) noexcept nogil:
-        self.insert_free_chunk_into_bin(self.bins_of(handle), handle, True)
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        owner.bins.insert(chunk.size, order_at_ends(chunk, owner), handle)
 
     cdef inline void unlist_at_ends(self, ChunkHandle handle) noexcept nogil:
-        self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
+        cdef Chunk* chunk = &self.chunks[handle]
+        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
+        owner.bins.erase(chunk.size, order_at_ends(chunk, owner))
 
     cdef inline void return_to_gap(self, ChunkHandle handle) noexcept nogil:
         """Lets a chunk that has become free belong to the gap if nothing of its end lies between the two."""
@@ -679,21 +720,10 @@ cdef class Pool:
             self.usage.piece_used_up(wanted.kind)
         if features & PAGED:
             self.note_change(wanted, handle)
-        chunk.requested_size = requested
-        chunk.stream = stream
-        chunk.allocation_id = self.next_allocation_id
-        self.next_allocation_id += 1
-        chunk.state = IN_USE
-        if indexed:
-            chunk.state = IN_USE | INDEXED
-            self.starts.insert(chunk.ptr, handle)
-        if chunk.size > counters.largest_alloc_size:
-            counters.largest_alloc_size = chunk.size
         if not features & COUNTS:
-            counters.num_allocs += 1
-            counters.bytes_in_use += chunk.size
-            counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
+            mark_in_use(self, counters, handle, requested, stream, indexed)
             return handle
+        describe(self, counters, handle, requested, stream, indexed)
         self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
         if features & OPTIONS and chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
