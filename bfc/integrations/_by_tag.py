@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from bfc.errors import OutOfMemoryError
 from bfc.integrations import _torch_cuda
 from bfc.integrations._shared import client
 from bfc.policies._caching import CachingAllocator
@@ -79,10 +80,14 @@ class ByTag:
             )
 
     def wake(self, tags: Iterable[str]) -> None:
-        """Wakes tags, on each device all of them or none."""
+        """Wakes tags, on each device all of them or none. Who calls another library's functions
+        expects a RuntimeError where there is no room, so it is PyTorch's own error."""
         wanted = [tag for tag in tags if tag in self._used]
-        for pool in self._pools_of(wanted):
-            pool.wake(*(tag for tag in wanted if pool in self._used[tag]))
+        try:
+            for pool in self._pools_of(wanted):
+                pool.wake(*(tag for tag in wanted if pool in self._used[tag]))
+        except OutOfMemoryError as error:
+            raise client("torch", "torch").OutOfMemoryError(str(error)) from error
 
     def bytes_in_use(self) -> int:
         """What lives in the tags, awake or asleep."""

@@ -156,7 +156,7 @@ class TorchMemorySaver:
 
         Raises
         ------
-        OutOfMemoryError
+        torch.OutOfMemoryError
             If there is no room. Then it stays paused, and the call can be repeated.
         """
         self._by_tag.wake(self._names(tag))

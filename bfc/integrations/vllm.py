@@ -103,7 +103,7 @@ class Allocator:
 
         Raises
         ------
-        OutOfMemoryError
+        torch.OutOfMemoryError
             If there is no room. Then they sleep on, and the call can be repeated.
         """
         _empty_cache()

@@ -133,6 +133,17 @@ for turn in range(4):
     assert holds(weights, 3) and holds(table, 4) and holds(other, 6) and holds(files, 8)
     torch.cuda.empty_cache()
     assert free() >= awake
+saver.pause()
+training = filled(130 * MIB, 7)
+try:
+    saver.resume()
+except torch.OutOfMemoryError as error:     # a RuntimeError, which its callers expect
+    assert "again" in str(error) and isinstance(error.__cause__, bfc.OutOfMemoryError), error
+else:
+    raise AssertionError("there is no room")
+del training
+saver.resume()
+assert holds(weights, 3) and holds(table, 4)
 x, graph = filled(MIB, 1), torch.cuda.CUDAGraph()
 with saver.cuda_graph(graph, tag="graph"):
     y = torch.empty_like(x)
@@ -372,6 +383,14 @@ exec(sys.argv[1])                   # the how-to's
 assert {"weights", "kv_cache"} < trained[0] and not pool.asleep and holds(weights, 3)
 allocator.sleep()
 assert pool.stats().bytes_reserved <= 4 * MIB
+training = filled(130 * MIB, 7)
+try:
+    allocator.wake_up()
+except RuntimeError as error:               # as vLLM's own
+    assert "again" in str(error), error
+else:
+    raise AssertionError("there is no room")
+del training
 allocator.wake_up()
 allocator.release_pools()
 del weights, cache, adapter, graph, x, y
