@@ -488,7 +488,6 @@ cdef enum:                          # where there are two ends: the set of bins 
     LOWER_END = 0
     UPPER_END = 1
     GAP = 2                         # the free memory between the ends: one chunk, which either may take from
-    WHOLE = 3                       # no chunk's: its rule splits nothing
 
 cdef struct Tally:                  # requested bytes of a replay
     uint64_t live
@@ -682,8 +681,8 @@ cdef class Pool:
 
     cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1
     cdef ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, uint64_t freed_before, uint64_t alignment, cbool indexed,
-                                     uint32_t features) noexcept nogil
+                                     uint64_t stream, uint64_t freed_before, uint64_t alignment,
+                                     cbool indexed) noexcept nogil
     cdef cbool reserve_at_ends(self) noexcept nogil
     cdef cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
                            uint64_t alignment) noexcept nogil

@@ -454,8 +454,7 @@ cdef class Pool:
                                     uint32_t features) noexcept nogil:
         cdef FreeChunk found, in_ranges
         if features & ENDS and bin_set <= UPPER_END:
-            return self.allocate_at_end(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed,
-                                        features)
+            return self.allocate_at_end(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed)
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if features & OPTIONS and wanted.looks_in_ranges:
@@ -506,7 +505,7 @@ cdef class Pool:
             return self.allocate_chunk(bin_set, rounded, requested, stream, freed_before, indexed)
         if self.features & ENDS and bin_set <= UPPER_END:
             return self.allocate_at_end(&self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
-                                        indexed, self.features)
+                                        indexed)
         return self.allocate_by(&self.bin_sets[bin_set], rounded, requested, stream, freed_before, alignment, indexed)
 
     cdef ChunkHandle allocate_by(self, BinSet* wanted, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -553,7 +552,7 @@ cdef class Pool:
         """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
         `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
         cdef uint32_t i
-        for i in range(WHOLE + 1):
+        for i in range(4):      # sets come in pairs: no chunk is of the last
             self.add_bin_set(UNLIMITED, False)
             self.end_slack[i] = slack[i]
         for i in range(UPPER_END + 1):
@@ -563,7 +562,7 @@ cdef class Pool:
 
     cdef inline ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded,
                                             uint64_t requested, uint64_t stream, uint64_t freed_before,
-                                            uint64_t alignment, cbool indexed, uint32_t features) noexcept nogil:
+                                            uint64_t alignment, cbool indexed) noexcept nogil:
         """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
         """
         cdef FreeChunk found
