@@ -133,11 +133,13 @@ def write(path: str, data: bytes, folder: str) -> None:
 
 
 _numbers = itertools.count()  # of files that are on their way into a tree
-#: One thread of a process at a time looks for a file and changes the tree.
-_lock = threading.RLock()
-os.register_at_fork(
-    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
-)
+#: By process: in one that was forked, nobody may be left to release its parent's.
+_locks: dict[int, threading.RLock] = {}
+
+
+def _lock() -> threading.RLock:
+    """One thread of a process at a time looks for a file and changes the tree."""
+    return _locks.setdefault(os.getpid(), threading.RLock())
 
 
 class Layer:
@@ -328,7 +330,7 @@ class Layer:
         """As `os.open`."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.aside())
-            with _lock:
+            with _lock():
                 follow = not flags & os.O_NOFOLLOW and flags & NEW != NEW
                 name = self.find(path, follow, dir_fd)
                 at = self.at(name)
@@ -438,7 +440,7 @@ class Layer:
             try:
                 if real in (OPEN, REAL["open"]):  # which may wait, and call the program
                     return ours(*args, **options)
-                with _lock, self.aside():
+                with _lock(), self.aside():
                     return ours(*args, **options)
             except OSError as error:
                 if real is REAL["access"]:
