@@ -141,7 +141,6 @@ def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert [it for it in ours if it not in sent] == [it for it in others if it not in sent]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("world", [2, *(pytest.param(it, marks=pytest.mark.long) for it in (4, 8))])
 def test_every_rank_makes_and_frees_what_a_real_one_does(

@@ -226,6 +226,29 @@ def checkpoints(recorder: Any) -> Iterator[None]:
         yield
 
 
+SHARDS = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+
+@around(source=file("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", read="2.15.0"))
+@contextmanager
+def shards_padded_once(recorder: Any) -> Iterator[None]:
+    """`fully_shard` pads a shard that is smaller than the others', and not again before the first
+    forward pass, where it asks for the very type of a tensor."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    def kind(value: Any) -> type:
+        return torch.Tensor if isinstance(value, FakeTensor) else type(value)
+
+    with ExitStack() as stack:
+        stack.enter_context(
+            Arrivals(
+                [SHARDS],
+                lambda module: stack.enter_context(patch.object(module, "type", kind, create=True)),
+            )
+        )
+        yield
+
+
 def _done(value: Any) -> Any:
     from concurrent.futures import Future
 
