@@ -27,7 +27,7 @@ def written() -> list[list[str]]:
 
 def test_the_page_has_commands_for_each_scheduler() -> None:
     assert [kind for kind, _ in BLOCKS] == ["dockerfile", "sh", "sh", "yaml", "py"]
-    assert len(written()) == 5
+    assert len(written()) == 4
 
 
 @pytest.mark.parametrize("words", written(), ids=" ".join)
