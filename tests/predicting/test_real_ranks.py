@@ -60,7 +60,9 @@ train(fully_shard(model, mesh=mesh), 32, 250)
 """
 
 
-PROGRAMS = {"fsdp2": FSDP}
+GATHERED = FSDP.replace("block, mesh=mesh", "block, mesh=mesh, reshard_after_forward=False")
+HYBRID = FSDP.replace("(world,)", '(2, world // 2), mesh_dim_names=("replicate", "shard")')
+PROGRAMS = {"fsdp2": FSDP, "fsdp2 that stays gathered": GATHERED, "hsdp": HYBRID}
 
 
 class Recorded(asking.Asked):
@@ -141,8 +143,10 @@ def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert [it for it in ours if it not in sent] == [it for it in others if it not in sent]
 
 
-@pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("world", [2, *(pytest.param(it, marks=pytest.mark.long) for it in (4, 8))])
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    [("fsdp2 that stays gathered", 2), ("fsdp2", 4), ("hsdp", 4), ("fsdp2", 8)],
+)
 def test_every_rank_makes_and_frees_what_a_real_one_does(
     tmp_path: Path, kind: str, world: int
 ) -> None:
