@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from bfc.pytorch.extension import torch_version
 from bfc_tools.predicting import guard
 from bfc_tools.predicting.releases import release_of
 
+ROOT = Path(__file__).parents[2]
 #: Whose table has each virtual function of the base, its own and inherited.
 SHOWN = """
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -90,3 +92,21 @@ def test_what_the_device_cannot_do_is_an_error_of_python() -> None:
             torch._C.Stream(device="cuda")
     finally:
         device.remove()
+
+
+def test_a_prediction_needs_no_compiler(tmp_path: Path) -> None:
+    """Nothing is on the path, and nothing is compiled into the cache."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(100, 100).cuda()\n"
+        "model(torch.randn(8, 100, device='cuda')).sum().backward()\n"
+    )
+    environment = {"PATH": "/nowhere", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    predict = ["-m", "bfc", "predict", str(script), "--device", "24GiB", "--no-advice"]
+    done = subprocess.run(
+        [sys.executable, *predict], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("It fits on a GPU of 24.00 GiB"), done.stdout
+    assert not list(tmp_path.rglob("*.so"))
