@@ -100,6 +100,7 @@ class Search:
                 ignored.append(str(form))
             else:
                 return form, search
+        self.found.clear()  # of an argument that is not taken no try tells anything
         raise ValueError(_not_taken(asked.script, axis, rejected, ignored))
 
     # -- what is said ---------------------------------------------------------------------------
