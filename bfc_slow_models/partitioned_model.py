@@ -131,8 +131,8 @@ class PartitionedModel(Model):
             if not self.grows:
                 return super().extend(rounded)
             came = self.ask(min(self.initial, self.available), GRANULE)
-            if came and self.best_fit(rounded, 0):
-                return True
+            if not came or self.best_fit(rounded, 0):
+                return came
         if not self.grows or self.end == LOWER:
             return came
         self.wanted = rounded

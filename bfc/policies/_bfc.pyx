@@ -473,9 +473,9 @@ cdef class BFCAllocator(Allocator):
         return self.extend_by(request, placed, request.rounded, 0)
 
     cdef int extend_at_ends(self, Request* request, Placement* placed) except -1 nogil:
-        """As extend, where there are two ends: first the region of both, and then, if it grows, what the upper end
-        lacks (TensorFlow's behaviour, 2.17)."""
-        cdef cbool is_first
+        """As extend, where there are two ends: first the region of both, without which there is no other, and then, if
+        it grows, what the upper end lacks (TensorFlow's behaviour, 2.17)."""
+        cdef cbool is_first, is_missing
         cdef uint64_t least
         self.acquire()
         is_first = self.pool.shared_begin == 0
@@ -483,7 +483,10 @@ cdef class BFCAllocator(Allocator):
         if is_first:
             least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
             self.extend_by(request, placed, least, self.initial_region_bytes)
-        if placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
+        self.acquire()
+        is_missing = self.pool.shared_begin == 0
+        self.lock.release()
+        if is_missing or placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
             return 0
         self.acquire()
         least = self.lacking_anywhere(request)

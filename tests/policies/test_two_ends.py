@@ -163,6 +163,26 @@ def test_only_the_upper_end_grows() -> None:
     assert ours.stats().pool_bytes == 12 * MIB
 
 
+def test_without_a_first_region_there_is_no_other() -> None:
+    """As the nightly has it: history 3322721108 of the soak found that ours grew."""
+    device = bfc.SimulatedSubAllocator("1 MiB")
+    ours = bfc.BFCAllocator(
+        device,
+        memory_limit="1 MiB",
+        strict=True,
+        tensorflow="2.23",
+        enable_spatial_partitioning=True,
+        allow_growth=True,
+        garbage_collection=False,
+        initial_region_bytes=256,
+    )
+    device.fail_at(1)
+    with pytest.raises(bfc.OutOfMemoryError):
+        ours.allocate_raw(2400, allocation_end="upper")
+    assert device.calls == [("alloc", 256, None)]
+    assert ours.allocate_raw(2400, allocation_end="upper")
+
+
 @pytest.mark.parametrize("joins", [True, False])
 def test_the_gap_may_lie_in_what_extended_the_first_region(joins: bool) -> None:
     """As the nightly has it: a free chunk behind the lower end becomes the gap, in that region."""
