@@ -157,31 +157,6 @@ cdef inline cbool take_at_end(Pool pool, Bins* among, uint32_t end, uint64_t rou
     return False
 
 
-cdef inline void describe(Pool pool, Counters* counters, ChunkHandle handle, uint64_t requested, uint64_t stream,
-                          cbool indexed) noexcept nogil:
-    """Says in the record of a chunk, which no bin holds any more, who has it."""
-    cdef Chunk* chunk = &pool.chunks[handle]
-    chunk.requested_size = requested
-    chunk.stream = stream
-    chunk.allocation_id = pool.next_allocation_id
-    pool.next_allocation_id += 1
-    chunk.state = IN_USE
-    if indexed:
-        chunk.state = IN_USE | INDEXED
-        pool.starts.insert(chunk.ptr, handle)
-    if chunk.size > counters.largest_alloc_size:
-        counters.largest_alloc_size = chunk.size
-
-
-cdef inline void mark_in_use(Pool pool, Counters* counters, ChunkHandle handle, uint64_t requested, uint64_t stream,
-                             cbool indexed) noexcept nogil:
-    """The same, and counts as TensorFlow does."""
-    describe(pool, counters, handle, requested, stream, indexed)
-    counters.num_allocs += 1
-    counters.bytes_in_use += pool.chunks[handle].size
-    counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
-
-
 cdef inline uint32_t end_of(Events* events, size_t i, uint32_t features) noexcept nogil:
     """The set of bins that an event without a lane asks from."""
     return events.end[i] if features & ENDS and events.end != NULL else LOWER_END
@@ -552,7 +527,7 @@ cdef class Pool:
         """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
         `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
         cdef uint32_t i
-        for i in range(4):      # sets come in pairs: no chunk is of the last
+        for i in range(4):      # the last is no chunk's: its rule splits nothing
             self.add_bin_set(UNLIMITED, False)
             self.end_slack[i] = slack[i]
         for i in range(UPPER_END + 1):
@@ -577,8 +552,8 @@ cdef class Pool:
             found.handle = self.carve_low(found.handle, slack, rounded, alignment)
         else:
             found.handle = self.carve_high(found.handle, slack, rounded, alignment)
-        mark_in_use(self, counters, found.handle, requested, stream, indexed)
-        return found.handle
+        return self.hand_out(counters, &self.bin_sets[GAP + 1], found.handle, rounded, requested, stream, indexed,
+                             OPTIONS | ENDS)
 
     cdef inline cbool reserve_at_ends(self) noexcept nogil:
         """Makes room for what a request or a free at two ends may add. False: the host is out of memory."""
@@ -719,10 +694,21 @@ cdef class Pool:
             self.usage.piece_used_up(wanted.kind)
         if features & PAGED:
             self.note_change(wanted, handle)
+        chunk.requested_size = requested
+        chunk.stream = stream
+        chunk.allocation_id = self.next_allocation_id
+        self.next_allocation_id += 1
+        chunk.state = IN_USE
+        if indexed:
+            chunk.state = IN_USE | INDEXED
+            self.starts.insert(chunk.ptr, handle)
+        if chunk.size > counters.largest_alloc_size:
+            counters.largest_alloc_size = chunk.size
         if not features & COUNTS:
-            mark_in_use(self, counters, handle, requested, stream, indexed)
+            counters.num_allocs += 1
+            counters.bytes_in_use += chunk.size
+            counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
             return handle
-        describe(self, counters, handle, requested, stream, indexed)
         self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
         if features & OPTIONS and chunk.size >= wanted.oversize:
             self.usage.oversize_allocations.raise_by(1)
