@@ -486,7 +486,9 @@ cdef class BFCAllocator(Allocator):
         self.acquire()
         is_missing = self.pool.shared_begin == 0
         self.lock.release()
-        if is_missing or placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
+        if is_missing or placed.handle != NO_CHUNK:
+            return 0
+        if not self.allow_growth or request.end == LOWER_END or request.asking.fault:
             return 0
         self.acquire()
         least = self.lacking_anywhere(request)
