@@ -89,16 +89,21 @@ def made(wanted: Extension) -> Path:
 
 def supported_torch(wanted: Extension) -> Any:
     """torch. Raises DeviceUnavailableError, which says what to install."""
+    return torch_from(wanted.oldest, wanted.needed_by, wanted.install)
+
+
+def torch_from(oldest: tuple[int, ...], needed_by: str, install: str) -> Any:
+    """torch, of a version or newer. Raises DeviceUnavailableError, which says what to install."""
     try:
         import torch
     except ImportError as error:
         raise DeviceUnavailableError(
-            f"{wanted.needed_by} the package torch ({error})\n  try: {wanted.install}"
+            f"{needed_by} the package torch ({error})\n  try: {install}"
         ) from error
-    if torch_version(torch) < wanted.oldest:
+    if torch_version(torch) < oldest:
         raise DeviceUnavailableError(
-            f"{wanted.needed_by} torch {wanted.oldest[0]}.{wanted.oldest[1]} or newer, and this is "
-            f"torch {torch.__version__}\n  try: {wanted.install}"
+            f"{needed_by} torch {oldest[0]}.{oldest[1]} or newer, and this is "
+            f"torch {torch.__version__}\n  try: {install}"
         )
     return torch
 

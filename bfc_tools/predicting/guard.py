@@ -9,6 +9,7 @@ from typing import Any
 
 from bfc.errors import DeviceUnavailableError
 from bfc.pytorch import _fake_device
+from bfc.pytorch.extension import torch_from, torch_version
 from bfc_tools.predicting.releases import NEWEST, OLDEST, release_of
 
 #: c10::impl::device_guard_impl_registry, at::detail::getCUDAHooks() and the table of virtual
@@ -30,25 +31,12 @@ FIRST_HOOKS = {
     "current_device": 26,
 }
 LAST_HOOKS = {"getNumGPUs": -2, "deviceSynchronize": -1}
-NEEDS = "bfc.predict needs the package torch"
-INSTALL = "\n  try: pip install torch"
 
 
 def supported_torch() -> Any:
     """torch. Raises DeviceUnavailableError where there is none, or one that is not known."""
-    try:
-        import torch
-    except ImportError as error:
-        raise DeviceUnavailableError(f"{NEEDS} ({error}){INSTALL}") from error
-    from bfc.pytorch.extension import torch_version
-
-    version = torch_version(torch)
-    if version < OLDEST.version:
-        raise DeviceUnavailableError(
-            f"bfc.predict needs torch {OLDEST.name} or newer, and this is "
-            f"torch {torch.__version__}{INSTALL}"
-        )
-    if version > NEWEST.version:
+    torch = torch_from(OLDEST.version, "bfc.predict needs", "pip install torch")
+    if torch_version(torch) > NEWEST.version:
         raise DeviceUnavailableError(
             f"bfc.predict knows torch {OLDEST.name} to {NEWEST.name}, and this is "
             f"torch {torch.__version__}: install one of these, or a newer bfc"
@@ -59,8 +47,6 @@ def supported_torch() -> Any:
 def load() -> ModuleType:
     """The module that shows PyTorch a device. Raises RuntimeError where this torch is built
     otherwise than its release."""
-    from bfc.pytorch.extension import torch_version
-
     torch = supported_torch()
     release = release_of(torch_version(torch))
     try:

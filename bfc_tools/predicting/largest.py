@@ -18,8 +18,6 @@ from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
-#: What is said of a value that fits because PyTorch gives back memory that it keeps.
-JUST = ", if only just: with more room it would reserve"
 
 
 @dataclass(frozen=True)
@@ -112,31 +110,31 @@ class Largest:
         allowed = f"{self.name} {_range(self.values)}"
         if low is None and end is None:
             return f"No answer: it fails with all that were tried of {allowed}."
-        too_large = "" if end is None else f"{end} would reserve {self._reserved(end)}"
+        too_large = (
+            "" if end is None else f"{end} would reserve {format_bytes(self._reserved(end))}"
+        )
         if low is None:
             which = (
                 f"None of {allowed} fits" if self.is_proven else f"{self.name} {end} does not fit"
             )
             return f"{which} {on}: {too_large}{self._failures()}."
-        held = self._held(low)
         if end is None and low == self.values[-1]:
-            reserves = held.replace(" it", f" {low}")
-            return f"All of {allowed} fit {on}{reserves}."
+            return f"All of {allowed} fit {on}{self._held(low, str(low))}."
         if not self.is_proven:
             more = "" if end is None else f", and {end} does not"
             return f"Not finished: {self.name} {low} fits {on}{more}{self._failures()}."
-        beyond = too_large and f", and {too_large}"
+        held, beyond = self._held(low, "it"), too_large and f", and {too_large}"
         return f"The largest {self.name} that fits {on} is {low}{held}{beyond}{self._failures()}."
 
-    def _held(self, value: int) -> str:
+    def _held(self, value: int, which: str) -> str:
         """What is reserved with a value that fits: PyTorch gives back what it keeps before it
         refuses a request."""
-        reserved = next(one.reserved for one in self.tries if one.value == value)
-        just = reserved > self.limit
-        return f"{JUST if just else ': it reserves'} {format_bytes(reserved)}"
+        reserved = self._reserved(value)
+        would = f", if only just: with more room {which} would reserve {format_bytes(reserved)}"
+        return would if reserved > self.limit else f": {which} reserves {format_bytes(reserved)}"
 
-    def _reserved(self, value: int) -> str:
-        return format_bytes(next(one.reserved for one in self.tries if one.value == value))
+    def _reserved(self, value: int) -> int:
+        return next(one.reserved for one in self.tries if one.value == value)
 
     def _failures(self) -> str:
         """What is said of values that failed, above the last that fits and below the first that
