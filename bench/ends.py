@@ -21,6 +21,7 @@ from bench.histories import chosen, churns, traces
 from bench.peers.tensorflow import NIGHTLY, PeerUnavailable, TensorFlowBFC, build
 from bench.report import geometric_mean, machine, say, spread
 from bfc.allocators._play import Run
+from bfc.trace.trace import ALLOCATE
 
 LIMIT = 80 << 30
 WAYS = ("one end", "two, by size", "two, by chance")
@@ -62,7 +63,7 @@ def is_built() -> bool:
 
 def ends_of(trace: bfc.Trace) -> list[NDArray[np.uint8] | None]:
     """The end of each event, of each way."""
-    by_size = trace.size > np.median(trace.size[trace.op == 0])
+    by_size = trace.size > np.median(trace.size[trace.op == ALLOCATE])
     by_chance = np.random.default_rng(0).integers(0, 2, len(trace))
     return [None, by_size.astype(np.uint8), by_chance.astype(np.uint8)]
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import bfc
 from bench.report import machine, say
+from bfc.trace.trace import ALLOCATE, FREE
 
 ROOT = Path(__file__).parents[1]
 CALLS, MIB = 500, 1 << 20
@@ -105,9 +106,9 @@ def drive(torch: Any, trace: bfc.Trace) -> int:
     torch.cuda.reset_peak_memory_stats()
     columns = (trace.op, trace.id, trace.size, trace.stream)
     for op, number, size, on in zip(*(column.tolist() for column in columns), strict=True):
-        if op == 1:
+        if op == FREE:
             live.pop(number, None)
-        elif op == 0:
+        elif op == ALLOCATE:
             if on != now:
                 if on not in streams:
                     streams[on] = torch.cuda.Stream()

@@ -483,12 +483,12 @@ cdef class BFCAllocator(Allocator):
         if is_first:
             least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
             self.extend_by(request, placed, least, self.initial_region_bytes)
-        self.acquire()
-        is_missing = self.pool.shared_begin == 0
-        self.lock.release()
-        if is_missing or placed.handle != NO_CHUNK:
-            return 0
-        if not self.allow_growth or request.end == LOWER_END or request.asking.fault:
+            self.acquire()
+            is_missing = self.pool.shared_begin == 0
+            self.lock.release()
+            if is_missing:
+                return 0
+        if placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
             return 0
         self.acquire()
         least = self.lacking_anywhere(request)
