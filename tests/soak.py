@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).parent / "helpers"), str(Path(__file__).paren
 
 import soak_native  # noqa: E402
 from caching_subject import CommonPeer, Ours  # noqa: E402
+from file_runs import files  # noqa: E402
 from nightly_answers import ALIGNMENTS  # noqa: E402
 from soak_captures import captures  # noqa: E402
 from soak_dask import dask  # noqa: E402
@@ -113,6 +114,10 @@ FUZZERS: dict[str, tuple[Callable[[int], int], str]] = {
     "replans": (replans, "the same where a program changes, and gets new plans"),
     "pinned": (pinned, "the same on pinned memory, with two of Python's threads"),
     "turns": (turns, "contents, with four of Python's threads on pools of their own and shared"),
+    "namespace": (partial(files, "namespace"), "files apart: a script changes none, sees a folder"),
+    "landlock": (partial(files, "landlock"), "the same by Python's functions, under Landlock"),
+    "block": (partial(files, "block"), "the same in a block of a program"),
+    "attack": (partial(files, "attack"), "under Landlock, C and other programs change no file"),
     "mixed": (mixed, "threads, scrapes, forks, Dask and pools of each device, in one process"),
 }
 for number in VERSIONS:

@@ -11,17 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from file_runs import BLOCK, CASES, HELPER, history, see_the_same, state
 
 from bfc_tools.predicting import outside
 
-HELPER = Path(__file__).parents[2] / "helpers/kept_apart.py"
-#: What the system refuses, by what is left then.
-CASES = {
-    "namespace": "",
-    "namespace of an ordinary user": "root",
-    "landlock": "root,unshare",
-}
-BLOCK = {"block": "block"}
 IN_A_NAMESPACE = [case for name, case in CASES.items() if name.startswith("namespace")]
 NEITHER = "root,unshare,landlock_create_ruleset"
 
@@ -65,16 +58,6 @@ def run(
     assert state(mine) == before
     assert os.listdir(mine.parent / "tmp") == []
     return running.returncode, out, err
-
-
-def state(folder: Path) -> list[tuple[str, int, int, bytes]]:
-    """All that is known of what is in a folder."""
-    found = []
-    for path in sorted([folder, *folder.rglob("*")]):
-        status = path.lstat()
-        content = path.read_bytes() if path.is_file() else b""
-        found.append((str(path), status.st_mode, status.st_mtime_ns, content))
-    return found
 
 
 FILES = """
@@ -322,29 +305,13 @@ def test_a_full_disk_ends_the_script_with_words(mine: Path, refused: str) -> Non
     assert "nearly full" in err
 
 
-HISTORY = HELPER.with_name("file_history.py")
-
-
-def fill(folder: Path) -> None:
-    (folder / "c/d").mkdir(parents=True)
-    for name in ("a", "c/a", "c/d/a"):
-        (folder / name).write_text(f"mine: {name}")
-    (folder / "link").symlink_to("c")
-    for path in folder.rglob("*"):
-        os.utime(path, (7, 7), follow_symlinks=False)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("case", CASES | BLOCK)
 def test_a_script_sees_what_it_would_see_and_changes_nothing(
     tmp_path: Path, case: str, seed: int
 ) -> None:
-    arguments = [str(seed), "400", "all" if case.startswith("namespace") else "python"]
-    real = history(tmp_path / "real", arguments)
-    ours = history(tmp_path / "mine", arguments, (CASES | BLOCK)[case])
-    for one, other in zip(ours, real, strict=True):
-        assert one == other, f"file_history.py {' '.join(arguments)}"
+    see_the_same(tmp_path, case, seed, 400)
 
 
 @pytest.mark.sampled(1)
@@ -352,24 +319,3 @@ def test_a_script_sees_what_it_would_see_and_changes_nothing(
 def test_under_landlock_c_and_programs_change_nothing(tmp_path: Path, seed: int) -> None:
     """They see the user's files, and not the script's."""
     history(tmp_path / "mine", [str(seed), "400", "attack"], CASES["landlock"])
-
-
-def history(folder: Path, arguments: list[str], refused: str | None = None) -> list[str]:
-    """What the program prints in a folder, of which nothing changes if it runs apart."""
-    fill(folder)
-    tmp = folder.parent / "tmp"
-    tmp.mkdir(exist_ok=True)
-    before = state(folder)
-    apart = [] if refused is None else [HELPER, refused]
-    done = subprocess.run(
-        [sys.executable, *apart, HISTORY, *arguments],
-        cwd=folder,
-        env=os.environ | {"TMPDIR": str(tmp), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    if refused is not None:
-        assert state(folder) == before, f"file_history.py {' '.join(arguments)}"
-    return done.stdout.splitlines()
