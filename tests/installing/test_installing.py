@@ -34,6 +34,7 @@ def answer():
     "bfc/_numbers.pxd": "cdef enum:\n    OF_PXD = 1\n",
     "bfc/native/numbers.hpp": '#include "included.hpp"\nconst int OF_FLAGS = FLAG;\n',
     "bfc/native/included.hpp": "const int OF_HEADER = 1;\n#ifndef FLAG\n#define FLAG 1\n#endif\n",
+    "bfc/old/__init__.py": "",
     "bfc/policies/__init__.py": "",
     "bfc/policies/_other.pyx": "",
     "bfc_pytest.py": "",
@@ -106,16 +107,29 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_it_installs_again_and_again_and_nothing_is_made_twice(checkout: Checkout) -> None:
+@pytest.fixture(scope="module")
+def installed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a checkout lies that was installed. It is only copied: to compile takes longest."""
+    checkout = Checkout(tmp_path_factory.mktemp("installed"))
     assert checkout.install() == "1 1 1 1"
-    stub = (checkout.installed / "bfc/_core.pyi").read_text()
+    return checkout.folder.parent
+
+
+@pytest.fixture
+def installed(installed_once: Path, checkout: Checkout) -> Checkout:
+    """A checkout that was installed once. Its files are as old as what was made from them."""
+    shutil.copytree(installed_once, checkout.folder.parent, dirs_exist_ok=True)
+    return checkout
+
+
+def test_it_installs_again_and_nothing_is_made_twice(installed: Checkout) -> None:
+    stub = (installed.installed / "bfc/_core.pyi").read_text()
     assert stub.count("What each file says.") == 1
-    made = checkout.built("*.cpp") | checkout.built("*.o") | checkout.built("*.so")
+    made = installed.built("*.cpp") | installed.built("*.o") | installed.built("*.so")
     assert len(made) == 2 + 3 + 3  # Cython's own module is in C
-    for _ in range(2):
-        assert checkout.install() == "1 1 1 1"
-        assert (checkout.installed / "bfc/_core.pyi").read_text() == stub
-        assert made.items() <= checkout.built().items()
+    assert installed.install() == "1 1 1 1"
+    assert (installed.installed / "bfc/_core.pyi").read_text() == stub
+    assert made.items() <= installed.built().items()
 
 
 @pytest.mark.parametrize(
@@ -131,56 +145,58 @@ def test_it_installs_again_and_again_and_nothing_is_made_twice(checkout: Checkou
         ),
     ],
 )
-def test_what_a_pull_changes_is_in_the_next_install(checkout, file, old, new, answer) -> None:
+def test_what_a_pull_changes_is_in_the_next_install(installed, file, old, new, answer) -> None:
     """And nothing that it does not touch is made again, unless it is setup.py."""
-    assert checkout.install() == "1 1 1 1"
-    before = checkout.built("*.cpp") | checkout.built("*.so")
-    checkout.edit(file, old, new)
-    assert checkout.install() == answer
-    after = checkout.built()
+    before = installed.built("*.cpp") | installed.built("*.so")
+    installed.edit(file, old, new)
+    assert installed.install() == answer
+    after = installed.built()
     changed = {Path(name).name.split(".")[0] for name in before if before[name] != after[name]}
     assert changed == ({"_core", "_other", "_cython"} if file == "setup.py" else {"_core"})
 
 
-def test_what_a_pull_moves_is_gone_from_the_next_install(checkout: Checkout) -> None:
-    checkout.write("bfc/study/__init__.py", "")
-    checkout.install()
-    shutil.rmtree(checkout.folder / "bfc/study")
-    (checkout.folder / "bfc/policies/_other.pyx").rename(checkout.folder / "bfc/_other.pyx")
-    checkout.install()
-    names = {path.name for path in (checkout.installed / "bfc").rglob("*") if path.is_file()}
-    assert not (checkout.installed / "bfc/study").exists()
-    assert (checkout.installed / f"bfc/_other{SUFFIX}").exists()
-    assert not (checkout.installed / f"bfc/policies/_other{SUFFIX}").exists()
+def test_what_a_pull_moves_is_gone_from_the_next_install(installed: Checkout) -> None:
+    assert (installed.installed / "bfc/old/__init__.py").exists()
+    shutil.rmtree(installed.folder / "bfc/old")
+    (installed.folder / "bfc/policies/_other.pyx").rename(installed.folder / "bfc/_other.pyx")
+    installed.install()
+    names = {path.name for path in (installed.installed / "bfc").rglob("*") if path.is_file()}
+    assert not (installed.installed / "bfc/old").exists()
+    assert (installed.installed / f"bfc/_other{SUFFIX}").exists()
+    assert not (installed.installed / f"bfc/policies/_other{SUFFIX}").exists()
     assert f"_core{SUFFIX}" in names
 
 
-def test_other_flags_make_other_modules(checkout: Checkout) -> None:
+def test_other_flags_make_other_modules(installed: Checkout) -> None:
     """Of a wheel and of the checkout, whichever was built last."""
     inplace = (sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
-    for flags, answer in (("-O0", "1 1 1 1"), ("-O0 -DFLAG=2", "1 1 1 2"), ("-O0", "1 1 1 1")):
-        checkout.run(*inplace, flags=flags)
-        assert checkout.answer(checkout.folder) == answer
-        assert checkout.install(flags=flags) == answer
+    installed.run(*inplace, flags="-O0")
+    assert installed.answer(installed.folder) == "1 1 1 1"
+    for flags, answer in (("-O0 -DFLAG=2", "1 1 1 2"), ("-O0", "1 1 1 1")):
+        installed.run(*inplace, flags=flags)
+        assert installed.answer(installed.folder) == answer
+        assert installed.install(flags=flags) == answer
 
 
-def test_it_installs_beside_an_editable_install(checkout: Checkout) -> None:
+def test_it_installs_beside_an_editable_install(installed: Checkout) -> None:
     """Neither has files of the other, and what is compiled for one serves the other."""
-    editable = checkout.folder.parent / "editable"
+    editable = installed.folder.parent / "editable"
     pip = (sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps")
     edit = (*pip, "--no-index", "--target", editable, "--editable", ".")
-    said = checkout.run(*edit)
-    assert not checkout.failed, said
-    assert checkout.answer(checkout.folder) == "1 1 1 1"
-    made = checkout.built("*.o")
-    assert checkout.install() == "1 1 1 1"
-    assert made.items() <= checkout.built("*.o").items()
-    checkout.edit("bfc/native/included.hpp", "OF_HEADER = 1", "OF_HEADER = 2")
-    said = checkout.run(*edit, "--upgrade")
-    assert not checkout.failed, said
-    assert checkout.answer(checkout.folder) == "2 1 1 1"
-    assert checkout.answer(checkout.installed) == "1 1 1 1"
-    assert "What each" not in (checkout.folder / "bfc/_core.pyi").read_text()
+    made = installed.built("*.o")
+    said = installed.run(*edit)
+    assert not installed.failed, said
+    assert installed.answer(installed.folder) == "1 1 1 1"
+    assert made.items() <= installed.built("*.o").items()
+    installed.edit("bfc/native/included.hpp", "OF_HEADER = 1", "OF_HEADER = 2")
+    said = installed.run(*edit, "--upgrade")
+    assert not installed.failed, said
+    assert installed.answer(installed.folder) == "2 1 1 1"
+    assert installed.answer(installed.installed) == "1 1 1 1"
+    assert "What each" not in (installed.folder / "bfc/_core.pyi").read_text()
+    made = installed.built("*.o")
+    assert installed.install() == "2 1 1 1"
+    assert made.items() <= installed.built("*.o").items()
 
 
 def test_its_source_archive_installs(checkout: Checkout) -> None:
@@ -290,13 +306,12 @@ def test_it_installs_from_a_tree_that_is(way: str, checkout: Checkout) -> None:
 
 
 @needs_setpriv
-def test_it_installs_where_another_user_has_built(checkout: Checkout) -> None:
+def test_it_installs_where_another_user_has_built(installed: Checkout) -> None:
     """As after `sudo pip install .`"""
-    checkout.install()
-    for folder in [checkout.folder / "build", *(checkout.folder / "build").iterdir()]:
+    for folder in [installed.folder / "build", *(installed.folder / "build").iterdir()]:
         folder.chmod(0o555)
-    assert checkout.install(rights=tuple(UNPRIVILEGED)) == "1 1 1 1"
-    for folder in [checkout.folder / "build", *(checkout.folder / "build").iterdir()]:
+    assert installed.install(rights=tuple(UNPRIVILEGED)) == "1 1 1 1"
+    for folder in [installed.folder / "build", *(installed.folder / "build").iterdir()]:
         folder.chmod(0o755)
 
 
