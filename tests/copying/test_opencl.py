@@ -138,7 +138,9 @@ def on_device(queue, array: np.ndarray):
 
 
 def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
-    """A processor takes others too, a GPU does not."""
+    """A processor takes others too, a GPU does not. Dtypes of three sizes, since each pair is
+    compiled."""
+    pairs = list(itertools.product(map(np.dtype, ("f2", "i4", "c16")), repeat=2))
     launched = []
 
     def noted(on_stream, kernel, to, source, piece, change):
@@ -155,7 +157,7 @@ def test_a_kernel_gets_items_at_multiples_of_their_size(opencl, monkeypatch):
     launch = opencl_stream.OpenCLCopyStream._launch_piece
     monkeypatch.setattr(opencl_stream.OpenCLCopyStream, "_launch_piece", noted)
     for seed in range(40):
-        made = case(f"aligned {seed}", aligned=False)
+        made = case(f"aligned {seed}", *pairs[seed % len(pairs)], aligned=False)
         made.check(run(opencl, made, True, True), seed)
     assert len(launched) > 80
     assert all(launched)

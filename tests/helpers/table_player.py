@@ -53,6 +53,12 @@ class Player:
         arguments = self.table.address, steps, len(rows), self.slots, ctypes.c_double(PATIENCE)
         return int(self._held.player_play_elsewhere(*arguments))
 
+    def play_elsewhere(self, *rows: Sequence[int]) -> None:
+        """In a thread that Python has never seen, and which may take the GIL."""
+        steps = self._steps(rows)
+        arguments = self.table.address, steps, len(rows), self.slots, ctypes.c_double(PATIENCE)
+        assert self._free.player_play_elsewhere(*arguments) == len(rows)
+
     def hammer(self, threads: int, steps: int, seed: int, streams: Sequence[int]) -> int:
         listed = (ctypes.c_int64 * len(streams))(*streams)
         return int(
