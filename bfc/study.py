@@ -7,6 +7,7 @@ Its sources are in a package of their own, `bfc_tools`.
 
 from bfc_tools.study.experiment import Comparison, Policy, Row, compare
 from bfc_tools.study.figure import plot
+from bfc_tools.study.iterations import Steady
 from bfc_tools.study.logs.log import Log, read_log
 from bfc_tools.study.logs.refusal import LoggedRanOut
 from bfc_tools.study.logs.side_by_side import Logs
@@ -24,6 +25,7 @@ __all__ = [
     "RanOut",
     "Recorded",
     "Row",
+    "Steady",
     "compare",
     "plot",
     "ran_out",

@@ -163,8 +163,8 @@ def marked(trace: Trace, marks: Iterable[Any]) -> Iterations:
         raise TraceError(f"meta['marks']: {error}") from None
     ends = [*(event for event, _ in pairs[1:]), len(trace)]
     found = [
-        Iteration(begin, end, kind.partition(":")[0], 1.0, end < len(trace))
-        for (begin, kind), end in zip(pairs, ends, strict=True)
+        Iteration(begin, end, kind.partition(":")[0], 1.0, at < len(pairs) - 1)
+        for at, ((begin, kind), end) in enumerate(zip(pairs, ends, strict=True))
         if kind
     ]
     return Iterations(tuple(found), "marks", "" if found else "its marks name none")

@@ -16,6 +16,11 @@ peak_live : the bytes that are live then, as asked for. A request counts also if
 peak_reserved : the most bytes that the first run had taken from the device
 ran_out : of each trace that ran out of memory as it was recorded, or predicted, what
     `bfc_tools.study.ran_out` says, with "trace", its name, and "sentence": the page begins with it
+iterations : null for a state and where there are none; else of the first trace, as `bfc plan` finds
+    them: source ("marks" or "structure"), sentence, which compares the first with the later ones,
+    or "", rows, [[kind, begin, end, complete, agreement, allocations, peak_live, peak_event,
+    live_after], ...] in the order of the run, as `bfc_tools.study.iterations` has them, at most
+    400, and left_out: how many are not in the rows, which are the last
 rebuilt : how many events at the beginning rebuild what was live when a recording began, else 0.
     The gaps between the blocks that they allocate, too, count nowhere (`bfc.trace.beginning`)
 segments_event : the event after which "segments" of the first trace are shown: the peak_event
@@ -114,7 +119,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +141,7 @@ from bfc_tools.browser.segments import with_blocks
 from bfc_tools.browser.tables import CUT, Tables, shortened
 from bfc_tools.study.counting import Counted, CountedSimulated, device_for
 from bfc_tools.study.experiment import Policy
+from bfc_tools.study.iterations import figures_of, steady_of
 from bfc_tools.study.ran_out import ran_out
 from bfc_tools.study.segments import of_snapshot
 
@@ -162,6 +168,7 @@ MOST_CHARACTERS = 4_600_000
 MOST_RUNS = 16
 MOST_ROWS = 8_000
 MOST_SEGMENTS = 2_000
+MOST_ITERATIONS = 400
 #: The least that a device has if none is named, and the most characters of all maps.
 LEAST_DEVICE = 80 << 30
 MOST_OF_MAPS = 1_200_000
@@ -214,12 +221,30 @@ def data_of(
     _keep_maps_small(figures)
     title = title or ", ".join(shortened(name) for name, _ in traces)
     page = _page("trace", subjects[0], runs[0].addresses, figures, title)
-    return page | {"ran_out": [it for subject in subjects for it in _ran_out(subject)]}
+    said = [it for subject in subjects for it in _ran_out(subject)]
+    return page | {"ran_out": said, "iterations": _iterations(subjects[0].bare)}
 
 
 def _ran_out(subject: Subject) -> list[dict[str, Any]]:
     found = ran_out(subject.trace)
     return [] if found is None else [{"trace": shortened(subject.name), **found.as_dict()}]
+
+
+def _iterations(trace: Trace) -> dict[str, Any] | None:
+    found = trace.iterations()
+    figures = figures_of(trace, found)
+    if not figures:
+        return None
+    steady = steady_of(trace, figures)
+    rows = [list(astuple(one)) for one in figures[:MOST_ITERATIONS]]
+    for row in rows:
+        row[0] = shortened(row[0])
+    return {
+        "source": found.source,
+        "sentence": steady.sentence if steady else "",
+        "rows": rows,
+        "left_out": len(figures) - len(rows),
+    }
 
 
 def _as_state(subject: Subject, title: str) -> dict[str, Any] | None:
@@ -271,6 +296,7 @@ def _page(
         "peak_reserved": runs[0]["peak_reserved"],
         "segments_event": -1 if is_state else peak,
         "ran_out": [],
+        "iterations": None,
         "rebuilt": 0 if is_state else subject.trace.beginning.events,
         **_fitting(subject, addresses, room),
         **({"owners_over_time": None} if is_state else {}),

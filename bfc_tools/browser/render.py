@@ -25,6 +25,7 @@ SCRIPTS = (
     "script/state.js",
     "script/sums.js",
     "script/timeline.js",
+    "script/iterations.js",
     "script/map.js",
     "script/flame.js",
     "script/tree.js",

@@ -11,6 +11,7 @@ two. `bfc.study` passes on what compares policies. In order:
     candidates.py         allocators to try, as text, and one replay
     recorded_settings.py  what a recording says of its own run
     ran_out.py            how a recorded run ran out of memory
+    iterations.py         the iterations of a run, one beside the other
     logs/                 logs and error texts of programs that ran out of memory
     file_formats.py       files of recorded runs, told by their content
     cluster.py            workers of Dask

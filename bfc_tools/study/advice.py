@@ -23,6 +23,7 @@ from bfc_tools.study.candidates import (
     STITCHED,
     Point,
 )
+from bfc_tools.study.iterations import Steady
 from bfc_tools.study.ran_out import RanOut
 from bfc_tools.study.recorded_settings import Recorded, shown
 
@@ -148,6 +149,8 @@ class Advice:
         of rows, some of which have none then.
     ran_out : RanOut or None
         How the recorded run ran out of memory; None if it did not.
+    steady : Steady or None
+        The first iteration of the run beside the later ones; None where none were found.
     """
 
     live_peak: int
@@ -164,6 +167,7 @@ class Advice:
     private_allocations: int = 0
     given_up: tuple[str, ...] = ()
     ran_out: RanOut | None = None
+    steady: Steady | None = None
 
     @property
     def fits(self) -> bool:
@@ -334,6 +338,8 @@ class Advice:
             alike = "; 2.13 and 2.14 place memory as 2.15 does" if self._is_newest else ""
             yield f"PyTorch {self.recorded.torch}, {self.recorded.torch_sign}{alike}."
         yield f"{self.events} events, {format_bytes(self.live_peak)} live at most."
+        if self.steady is not None:
+            yield self.steady.sentence
         if self.private_allocations:
             yield (
                 f"{self.private_allocations} allocations are from private pools, such as those of "

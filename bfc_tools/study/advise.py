@@ -15,6 +15,7 @@ from bfc_tools.study import candidates, recorded_settings
 from bfc_tools.study.advice import Advice, AdviceRow
 from bfc_tools.study.candidates import Point
 from bfc_tools.study.file_formats import read
+from bfc_tools.study.iterations import Steady, figures_of, steady_of
 from bfc_tools.study.planned import row_of_plan
 from bfc_tools.study.ran_out import ran_out
 from bfc_tools.study.recorded_settings import Recorded
@@ -155,8 +156,25 @@ def advise(
         counts = calls, len(whole), replays.count, refused
         private = whole._private_allocations()
         given_up = tuple(it.point.name for it in search.candidates.values() if it.given_up)
-        about = no_plan, private, given_up, ran_out(run)
-        return Advice(live, nbytes, proof, rows, best, at, *counts, *about)
+        of_run = ran_out(run), _steady(whole, in_force)
+        return Advice(
+            live, nbytes, proof, rows, best, at, *counts, no_plan, private, given_up, *of_run
+        )
+
+
+def _steady(trace: Trace, in_force: Point) -> Steady | None:
+    """The first iteration beside the later ones, and what the settings in force reserve up to
+    there, on a device with room."""
+    found = trace.iterations()
+    steady = steady_of(trace, figures_of(trace, found))
+    if steady is None:
+        return None
+    first, second = [one.end for one in found if one.kind == steady.kind][:2]
+    outcomes = [
+        candidates.replay(trace[:end], in_force, max(LARGE, 4 * trace.peak_bytes_live()))
+        for end in (first, second, len(trace))
+    ]
+    return with_(steady, reserved=tuple(outcome.peak_reserved for outcome in outcomes))
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:

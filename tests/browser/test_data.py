@@ -335,3 +335,15 @@ def test_too_many_runs_are_refused() -> None:
         data_of([("one", SMALL), ("two", SMALL)], listed)
     with pytest.raises(ValueError, match="at least one run"):
         data_of([])
+
+
+def test_iterations_are_those_of_the_trace_and_a_page_has_so_many() -> None:
+    found = data_of([("small", SMALL)])
+    assert found["iterations"] is None
+    sizes = [size for _ in range(500) for size in (1 << 20, 0)]
+    marks = [[begin, "train:long"] for begin in range(0, 1000, 2)]
+    trace = bfc.Trace([0, 1] * 500, [0] * 1000, sizes, meta={"marks": marks})
+    found = data_of([("many", trace)])["iterations"]
+    assert (found["source"], found["left_out"]) == ("marks", 100)
+    assert found["rows"][3] == ["train", 6, 8, True, 1.0, 1, 1 << 20, 6, 0]
+    assert found["sentence"].startswith("500 iterations (train): the first holds 1.00 MiB at most")

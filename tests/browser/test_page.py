@@ -24,6 +24,7 @@ import chromium
 import numpy as np
 import pytest
 from chromium import Page
+from numpy.typing import NDArray
 from PIL import Image
 
 import bfc
@@ -247,8 +248,7 @@ def test_a_band_stands_where_each_tag_slept(page: Page, folder: Path) -> None:
     for shown in (slept, []):
         data["runs"][0]["asleep"] = shown
         page.open(written(folder / "slept.html", data))
-        box = page.box("#timeline .u-over")
-        pictures.append(np.array(Image.open(io.BytesIO(page.picture(box))).convert("RGB"), int))
+        pictures.append(shown_at(page))
     changed = np.abs(pictures[0] - pictures[1]).sum(axis=2) > 0
     height, width = changed.shape
     assert not changed[: height - 29].any()
@@ -261,6 +261,40 @@ def test_a_band_stands_where_each_tag_slept(page: Page, folder: Path) -> None:
         expected = [event / (events - 1) * width for event in times]
         assert np.abs(edges - expected).max() <= 0.02 * width, (tag, edges, expected)
     kept.clear()
+
+
+def test_iterations_stand_in_a_table_and_at_the_head_of_the_timeline(
+    page: Page, folder: Path
+) -> None:
+    trace = Trace.load(ROOT / "bench/traces/gpt2m_adam.npz")
+    data = data_of([("adam", trace)])
+    rows = data["iterations"]["rows"]
+    page.open(written(folder / "adam.html", data))
+    cells = page.value(
+        "[...document.querySelectorAll('#iterations tbody tr')]"
+        ".map(row => [...row.cells].map(cell => cell.innerText))"
+    )
+    found = [[int(one.replace(",", "")) for one in cell[2].split(" – ")] for cell in cells]
+    assert found == [[begin, end - 1] for _kind, begin, end, *_ in rows]
+    assert [cell[7] for cell in cells] == ["–", "0", "0", "−3.98 GiB"]  # which the end frees
+    assert page.text("#iterations-count") == data["iterations"]["sentence"]
+    with_bands = shown_at(page)
+    page.click("#iterations tbody tr:nth-child(2) button")
+    begin, end = rows[1][1:3]
+    assert f"Shown: events {begin:,} to {end - 1:,}" in page.text("#range")
+    data["iterations"]["rows"] = []
+    page.open(written(folder / "adam.html", data))
+    assert page.value("document.querySelector('#iterations').hidden")
+    changed = np.abs(with_bands - shown_at(page)).sum(axis=2) > 0
+    assert not changed[14:].any()
+    inside = np.flatnonzero(changed[:12].any(axis=0)) / changed.shape[1] * data["events"]
+    assert abs(inside[0] - rows[0][1]) < 0.01 * data["events"]
+
+
+def shown_at(page: Page) -> NDArray[np.int_]:
+    """The timeline as it is drawn."""
+    picture = Image.open(io.BytesIO(page.picture(page.box("#timeline .u-over"))))
+    return np.array(picture.convert("RGB"), int)
 
 
 def middle_of_block(page: Page, block: int, training: Trace) -> tuple[float, float]:

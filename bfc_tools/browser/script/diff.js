@@ -4,9 +4,6 @@ const DIFF_MOMENTS = { peak: "at the peaks", end: "at the ends" };
 const DIFF_KINDS = { owner: "by owner", line: "by line", size: "by size" };
 const diffShown = { moment: "peak", kind: "owner" };
 
-/** 2048 -> "+2 KiB". */
-const grown = (value) => `${value < 0 ? "−" : "+"}${bytes(Math.abs(value))}`;
-
 function diffName(kind, name) {
   if (kind === "size") return bytes(Number(name));
   return name || (kind === "owner" ? "(no owner)" : "(no stack)");

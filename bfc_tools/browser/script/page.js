@@ -160,6 +160,7 @@ function start() {
   if (report.hasTimeline) startTimeline(); else $("time").hidden = true;
   if (report.hasTimeline && report.runs[0].map) startMap(); else $("map").parentElement.classList.add("without-map");
   startViews();
+  startIterations();
   startBlock();
   startSegments();
   startSave();

@@ -2,6 +2,7 @@
 
 const GUTTER = 108;   // left of the drawings, where their axes are named: the map stands under the timeline
 const RIGHT = 14;
+const NARROW = 3;     // pixels: bands below that would be one
 
 /** All lines that there are to draw: two for each run. */
 const lines = report.runs.flatMap((run, index) => [
@@ -53,7 +54,7 @@ function chartOptions(width, height) {
     ],
     cursor: { drag: { x: true, y: false, setScale: false }, y: false, points: { size: 7 }, bind: { dblclick: () => () => { setRange(...report.whole); return null; } } },
     series: [{}, ...lines.map(chartLine)],
-    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawSleep, drawPeak] },
+    hooks: { setSelect: [choseRange], setCursor: [pointed], draw: [drawIterations, drawSleep, drawPeak] },
   };
 }
 
@@ -106,6 +107,26 @@ function pointed(plot) {
 
 const whenText = (event) => `event ${count(event)}${report.hasTime ? `, after ${duration(timeOf(event))}` : ""}`;
 
+/** A band for each iteration at the head of the drawing, light and dark by turns, with its number where there is room. */
+function drawIterations(plot) {
+  const { ctx } = plot;
+  const scale = devicePixelRatio || 1;
+  const { top, left, width } = plot.bbox;
+  const place = (event) => Math.min(left + width, Math.max(left, plot.valToPos(toAxis(event), "x", true)));
+  ctx.save();
+  ctx.font = `${10 * scale}px system-ui, sans-serif`;
+  ctx.textAlign = "center";
+  (report.iterations?.rows ?? []).forEach(([, begin, end], number) => {
+    const [x, last] = [place(begin), place(end)];
+    if (last - x < NARROW * scale) return;
+    ctx.fillStyle = `${colour("soft")}${number % 2 ? "18" : "30"}`;
+    ctx.fillRect(x, top, last - x, 12 * scale);
+    ctx.fillStyle = colour("soft");
+    if (last - x > 24 * scale) ctx.fillText(String(number), (x + last) / 2, top + 9.5 * scale);
+  });
+  ctx.restore();
+}
+
 /** A band for each time that a tag slept, at the foot of the drawing, with its name where there is room. */
 function drawSleep(plot) {
   const { ctx } = plot;
@@ -155,7 +176,7 @@ function drawPeak(plot) {
   ctx.font = `600 ${12 * scale}px system-ui, sans-serif`;
   const room = left + width - x > ctx.measureText(text).width + 10 * scale;
   ctx.textAlign = room ? "left" : "right";
-  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + 10 * scale);
+  ctx.fillText(text, x + (room ? 5 : -5) * scale, top + (report.iterations ? 24 : 10) * scale);   // below their bands
   ctx.restore();
 }
 

@@ -15,6 +15,9 @@ function bytes(value) {
 /** 4294967296 -> "4 GiB". */
 const roundBytes = (value) => bytes(value).replace(/\.0+ /, " ");
 
+/** 2048 -> "+2.00 KiB". */
+const grown = (value) => `${value < 0 ? "−" : "+"}${bytes(Math.abs(value))}`;
+
 const count = (value) => Math.round(value).toLocaleString("en-US");
 const many = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 const hex = (value) => `0x${value.toString(16)}`;
