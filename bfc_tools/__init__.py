@@ -6,6 +6,7 @@ In order:
 
     scratch.py      folders for files, removed however a process ends
     study/          what a run needs under other settings, and what grew between two
+    models/         models by name, and programs that run them
     predicting/     PyTorch's programs, without a GPU
     browser/        a run as a page for the browser
     museum/         published reports of odd memory, reproduced

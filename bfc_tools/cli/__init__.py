@@ -7,6 +7,7 @@
     policies.py            what names an allocator on the command line
     program.py             the program that a command runs
     launchers.py           launchers of several processes
+    models.py              models by name, in place of a program
     searching.py           questions that take several predictions
     runs.py                recorded runs that a command is given
     tables.py              tables for people, and JSON and CSV for scripts

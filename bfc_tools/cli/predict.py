@@ -15,7 +15,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from bfc.units import format_bytes
-from bfc_tools.cli import launchers
+from bfc_tools.cli import launchers, models
 from bfc_tools.cli.endings import Ended, Exit
 from bfc_tools.cli.program import add_program
 from bfc_tools.cli.searching import add_questions, asked_for, search
@@ -116,6 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
         "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
+        "       bfc predict [OPTION]... hf:MODEL [--task train] [ARGUMENT | OPTION]...\n"
         "       bfc predict --about OPERATOR"
     )
     parser.add_argument(
@@ -228,6 +229,7 @@ def _asked(arguments: argparse.Namespace) -> Asked:
         script,
         tuple(rest),
         module=arguments.module is not None,
+        title=arguments.title,
         limits=limits,
         device=device,
         budget=budget,
@@ -246,7 +248,7 @@ def _run(arguments: argparse.Namespace, asked: Asked) -> bool | Exit:
     ran = asked.run(_Progress())
     found = ran.prediction
     error = _failed(asked, ran)
-    verdict = verdict_of(ran, asked.script, asked.budget, error)
+    verdict = verdict_of(ran, asked.called, asked.budget, error)
     hint = asked.hint(ran, verdict)
     advice = None
     adapted = found.went_on or (found.ran_out and not found.refusals)
@@ -304,6 +306,7 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     if not command:
         raise ValueError("which script? bfc predict train.py --device 24GiB")
     command = _launched(arguments, command)
+    command = _named(arguments, command)
     script = command.pop(0)
     end = command.index("--") if "--" in command else len(command)
     mixed, own = command[:end], command[end + 1 :]
@@ -318,12 +321,13 @@ def _split(arguments: argparse.Namespace) -> tuple[str, list[str]]:
     for name, value in vars(ours).items():
         before = getattr(arguments, name) if isinstance(value, list) else None
         setattr(arguments, name, [*before, *value] if before else value)
-    _tell(script, sorted(vars(ours)), left)
+    script_or_model = arguments.title or script
+    _tell(script_or_model, sorted(vars(ours)), left)
     for word in rest:
         name = word.partition("=")[0]
         near = get_close_matches(name, [f"--{one}" for one in NAMES], 1, 0.8)
         if near and not _has(text, name):
-            tell(f"bfc: {name} goes to {script}. Did you mean bfc's own {near[0]!r}?")
+            tell(f"bfc: {name} goes to {script_or_model}. Did you mean bfc's own {near[0]!r}?")
     return script, [word.removeprefix(HIDDEN) for word in rest] + own
 
 
@@ -340,6 +344,18 @@ def _launched(arguments: argparse.Namespace, command: list[str]) -> list[str]:
     arguments.environment = launch.environment
     arguments.module = [] if launch.module else None
     return list(launch.words)
+
+
+def _named(arguments: argparse.Namespace, command: list[str]) -> list[str]:
+    """The command with a module in place of the name of a model, if it begins with one."""
+    arguments.title = ""
+    if arguments.module is not None or not models.is_model(command[0]):
+        return command
+    named = models.read(command)
+    arguments.title, arguments.module = named.title, []
+    given = getattr(arguments, "environment", ())
+    arguments.environment = (*given, *named.environment)
+    return [named.module, *named.words]
 
 
 #: Before a word that is the script's, so that our parser leaves it where it is.
@@ -391,7 +407,7 @@ def _failed(asked: Asked, ran: Ran) -> BaseException | None:
     """What is said if the script raised an error, or ended by a signal."""
     if ran.signal or isinstance(ran.error, KeyboardInterrupt):
         return _signalled(ran) or ran.error
-    return failed(asked.script, ran)
+    return failed(asked.called, ran)
 
 
 def _signalled(ran: Ran) -> BaseException | None:

@@ -31,6 +31,7 @@ class Asked:
     script: str
     arguments: tuple[str, ...] = ()
     module: bool = False
+    title: str = ""  # what it is called, if the script is one of bfc's own
     limits: Limits = field(default_factory=Limits)
     device: str = "h100"
     budget: int | None = None  # bytes that PyTorch may take there, if not all
@@ -44,6 +45,11 @@ class Asked:
     #: Variables of the environment that it gets.
     environment: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def called(self) -> str:
+        """What it is called where it is talked about."""
+        return self.title or self.script
+
     def run(self, progress: Callable[[Ran], object] | None = None) -> Ran:
         """Runs it in this process."""
         os.environ.update(self.environment)
@@ -51,6 +57,7 @@ class Asked:
             self.script,
             self.arguments,
             module=self.module,
+            files=str(_file_of(self.script).parent) if self.title else None,
             limits=self.limits,
             progress=progress,
             device=self.device,
@@ -69,7 +76,7 @@ class Asked:
         Raises ValueError or RuntimeError if there are none.
         """
         ran = self.run()
-        verdict = verdict_of(ran, self.script, self.budget)
+        verdict = verdict_of(ran, self.called, self.budget)
         return figures(ran, verdict, self.hint(ran, verdict), None, self.budget)
 
     def hint(self, ran: Ran, verdict: Verdict) -> str:

@@ -45,13 +45,15 @@ def run(
     arguments: Sequence[str],
     *,
     module: bool = False,
+    files: str | None = None,
     limits: Limits | None = None,
     progress: Callable[[Ran], object] | None = None,
     **device: Any,
 ) -> Ran:
     """Runs a script, or a module, under `predict`, which gets the other arguments.
 
-    Its standard output goes to standard error. It is stopped at the `limits`.
+    Its standard output goes to standard error. It is stopped at the `limits`. `files` is the folder
+    of its own files, where that is not the script's, or, of a module, the working folder.
     """
     if not module:
         _refuse_what_is_no_script(script)
@@ -64,7 +66,7 @@ def run(
             else:
                 runpy.run_path(script, run_name="__main__")
 
-    return follow(program, folder, limits=limits, progress=progress, **device)
+    return follow(program, files or folder, limits=limits, progress=progress, **device)
 
 
 def follow(

@@ -101,7 +101,7 @@ class Search:
             else:
                 return form, search
         self.found.clear()  # of an argument that is not taken no try tells anything
-        raise ValueError(_not_taken(asked.script, axis, rejected, ignored))
+        raise ValueError(_not_taken(asked.called, axis, rejected, ignored))
 
     # -- what is said ---------------------------------------------------------------------------
 

@@ -1,0 +1,9 @@
+"""Models by name: a configuration in place of a program, and the programs that are run with it.
+
+A name is that of a folder with a config.json, of a model whose config.json lies in Hugging Face's
+cache, or of a class of transformers. Nothing here asks a network. In order:
+
+    names.py         from a name to a configuration
+    building.py      the model, made by transformers
+    train.py         the program that trains it
+"""
