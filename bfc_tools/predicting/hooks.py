@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bfc_tools.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, OTHER, PARAMETERS
 from bfc_tools.predicting.places import BACKWARD, FORWARD, NONE, OPTIMIZER, Places
@@ -160,8 +161,11 @@ class Follower:
     def mark(self, value: Any, kind: int, owner: int = 0, only: int | None = None) -> None:
         """Notes what the memory of a tensor on the GPU is for, and whose it is; with `only`, if
         that is what it was taken to be for."""
-        value = getattr(value, "_local_tensor", value)  # of a DTensor, as FSDP makes them
-        if isinstance(value, torch.Tensor):
+        if is_traceable_wrapper_subclass(value):
+            # of a DTensor, as FSDP makes them, its part; of torchao's weights numbers and scales
+            for name in value.__tensor_flatten__()[0]:
+                self.mark(getattr(value, name), kind, owner, only)
+        elif isinstance(value, torch.Tensor):
             device = getattr(value, "fake_device", None)
             strided = value.layout is torch.strided
             if device is not None and device.type == "cuda" and strided:

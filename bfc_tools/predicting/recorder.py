@@ -328,13 +328,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return made
 
     def _higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An operator that takes functions: as its compiled kernel, where a rule knows that."""
+        """An operator that takes functions: by others, where it is computed by them, or as its
+        compiled kernel, where a rule knows that."""
         name = f"higher_order::{func.name()}"
         if name not in OPERATORS:
             raise NotImplementedError(
                 f"bfc does not know what {func.name()} does: it takes functions, and is made to be "
                 "compiled. Give the program something else in its place"
             )
+        if OPERATORS[name].composed:
+            with self:
+                return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
         call = self._call(func, args, kwargs)
         with self._workspaces() as held:
             with _pop_mode_temporarily() as fake_mode:

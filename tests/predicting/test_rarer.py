@@ -758,6 +758,13 @@ class Quantized(torch.Tensor):
         made.numbers, made.scales = numbers, scales
         return made
 
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scales"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts: Any, context: None, size: Any, stride: Any) -> Any:
+        return Quantized(**parts)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in cls.functions:
@@ -788,7 +795,7 @@ def test_a_subclass_finds_its_own_version_of_a_function(
     if known == "after another":
         with bfc.predict("h100"):
             functions[nn.functional.linear] = of_quantized
-    with bfc.predict("h100"):
+    with bfc.predict("h100") as run:
         if known == "meanwhile":
             functions[nn.functional.linear] = of_quantized
         layer = nn.Linear(64, 32, device="cuda")
@@ -797,6 +804,21 @@ def test_a_subclass_finds_its_own_version_of_a_function(
         layer.weight = nn.Parameter(weight, requires_grad=False)
         assert layer(torch.randn(4, 64, device="cuda")).shape == (4, 32)
     assert functions.keys() == {nn.functional.linear}
+    assert run.peak.by_kind["parameters"] == 32 * 64 + 32 * 4 + 32 * 4  # numbers, scales, the bias
+
+
+def test_a_product_of_8_bits_in_32_is_computed_by_its_kernel() -> None:
+    """As torchao calls it for weights and activations of 8 bits: an operator that takes another."""
+    product = torch.ops.higher_order.out_dtype
+    with bfc.predict("h100"):
+        left = torch.zeros(64, 128, dtype=torch.int8, device="cuda")
+        right = torch.zeros(32, 128, dtype=torch.int8, device="cuda").t()
+        torch._int_mm(left, right)  # its workspace stays
+        before = allocated()
+        found = product(torch.ops.aten.mm.default, torch.int32, left, right)
+        assert (found.shape, found.dtype, found.is_cuda) == ((64, 32), torch.int32, True)
+        assert allocated() - before == 64 * 32 * 4
+        assert product(torch.ops.aten.mm.default, torch.int32, left.half(), right.half()).is_cuda
 
 
 REPLACED = [

@@ -16,11 +16,18 @@ from typing import Any
 from bfc.libraries import torch
 from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.interface import Call, Release, Workspace
-from bfc_tools.predicting.rules.operators import file, kernel, rule
+from bfc_tools.predicting.rules.operators import file, kernel, mark, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
 
 BLAS = file("ATen/native/cuda/Blas.cpp")
 CUDABLAS = file("ATen/cuda/CUDABlas.cpp")
+
+#: A product of 8-bit numbers in 32 bits, as torchao calls it, is `_int_mm`.
+mark(
+    "composed",
+    "higher_order::out_dtype",
+    source=file("torch/_higher_order_ops/out_dtype.py", read="2.15.0"),
+)
 
 KIB = 1 << 10
 #: cuBLASLt's own workspace takes so much unless CUBLASLT_WORKSPACE_SIZE says otherwise.
