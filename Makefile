@@ -58,8 +58,10 @@ test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on cluste
 test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB, and Triton, 290 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
-# What does without torch is among the other tests, but for that which asks cuDNN: only this environment has it.
-PREDICTING := $(wildcard tests/predicting/test_*.py tests/museum/test_*.py) tests/predicting/without_torch/test_cudnn.py
+# What does without torch is among the other tests, but for that which asks cuDNN: only this environment has it. Models of other
+# packages stand beside the newest PyTorch for CUDA.
+MODELS := tests/predicting/test_real_models.py
+PREDICTING := $(filter-out $(MODELS),$(wildcard tests/predicting/test_*.py tests/museum/test_*.py)) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(PREDICTING)
@@ -73,8 +75,9 @@ test-predict-versions: $(VENV)/built ## run the tests of predictions with every 
 		rm -rf .venv-torch-$$version; \
 	done
 
-test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, its allocator replaced, without a GPU (downloads once: 3.2 GB); WHICH=long runs what takes long
+test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, its allocator replaced, and predict models of transformers, diffusers and timm, without a GPU (downloads once: 3.3 GB); WHICH=long runs what takes long
 	.venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(patsubst %,tests/cuda/test_torch_%.py,captures whole run sleep drop_ins native traces trouble sharing attention)
+	$(if $(WHICH),,BFC_TEST_TORCH=1 .venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) $(MODELS))
 
 test-torch-whole: .venv-torch-2.15.0/built ## run PyTorch's own tests, of the folder TORCH_TESTS, on its own allocator and on ours
 	.venv-torch-2.15.0/bin/python -m pip install --quiet expecttest psutil pyyaml
@@ -272,7 +275,7 @@ BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'transformers>=5' 'pytest>=9'
 .venv-torch-%/built: pyproject.toml | $(VENV)/built
 	$(MAKE_VENV) .venv-torch-$*
 	$(INSTALL) --group build
-	$(INSTALL) 'torch==$*' $(BESIDE_TORCH)
+	$(INSTALL) 'torch==$*' $(BESIDE_TORCH) $(if $(filter 2.15.0,$*),--group models)
 	$(UNWARNED) .venv-torch-$*/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
