@@ -17,6 +17,8 @@ from bfc.testing.contract import give, take
 
 MIB = 1 << 20
 CAPACITY = 64 * MIB
+#: The first address of a simulated device.
+BLOCKS = 1 << 40
 ODD_SIZES = [1, 255, 256, 4095, 4096, 4097, MIB, 2 * MIB, 2 * MIB + 1, 5 * MIB + 77]
 
 
@@ -133,19 +135,26 @@ def test_our_sources_say_their_size(kind) -> None:
     assert len(repr(source)) < 80
 
 
-class Overlapping(Counted):
+def scripted(call: str, **order: object) -> Misbehaving:
+    """A device that is right but for one call."""
+    source = Misbehaving(CAPACITY)
+    source.on(call, **order)
+    return source
+
+
+def overlapping() -> Misbehaving:
     """Hands the second block out where the first lies."""
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self._next = 1 << 22
-        return super().alloc(alignment, nbytes)
+    return scripted("alloc", instead=lambda ask, alignment, nbytes: (BLOCKS, nbytes))
 
 
-class Lossy(Counted):
+def lossy() -> Misbehaving:
     """Takes back what was never given."""
+    return scripted("free", returns=None)
 
-    def free(self, address: int, nbytes: int) -> None:
-        self._blocks.pop(address, None)
+
+def reserves_in_blocks(capacity: int) -> Misbehaving:
+    """Reserves addresses where its blocks are."""
+    return scripted("reserve", returns=BLOCKS)
 
 
 class MapsUntilItFails(bfc.SimulatedSubAllocator):
@@ -183,17 +192,6 @@ class MapsOver(bfc.SimulatedSubAllocator):
         super().map(address, pages)
 
 
-class ReservesInBlocks(bfc.SimulatedSubAllocator):
-    """Reserves addresses where its blocks are."""
-
-    def reserve(self, nbytes: int) -> int | None:
-        self._reserve_next = self._areas[0][0]
-        return super().reserve(nbytes)
-
-    def _free_addresses(self, nbytes: int) -> int | None:
-        return self._reserve_next
-
-
 class CopiesPages(bfc.HostSubAllocator):
     """Puts a page of its own behind each address."""
 
@@ -213,7 +211,7 @@ class CopiesPages(bfc.HostSubAllocator):
         (MapsUntilItFails, "a_map_that_is_refused_midway_has_mapped_nothing", 2),
         (ForgetsMappings, "memory_goes_back_when_a_page_is_released_and_mapped_nowhere", None),
         (MapsOver, "wrong_use_of_mapping_is_refused_and_changes_nothing", "map over a page"),
-        (ReservesInBlocks, "reserved_addresses_cost_no_memory_and_overlap_nothing", None),
+        (reserves_in_blocks, "reserved_addresses_cost_no_memory_and_overlap_nothing", None),
         (CopiesPages, "a_page_at_two_addresses_is_the_same_memory", None),
         (CopiesPages, "pages_take_turns_at_one_address", None),
     ],
@@ -228,9 +226,9 @@ def test_the_contract_finds_what_is_wrong_with_mapping(source, test: str, argume
 @pytest.mark.parametrize(
     ("source", "test"),
     [
-        (Overlapping, "test_blocks_do_not_overlap"),
-        (Lossy, "test_what_is_no_block_is_refused_and_changes_nothing"),
-        (Lossy, "test_a_block_comes_back_once"),
+        (overlapping, "test_blocks_do_not_overlap"),
+        (lossy, "test_what_is_no_block_is_refused_and_changes_nothing"),
+        (lossy, "test_a_block_comes_back_once"),
     ],
 )
 def test_the_contract_finds_what_is_wrong(source, test: str) -> None:
