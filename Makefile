@@ -113,9 +113,11 @@ PYTEST_ON = cd build/$(1) && $(2) PYTHONPATH=$(CURDIR)/build/$(1) $(CURDIR)/$(BI
 
 # A debug build has nothing to say about what only reads: documents, commands, pages, and searches over many replays; nor about
 # what makes no allocator. And the tests of headers compile these themselves.
-READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing native predicting repo study pytorch/test_packed_entries.py \
-	copying/test_kernels.py $(PLANNING:tests/%=%) \
-	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to))
+READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing native predicting repo study \
+	$(patsubst %,test_%.py,import libraries soak units) $(PLANNING:tests/%=%) \
+	$(patsubst %,pytorch/test_%.py,damaged_recordings packed_entries reader recorded_columns settings) \
+	$(patsubst %,copying/test_%.py,kernels opencl) $(patsubst %,integrations/test_%.py,native_examples without_dask) \
+	$(patsubst %,testing/test_%.py,cuda_emulator emulated_copies emulated_driver emulated_graphs how_to package plugin))
 
 peers-nightly: $(VENV)/tests $(VENV)/built ## compare with a nightly build of TensorFlow, whose allocator XLA and JAX have, too (downloads once: 645 MB)
 	BFC_TEST_NIGHTLY=1 $(BIN)/python -m pytest -m peers tests/peers/test_tensorflow_nightly.py tests/peers/test_logged_dumps.py
