@@ -51,6 +51,7 @@ def test_no_view_outlives_a_close_that_waited_for_a_fence() -> None:
 @pytest.mark.parametrize("seconds", [0.4, 2])
 def test_no_view_outlives_a_free_that_races_with_it(seconds: float) -> None:
     run(f"""
+        import numpy as np
         n = 1 << 18
         op = np.tile(np.array([0, 1], np.uint8), n // 2)
         trace = bfc.Trace(op, np.zeros(n, np.uint32), np.where(op == 0, 256, 0).astype(np.uint64))
@@ -99,6 +100,7 @@ def test_no_view_outlives_a_free_that_races_with_it(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [0.4, 2.5])
 def test_buffers_can_be_used_while_a_replay_grows_the_table(seconds: float) -> None:
     run(f"""
+        import numpy as np
         n = 1_500_000
         ids = np.arange(n, dtype=np.uint32)
         trace = bfc.Trace(np.zeros(n, np.uint8), ids, np.full(n, 256, np.uint64))

@@ -15,11 +15,11 @@ SECONDS = 90
 
 SETUP = """
 import contextlib, gc, os, signal, sys, threading, time
-import numpy as np
 import bfc
 
 def long_trace(rounds, live=50_000, leave=0):
     '''Rounds of allocations of many sizes, freed in random order, but for the last `leave`.'''
+    import numpy as np
     dice = np.random.default_rng(1)
     op = np.tile(np.repeat(np.array([0, 1], np.uint8), live), rounds)
     ids = np.tile(np.r_[np.arange(live), dice.permutation(live)].astype(np.uint32), rounds)

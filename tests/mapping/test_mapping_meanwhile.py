@@ -186,6 +186,7 @@ class Stopped(bfc.HostSubAllocator):
             self.go.wait(30)
         return super().set_access(*arguments)
 
+import numpy as np
 device = Stopped("256 MiB")
 allocator = bfc.CachingAllocator(device, settings="expandable_segments:True")
 small, large = allocator.allocate(1000), allocator.allocate("5 MiB")

@@ -43,6 +43,7 @@ def test_a_free_does_not_wait_for_the_end_of_a_replay(what: str) -> None:
 
 def test_an_interrupt_stops_a_long_replay_and_frees_what_it_had() -> None:
     run("""
+        import numpy as np
         largest = 600 << 20     # what the last event asks for
         trace = long_trace(80, leave=100)
         trace = bfc.Trace(np.r_[trace.op, 0].astype(np.uint8), np.r_[trace.id, 10**6],
