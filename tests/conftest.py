@@ -32,9 +32,12 @@ NOT_IN_CI = (
     "which cost no memory",
 )
 
-# Examples have no deadline: a loaded machine would miss it.
+# Examples have no deadline: a loaded machine would miss it. CI tries three times as many.
 hypothesis.settings.register_profile(
-    "bfc", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "bfc",
+    deadline=None,
+    max_examples=100 if os.environ.get("BFC_CI") == "1" else 35,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("bfc")
 

@@ -81,6 +81,7 @@ def test_every_command_prints_in_any_encoding(tmp_path, monkeypatch):
         assert "caf\\xe9 \\u4e2d" in out.read() or words == ["devices"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -40,7 +40,10 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("pause", [pytest.param(0.0, marks=pytest.mark.long), 0.4])
 def test_a_signal_leaves_neither_folders_nor_workers(tmp_path: Path, number: int, pause: float):
     words = ["advise", str(TRACES / "unet_buckets.npz"), "--device", "80GiB", "--thorough"]
@@ -90,6 +93,7 @@ def test_what_a_killed_search_left_the_next_one_removes(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_file_that_is_half_written_goes(tmp_path: Path, number: int):
     code = f"""

@@ -25,7 +25,10 @@ from bfc_tools.cli.miniature import record
 
 #: These run where distributed and torch are installed: tests/dask and tests/torch_opencl have them.
 RUN_ELSEWHERE = ("dask.md", "tensors-on-opencl.md")
-TAKE_LONG = ("fuzzing.md", "sleep.md", "why-did-it-not-fit.md", "your-own-policy.md")
+TAKE_LONG = (
+    *("fuzzing.md", "one-pool.md", "ray.md", "sleep.md", "why-did-it-not-fit.md"),
+    "your-own-policy.md",
+)
 RUN = [
     pytest.param(
         path,
@@ -37,7 +40,7 @@ RUN = [
 ]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("path", RUN)
 def test_the_code_of_a_document_runs_and_prints_what_stands_below_it(path: Path) -> None:
     """In a process of its own. A page that needs CUDA loads the emulated driver itself, so that a
@@ -59,6 +62,7 @@ SHOWN = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("path", "command", "shown"), SHOWN, ids=lambda value: getattr(value, "name", None)
 )

@@ -24,7 +24,7 @@ WITH_POCL = (
     "import pocl, runpy, sys; pocl.start(); sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-TAKE_LONG = ("fuzz_a_source", "stitching")
+TAKE_LONG = ("fuzz_a_source", "my_policies", "opencl_arrays", "stitching", "which_settings_help")
 NEEDS = {"cuda.core": "cuda.core", "from numba": "numba", "pyopencl": "pyopencl"}
 
 

@@ -526,7 +526,7 @@ def test_threads_may_go_on_as_the_interpreter_ends(harness: Path, policy: str, m
     """One that asks for the GIL then must not be unwound, which a destructor cannot be."""
     options = ", allow_growth=True" if policy == "bfc" else ""
     name = "BFCAllocator" if policy == "bfc" else "CachingAllocator"
-    for _ in range(5):
+    for _ in range(2):
         run(
             IN_A_PROCESS
             + f"""

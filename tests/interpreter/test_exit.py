@@ -228,7 +228,6 @@ LATE = pytest.mark.skipif(
 #: Functions of the table that take the GIL, in the order of late_threads.cpp.
 OF_THE_TABLE = ("allocate", "record_stream", "copy", "empty", "stats", "reset_accumulated_stats")
 OF_THE_TABLE += ("reset_peak_stats", "memory_info", "retain", "release")
-SHOWN = ("allocate", "stats")
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +246,7 @@ def test_the_exit_waits_for_a_consumer_that_is_about_to_take_the_gil(late: Path)
 @pytest.mark.parametrize(
     "function",
     [
-        name if name in SHOWN else pytest.param(name, marks=pytest.mark.long)
+        name if name == "allocate" else pytest.param(name, marks=pytest.mark.long)
         for name in OF_THE_TABLE
     ],
 )

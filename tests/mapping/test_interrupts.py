@@ -79,7 +79,7 @@ def test_nothing_is_lost_wherever_a_source_is_interrupted(
 # -- forks -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH_USER
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_fork_while_another_thread_maps(user: User, every: bool) -> None:

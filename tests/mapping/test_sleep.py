@@ -37,7 +37,11 @@ def stitched_caching(source: bfc.SubAllocator, **options: Any) -> bfc.CachingAll
     return bfc.CachingAllocator(source, stitch=True, **options)
 
 
-@pytest.fixture(params=[expandable, strict, stitched, stitched_caching])
+#: A strict one differs from the first only where memory is refused: that is for the long tests.
+MAKERS = [expandable, stitched, pytest.param(strict, marks=pytest.mark.long), stitched_caching]
+
+
+@pytest.fixture(params=MAKERS)
 def made(request: pytest.FixtureRequest) -> Make:
     """Makes an allocator whose memory can sleep."""
     maker: Make = request.param
@@ -686,7 +690,7 @@ def test_a_scope_can_be_entered_again(pool: bfc.Allocator) -> None:
 # -- histories -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_random_cycles(made: Make, seed: int) -> None:
     """500 for each placement: contents and addresses are the same after each."""

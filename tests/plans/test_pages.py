@@ -459,7 +459,7 @@ def all_of_it(pool: Any, plan: bfc.Plan) -> None:
     pool.release_free_regions()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_child_forked_in_any_call_of_another_thread_has_all_of_it(policy: str) -> None:
     plan = simple(policy)

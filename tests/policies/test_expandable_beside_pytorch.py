@@ -60,13 +60,14 @@ def test_ours_is_the_peer(profile: str, torch: str) -> None:
     assert_they_agree(profile, torch, range(20), CommonPeer, Ours)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @versions
 @pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
 def test_ours_is_the_model(profile: str, torch: str) -> None:
     assert_they_agree(profile, torch, range(12), RollsBack, Ours)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("profile", NEWER)
 def test_ours_has_the_settings_of_2_15(profile: str) -> None:
     assert_they_agree(profile, "2.15", range(8), RollsBack, Ours)

@@ -19,6 +19,7 @@ def one_block(nbytes: int) -> bfc.Trace:
     return bfc.Trace([0, 1], [0, 0], [nbytes, 0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("nbytes", [TIB, 8 * TIB, 64 * TIB, 1 << 50])
 def test_advice_on_one_block_maps_few_pages(nbytes: int, monkeypatch: pytest.MonkeyPatch):
     replays: list[CountedPages] = []

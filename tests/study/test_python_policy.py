@@ -72,7 +72,7 @@ def assert_same(ours: bfc.Replay, compiled: bfc.Replay) -> None:
 @pytest.mark.parametrize("capacity", ["80 GiB", "600 MiB"])
 def test_a_slow_bfc_places_as_the_compiled_one(capacity: str, joins: bool) -> None:
     """On the second device half of the requests are refused."""
-    trace = bfc.Trace.load(TRACE)[:900]
+    trace = bfc.Trace.load(TRACE)[:500]
     options: dict[str, Any] = {"allow_growth": True}
 
     def source() -> bfc.SimulatedSubAllocator:

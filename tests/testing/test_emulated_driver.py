@@ -996,6 +996,7 @@ def test_cuda_core_runs_on_it(driver: emulator.Driver) -> None:
     assert driver.live() == {}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["numba.cuda", "numba_cuda_mlir.cuda"])
 def test_numba_runs_on_it(driver: emulator.Driver, name: str) -> None:
     numpy = pytest.importorskip("numpy")

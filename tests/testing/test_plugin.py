@@ -178,6 +178,7 @@ def test_a_test_that_measures_nothing_fails(tmp_path: Path) -> None:
     assert not (tmp_path / "bfc_budgets.json").exists()
 
 
+@pytest.mark.long
 def test_workers_of_xdist_store_and_compare(tmp_path: Path) -> None:
     assert "8 passed" in run_pytest(tmp_path, MANY, "-n", "2", "--bfc-write-budgets")
     figures = json.loads((tmp_path / "bfc_budgets.json").read_text())["figures"]

@@ -400,6 +400,7 @@ def test_threads_share_the_pool(numba, make_cuda) -> None:
 # -- processes of their own ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1)
 def test_the_environment_variable_makes_a_pool(numba, run_alone) -> None:
     run_alone(
         "import numpy, importlib\n"
