@@ -3,10 +3,10 @@
     python -m bench.iterations [PROGRAM ...]
 
 Each of `bench.programs` makes five steps without a GPU, as `bench.gpu_predictions` has them, and is
-scored with nothing but its events: a step is found if an iteration begins within 2 % of a step's
-events. Some programs update their weights several times in what they call a step, so that more are
-found than steps. It needs PyTorch, and for many programs torchvision, timm or transformers: those
-whose packages are missing are left out.
+scored by its stacks, and with nothing but its events: a step is found if an iteration begins within
+2 % of a step's events. Some programs update their weights several times in what they call a step,
+so that more are found than steps. It needs PyTorch, and for many programs torchvision, timm or
+transformers: those whose packages are missing are left out.
 """
 
 from __future__ import annotations
@@ -51,19 +51,24 @@ def main() -> None:
     import torch
 
     say(machine())
-    say(f"{'program':26}{'events':>8}{'found':>9}{'others':>8}")
-    tried = whole = steps = hits = 0
+    heads = f"{'by stacks':>12}{'others':>8}{'by structure':>15}{'others':>8}"
+    say(f"{'program':26}{'events':>8}{heads}")
+    tried, whole, hits, steps = 0, [0, 0], [0, 0], 0
     for name in sys.argv[1:] or PROGRAMS:
         try:
             trace, begins = run_of(name, torch)
         except ImportError as error:
             say(f"{name:26}left out: {error}")
             continue
-        found, others, reason = score(trace, begins)
-        say(f"{name:26}{len(trace):8}{found:>5} of {len(begins)}{others:8} {reason}")
-        tried, whole = tried + 1, whole + (found == len(begins) and not others)
-        steps, hits = steps + len(begins), hits + found
-    say(f"{whole} of {tried} programs, and {hits} of {steps} steps")
+        both = [score(one, begins) for one in (trace, trace._bare(trace.meta))]
+        cells = [f"{found:>7} of {len(begins)}{others:8}" for found, others, _ in both]
+        say(f"{name:26}{len(trace):8} {'   '.join(cells)} {both[0][2]}")
+        tried, steps = tried + 1, steps + len(begins)
+        for at, (found, others, _) in enumerate(both):
+            whole[at] += found == len(begins) and not others
+            hits[at] += found
+    for at, way in enumerate(("stacks", "structure")):
+        say(f"by {way}: {whole[at]} of {tried} programs, and {hits[at]} of {steps} steps")
 
 
 if __name__ == "__main__":

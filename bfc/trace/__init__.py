@@ -8,6 +8,7 @@ from_snapshot.py      a snapshot of an allocator: its history, or what it holds
 beginning.py          what was live when a recording began
 _occupancy.pyx        which addresses a trace used at which time
 structure.py          the order of births and deaths, and where pieces of it come again
+loops.py              the loops of a program, by the lines of its stacks
 iterations.py         where the iterations of a run begin
 timeline.py           a replay over time: figures, and a map of addresses
 trace.py              makes, checks, saves, loads and replays traces

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from bfc.errors import TraceError
 from bfc.libraries import NDArray, np
+from bfc.trace.loops import loops
 from bfc.trace.structure import WINDOWS, Index, Lives, Repeats, windows
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class Iterations(Sequence[Iteration]):
     found : tuple of Iteration
         In the order of the run. Empty if there are none.
     source : str
-        What they were found from: "marks" of the recording, or "structure", the order of births
-        and deaths.
+        What they were found from: "marks" of the recording, "stacks", whose lines show the loops of
+        the program, or "structure", the order of births and deaths.
     reason : str
         Why there are none; "" if there are some.
     """
@@ -139,8 +140,12 @@ class Cut:
 
 
 def iterations_of(trace: Trace) -> Iterations:
-    """Those that the structure of a trace shows."""
+    """Those that the loops of the program show, where stacks tell of them, or else the structure of
+    a trace."""
     lives = Lives.of(trace)
+    loop = _loop(trace, lives)
+    if loop is not None:
+        return Iterations(tuple(_found(trace, lives, loop)), "stacks")
     cuts = _cuts(lives)
     good = [cut for cut in cuts if not _fault(cut, lives)]
     if not good:
@@ -153,6 +158,32 @@ def iterations_of(trace: Trace) -> Iterations:
         if cut.live <= chosen.live + slack and cut.share >= 0.5 * chosen.share:
             chosen = cut
     return Iterations(tuple(_found(trace, lives, chosen)), "structure")
+
+
+def _loop(trace: Trace, lives: Lives) -> Cut | None:
+    """The loop of the program whose times are iterations: of those that hold nothing in between,
+    the one that comes most often, and of about as many the one that covers most."""
+    good: list[Cut] = []
+    known = set()
+    for loop in loops(trace, lives.event):
+        spans = loop.begins.tobytes()
+        inside = int((loop.ends - loop.begins).sum())
+        if spans in known or inside < COVERED * (len(lives) - int(loop.begins[0])):
+            continue
+        known.add(spans)
+        cut = _cut(lives, loop.begins, 1.0, loop.ends)
+        if not _fault_of_memory(cut, lives):
+            good.append(cut)
+    if not good:
+        return None
+    live = [float(np.median(lives.live[cut.begins[1:]])) for cut in good]  # the first makes more
+    empty = [
+        cut
+        for cut, held in zip(good, live, strict=True)
+        if held <= min(live) + max(2.0, 0.1 * cut.holds)
+    ]
+    often = 0.75 * max(len(cut.begins) for cut in empty)
+    return max((cut for cut in empty if len(cut.begins) >= often), key=lambda cut: cut.covered)
 
 
 def marked(trace: Trace, marks: Iterable[Any]) -> Iterations:
@@ -215,7 +246,8 @@ def _cuts(lives: Lives) -> list[Cut]:
             if period >= LEAST and share >= (SHARE_OF_THREE if often else SHARE) and not known:
                 begins = _begins(repeats, chosen, period, held, index)
                 if len(begins) > 1:
-                    found.append(_cut(lives, begins, share, held))
+                    ends = _ends(begins, _period(begins), held)
+                    found.append(_cut(lives, begins, share, ends))
     return sorted(found, key=lambda cut: -cut.period)
 
 
@@ -316,10 +348,13 @@ def _finest(begins: Numbers, held: NDArray[np.float64], span: int) -> Numbers:
     return np.unique(np.array(found, np.int64))
 
 
-def _cut(lives: Lives, begins: Numbers, share: float, held: NDArray[np.float64]) -> Cut:
+def _period(begins: Numbers) -> float:
     gaps = np.diff(begins)
-    period = float(np.median(gaps[gaps <= 1.5 * np.median(gaps)]))
-    ends = _ends(begins, period, held)
+    return float(np.median(gaps[gaps <= 1.5 * np.median(gaps)]))
+
+
+def _cut(lives: Lives, begins: Numbers, share: float, ends: Numbers) -> Cut:
+    period = _period(begins)
     hashed = windows(lives.signs, FEW)
     parts = [
         hashed[begin : max(begin, end - FEW + 1)] for begin, end in zip(begins, ends, strict=True)
@@ -379,6 +414,11 @@ def _most_at_once(death: Numbers, length: int) -> int:
 
 def _fault(cut: Cut, lives: Lives) -> str:
     """Why these are no iterations; "" if they are."""
+    return _fault_of_memory(cut, lives) or _fault_of_form(cut)
+
+
+def _fault_of_memory(cut: Cut, lives: Lives) -> str:
+    """Why these are no iterations, by what they hold and how much of the run they are."""
     few = cut.holds < HOLDS and cut.holds < HOLDS_PART * cut.period
     if cut.outlives > OUTLIVES:
         return "much of what each makes lives on when the next one has ended"
@@ -390,6 +430,11 @@ def _fault(cut: Cut, lives: Lives) -> str:
         return "the second one lacks its end"
     if cut.covered < COVERED * (len(lives) - int(cut.begins[0])):
         return "they make up little of the run"
+    return ""
+
+
+def _fault_of_form(cut: Cut) -> str:
+    """Why these are no iterations, by how they differ."""
     inner = slice(1, -1) if len(cut.begins) > 3 else slice(None)
     if float((cut.alike[inner] >= ALIKE).mean()) < OFTEN:
         return "they differ too much"

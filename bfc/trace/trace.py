@@ -1025,11 +1025,12 @@ class Trace:
     def iterations(self) -> Iterations:
         """The iterations of the run, such as the steps of a training.
 
-        The marks of the recording name them, where it has some. Else they are found: windows of
-        requests that come once in each iteration say how many there are, and each begins where
-        computation holds the least. Which block is born after which, and how many requests it
-        outlives, counts, and not its size: so batches may vary in length, and a few requests may
-        be left out or put in.
+        The marks of the recording name them, where it has some. Else its stacks show the loops of
+        the program: an iteration begins where a function goes back to an earlier line, and holds
+        nothing. Without stacks they are found by structure: windows of requests that come once in
+        each iteration say how many there are, and each begins where computation holds the least.
+        Which block is born after which, and how many requests it outlives, counts, and not its
+        size: so batches may vary in length, and a few requests may be left out or put in.
 
         Returns
         -------
@@ -1044,9 +1045,8 @@ class Trace:
 
         Notes
         -----
-        What comes between iterations, such as an evaluation, has the kind "other". The stacks and
-        annotations of a recording are not used. Cost: O(n log n), some
-        seconds for a million requests.
+        What comes between iterations, such as an evaluation, has the kind "other". Annotations of
+        a recording are not used. Cost: O(n log n), some seconds for a million requests.
 
         Examples
         --------

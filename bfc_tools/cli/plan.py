@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> bool:
     """Makes the plan, writes it where that was asked for, and prints its figures."""
     source: Path = arguments.source
     marks = None if arguments.marks is None else _marks(arguments.marks)
-    trace = read_trace(source, arguments.snapshot_device, arguments.torch, frames=False)
+    trace = read_trace(source, arguments.snapshot_device, arguments.torch)
     if marks is None and not (isinstance(trace.meta, dict) and "marks" in trace.meta):
         marks = "auto"
     try:
