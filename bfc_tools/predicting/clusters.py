@@ -7,18 +7,17 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 from bfc.libraries import client
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.distant import Came, Place, answer, end
-from bfc_tools.predicting.tries import Question, Tried
+from bfc_tools.predicting.tries import Question, SideBySide, Tried
 from bfc_tools.study import cluster
 from bfc_tools.study.cluster import Cluster, connected
 
-Key = TypeVar("Key")
 #: More tries than this a search has little use for at a time.
 MOST_AT_A_TIME = 16
 #: Seconds between two looks at whether the cluster is there.
@@ -54,7 +53,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(before)
 
 
-class DaskTries:
+class DaskTries(SideBySide[Any]):
     """Runs tries on a cluster of Dask. Use it in a `with` block."""
 
     def __init__(self, address: str, asked: Asked, jobs: int | None = None) -> None:
@@ -68,6 +67,7 @@ class DaskTries:
             threads = Cluster(self._client).threads
             self.width = self._jobs or min(threads, MOST_AT_A_TIME)
             self._place, self._answers = Place.here(self._asked), _Answers()
+            self._ended: SimpleQueue[Any] = SimpleQueue()
             cleanup.enter_context(_quiet())
             cleanup.callback(self._end)
             self._cleanup = cleanup.pop_all()
@@ -82,29 +82,25 @@ class DaskTries:
             with contextlib.suppress(Exception):  # of workers that have just ended
                 self._client.run(end, self._place.search, on_error="ignore")
 
-    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
-        """As that of `Tries`. Raises RuntimeError if the cluster goes away."""
-        left, futures = list(questions.items())[::-1], dict[Any, Key]()
-        ended: SimpleQueue[Any] = SimpleQueue()
-        try:
-            while left or futures:
-                while left and len(futures) < self.width:
-                    key, question = left.pop()
-                    future = self._client.submit(answer, question, self._place, pure=False)
-                    futures[future] = key
-                    future.add_done_callback(ended.put)
-                future = self._wait(ended)
-                yield futures.pop(future), self._tried(future)
-        finally:
-            if futures and self._client.status == "running":
-                self._client.cancel(list(futures))
+    def begin(self, question: Question) -> Any:
+        """A future of Dask."""
+        future = self._client.submit(answer, question, self._place, pure=False)
+        future.add_done_callback(self._ended.put)
+        return future
 
-    def _wait(self, ended: SimpleQueue[Any]) -> Any:
-        """The next future that ends."""
+    def drop(self, running: Collection[Any]) -> None:
+        """Cancels them."""
+        if running and self._client.status == "running":
+            self._client.cancel(list(running))
+
+    def wait(self, running: Collection[Any]) -> Any:
+        """The next that ends. Raises RuntimeError if the cluster goes away."""
         missing = 0.0
         while True:
             with contextlib.suppress(Empty):
-                return ended.get(timeout=EVERY)
+                while (future := self._ended.get(timeout=EVERY)) not in running:
+                    pass  # which was dropped
+                return future
             since = time.monotonic()
             missing = 0.0 if self._has_workers() else missing + EVERY + time.monotonic() - since
             if missing > cluster.PATIENCE:
@@ -123,20 +119,21 @@ class DaskTries:
     def _gone(self) -> str:
         return f"the Dask cluster at {self._address} is gone: its scheduler"
 
-    def _tried(self, future: Any) -> Tried:
+    def came(self, job: Any) -> Tried:
+        """What its worker has sent."""
         import concurrent.futures
 
         from distributed import KilledWorker
 
         try:
-            return self._answers.take(future.result())
+            return self._answers.take(job.result())
         except KilledWorker as error:
             return Tried(error=f"workers of Dask have ended with it: {error}".splitlines()[0])
         except concurrent.futures.CancelledError as error:
             raise RuntimeError(f"{self._gone()} has ended, or cancelled the tries") from error
 
 
-class RayTries:
+class RayTries(SideBySide[Any]):
     """Runs tries on a cluster of Ray. Use it in a `with` block."""
 
     def __init__(self, address: str, asked: Asked, jobs: int | None = None) -> None:
@@ -169,26 +166,24 @@ class RayTries:
         """What its workers keep ends when they do."""
         self._ray.shutdown()
 
-    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
-        """As that of `Tries`. Raises RuntimeError if the cluster goes away."""
-        left, running = list(questions.items())[::-1], dict[Any, Key]()
-        try:
-            while left or running:
-                while left and len(running) < self.width:
-                    key, question = left.pop()
-                    running[self._answer.remote(question, self._place)] = key
-                task = self._wait(list(running))
-                yield running.pop(task), self._tried(task)
-        finally:
-            for task in running:
-                with contextlib.suppress(Exception):
-                    self._ray.cancel(task, force=True)
+    def begin(self, question: Question) -> Any:
+        """A task of Ray."""
+        return self._answer.remote(question, self._place)
 
-    def _wait(self, tasks: list[Any]) -> Any:
-        """The next task that ends. Ray would end this process if its head were gone for long."""
+    def drop(self, running: Collection[Any]) -> None:
+        """Cancels them."""
+        for task in running:
+            with contextlib.suppress(Exception):
+                self._ray.cancel(task, force=True)
+
+    def wait(self, running: Collection[Any]) -> Any:
+        """The next that ends. Ray would end this process if its head were gone for long.
+
+        Raises RuntimeError if the cluster goes away.
+        """
         missing = 0.0
         while True:
-            ended, _ = self._ray.wait(tasks, num_returns=1, timeout=EVERY)
+            ended, _ = self._ray.wait(list(running), num_returns=1, timeout=EVERY)
             if ended:
                 return ended[0]
             missing = 0.0 if self._answers_calls() else missing + EVERY
@@ -205,10 +200,11 @@ class RayTries:
     def _gone(self) -> str:
         return f"the Ray cluster at {self._address} is gone: its head does not answer"
 
-    def _tried(self, task: Any) -> Tried:
+    def came(self, job: Any) -> Tried:
+        """What its worker has sent."""
         errors = self._ray.exceptions
         try:
-            return self._answers.take(self._ray.get(task))
+            return self._answers.take(self._ray.get(job))
         except errors.RayTaskError as error:
             raise error.cause from None
         except errors.WorkerCrashedError as error:

@@ -14,7 +14,7 @@ from bfc_tools.predicting.axes import values_of
 from bfc_tools.predicting.bounds import Bounds, Known
 from bfc_tools.predicting.script import follow
 from bfc_tools.predicting.stopping import Limits
-from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries
+from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries, held
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
@@ -123,15 +123,12 @@ class Largest:
         if not self.is_proven:
             more = "" if end is None else f", and {end} does not"
             return f"Not finished: {self.name} {low} fits {on}{more}{self._failures()}."
-        held, beyond = self._held(low, "it"), too_large and f", and {too_large}"
-        return f"The largest {self.name} that fits {on} is {low}{held}{beyond}{self._failures()}."
+        end_of_it = f"{too_large and f', and {too_large}'}{self._failures()}."
+        return f"The largest {self.name} that fits {on} is {low}{self._held(low, 'it')}{end_of_it}"
 
     def _held(self, value: int, which: str) -> str:
-        """What is reserved with a value that fits: PyTorch gives back what it keeps before it
-        refuses a request."""
         reserved = self._reserved(value)
-        would = f", if only just: with more room {which} would reserve {format_bytes(reserved)}"
-        return would if reserved > self.limit else f": {which} reserves {format_bytes(reserved)}"
+        return held(which, reserved, reserved > self.limit)
 
     def _reserved(self, value: int) -> int:
         return next(one.reserved for one in self.tries if one.value == value)

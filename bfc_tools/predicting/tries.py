@@ -16,14 +16,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import IO, Any, NoReturn, Protocol, TypeVar
+from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
+from bfc.units import format_bytes
 from bfc_tools.predicting import guard, kernel, outside
 
 Key = TypeVar("Key")
+Job = TypeVar("Job")
 #: The lines of what a program printed that are told if it failed.
 LINES = 25
 #: What a table says of `Tried.fits`.
@@ -67,6 +70,12 @@ class Tried:
         return int(max(figures["peak_reserved"], figures["peak_reserved_range"][1], after))
 
     @property
+    def only_just(self) -> bool:
+        """Whether it fits only since PyTorch gives back what it keeps before it refuses a
+        request."""
+        return bool(self.fits) and self.needs > self.figures["limit"]
+
+    @property
     def live(self) -> int:
         """The most that the program asked for and did not free, in bytes; 0 if it is not known."""
         return int(self.figures.get("peak_requested", 0))
@@ -84,15 +93,8 @@ class Tried:
         return not self.figures
 
 
-@dataclass
-class _Running:
-    key: Any
-    process: int
-    output: IO[bytes]
-
-
 class Runs(Protocol):
-    """What runs the tries of a search: `Tries`, or the workers of a cluster."""
+    """What runs the tries of a search."""
 
     @property
     def width(self) -> int:
@@ -102,13 +104,62 @@ class Runs(Protocol):
         """What each of the questions comes to, by its key, as they end."""
 
 
-class Tries:
-    """Runs tries, `width` at a time. PyTorch is imported when it is made, so that tries need not.
-    Use it in a `with` block, which ends what still runs."""
+class SideBySide(Generic[Job]):
+    """Runs tries, `width` at a time. What a try is while it runs, a subclass knows: `Tries` and the
+    clusters."""
+
+    width: int
+
+    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
+        """What each of the questions comes to, by its key, as they end."""
+        left, running = collections.deque(questions.items()), dict[Job, Key]()
+        try:
+            while left or running:
+                while left and len(running) < self.width:
+                    key, question = left.popleft()
+                    running[self.begin(question)] = key
+                job = self.wait(running)
+                yield running.pop(job), self.came(job)
+        finally:
+            self.drop(list(running))
+
+    @abstractmethod
+    def begin(self, question: Question) -> Job:
+        """Begins a try."""
+
+    @abstractmethod
+    def wait(self, running: Collection[Job]) -> Job:
+        """The next of these that ends."""
+
+    @abstractmethod
+    def came(self, job: Job) -> Tried:
+        """What one that has ended came to."""
+
+    @abstractmethod
+    def drop(self, running: Collection[Job]) -> None:
+        """Ends tries that nobody waits for any more."""
+
+
+def held(which: str, reserved: int, only_just: bool) -> str:
+    """What is reserved by something that fits, as it goes on behind that."""
+    if only_just:
+        return f", if only just: with more room {which} would reserve {format_bytes(reserved)}"
+    return f": {which} reserves {format_bytes(reserved)}"
+
+
+@dataclass
+class _Process:
+    number: int
+    output: IO[bytes]
+
+
+class Tries(SideBySide[Connection]):
+    """Runs tries in processes of this machine. PyTorch is imported when it is made, so that they
+    need not. Use it in a `with` block, which ends what still runs."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self._running: dict[Connection, _Running] = {}
+        self._processes: dict[Connection, _Process] = {}
         _import_what_all_need()
 
     def __enter__(self) -> Tries:
@@ -117,29 +168,25 @@ class Tries:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Ends what still runs: politely, so that their folders are removed, then at once."""
         gc.unfreeze()
+        self.drop(list(self._processes))
+
+    def drop(self, running: Collection[Connection]) -> None:
+        """Ends them politely, so that their folders are removed, then at once."""
+        ended = {one: self._processes.pop(one) for one in running if one in self._processes}
         for number in (signal.SIGTERM, signal.SIGTERM):
-            for one in self._running.values():
+            for one in ended.values():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.process, number)
-            if self._running:
+                    os.kill(one.number, number)
+            if ended:
                 time.sleep(APART)
-        for connection, one in self._running.items():
-            os.waitpid(one.process, 0)
+        for connection, one in ended.items():
+            os.waitpid(one.number, 0)
             connection.close()
             one.output.close()
-        self._running.clear()
 
-    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
-        """What each of the questions comes to, by its key, as they end."""
-        left = collections.deque(questions.items())
-        while left or self._running:
-            while left and len(self._running) < self.width:
-                self._start(*left.popleft())
-            yield self._next()
-
-    def _start(self, key: object, question: Question) -> None:
+    def begin(self, question: Question) -> Connection:
+        """Forks this process."""
         ours, theirs = Pipe(duplex=False)
         output = tempfile.TemporaryFile()  # noqa: SIM115  (it is closed when it has been read)
         parent = os.getpid()
@@ -150,26 +197,31 @@ class Tries:
             ours.close()
             _be_a_try(question, theirs, output, parent)
         theirs.close()
-        self._running[ours] = _Running(key, process, output)
+        self._processes[ours] = _Process(process, output)
+        return ours
 
-    def _next(self) -> tuple[Any, Tried]:
-        """Waits for the first that ends."""
-        connection = wait(list(self._running))[0]
+    def wait(self, running: Collection[Connection]) -> Connection:
+        """The first that answers, or ends without."""
+        connection = wait(list(running))[0]
         assert isinstance(connection, Connection)
+        return connection
+
+    def came(self, job: Connection) -> Tried:
+        """Its figures, and what it printed."""
         try:
-            found = json.loads(connection.recv_bytes())
+            found = json.loads(job.recv_bytes())
         except (EOFError, OSError):
             found = None
-        one = self._running[connection]
-        os.waitpid(one.process, 0)
-        del self._running[connection]
-        connection.close()
+        one = self._processes[job]
+        os.waitpid(one.number, 0)
+        del self._processes[job]
+        job.close()
         with one.output:
             printed = _last_lines(one.output)
         if found is None:  # the process outside it has said why
             error = (printed.splitlines() or ["it ended without an answer"])[-1]
-            return one.key, Tried({}, error.removeprefix("bfc: "), printed)
-        return one.key, Tried(found["figures"], found["error"], printed)
+            return Tried({}, error.removeprefix("bfc: "), printed)
+        return Tried(found["figures"], found["error"], printed)
 
 
 def _import_what_all_need() -> None:

@@ -11,7 +11,7 @@ from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.changes import BY_NAME, WANTED
 from bfc_tools.predicting.largest import device_of
-from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
+from bfc_tools.predicting.tries import ANSWERS, Runs, Tried, held
 
 #: A setting of the allocator that is tried beside the changes of the program.
 SETTING = "expandable_segments:True"
@@ -43,6 +43,12 @@ class Row:
     where: str = ""  # what it has changed, such as the names of modules
     tried: bool = True
     error: str = ""
+    only_just: bool = False  # it fits, since PyTorch gives back what it keeps first
+
+    @property
+    def held(self) -> str:
+        """Its name, and what is reserved with it, as an answer has it."""
+        return self.name + held("it", self.reserved, self.only_just)
 
 
 class WhatIf:
@@ -124,6 +130,7 @@ class WhatIf:
                 tried.figures["operators"] / before - 1,
                 line,
                 where,
+                only_just=tried.only_just,
             )
         )
 
@@ -168,10 +175,12 @@ class WhatIf:
                 return f"{answer} No change saves anything."
             return f"{answer} {best.name} would save most: {format_bytes(best.saved)}."
         if fitting:
-            gentle = min(fitting, key=lambda row: (row.more_operators, row.reserved))
-            return (
-                f"{answer} It fits with {gentle.name}: it reserves {format_bytes(gentle.reserved)}."
-            )
+            gentle = min(fitting, key=_gentleness)
+            answer += f" It fits with {gentle.held}."
+            roomy = [row for row in fitting if not row.only_just]
+            if gentle.only_just and roomy:
+                answer += f" With room to spare it fits with {min(roomy, key=_gentleness).held}."
+            return answer
         return f"{answer} No change that was tried makes it fit."
 
     def to_dict(self) -> dict[str, Any]:
@@ -204,8 +213,9 @@ class WhatIf:
     def _table(self) -> list[str]:
         width = max([len("(as it is)"), *(len(row.name) for row in self.rows)])
         lines = [f"{'with':{width}}  fits        reserved        saved  operators"]
-        held = format_bytes(self.base.needs)
-        lines.append(f"{'(as it is)':{width}}  {ANSWERS[self.base.fits]:6}   {held:>11}")
+        needs = format_bytes(self.base.needs)
+        note = f"{'':24}  only just" if self.base.only_just else ""
+        lines.append(f"{'(as it is)':{width}}  {ANSWERS[self.base.fits]:6}   {needs:>11}{note}")
         for row in self.rows:
             answer = ANSWERS[row.fits] if row.tried else "-"
             start = f"{row.name:{width}}  {answer:6}"
@@ -213,7 +223,8 @@ class WhatIf:
                 start += f"   {format_bytes(row.reserved):>11}  {_signed(row.saved):>11}"
             if row.tried and row.reserved:
                 start += f"  {row.more_operators:>+9.0%}"
-            lines.append(f"{start}  {row.error}".rstrip())
+            note = "only just" if row.only_just else row.error
+            lines.append(f"{start}  {note}".rstrip())
         lines += ["", "What to write:"]
         for row in self.rows:
             if row.saved > 0 and "," not in row.name:
@@ -221,6 +232,11 @@ class WhatIf:
                 note = "" if row.tried else "  # by arithmetic, and not tried"
                 lines.append(f"  {row.name}: {row.line}{where}{note}")
         return lines
+
+
+def _gentleness(row: Row) -> tuple[float, int]:
+    """What is least where a change costs least."""
+    return row.more_operators, row.reserved
 
 
 def _signed(nbytes: int) -> str:

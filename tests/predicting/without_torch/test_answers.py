@@ -14,6 +14,7 @@ from bfc_tools.predicting.cheapest import Cheapest
 from bfc_tools.predicting.devices import DEVICES
 from bfc_tools.predicting.search import Search
 from bfc_tools.predicting.tries import Tried
+from bfc_tools.predicting.whatif import WhatIf
 
 MIB = 1 << 20
 
@@ -80,6 +81,43 @@ def test_a_value_that_fits_only_just_is_said(values: str, said: str) -> None:
     )
     found.run(MadeUp())
     assert found.answer.startswith(said)
+
+
+class Changed:
+    """Answers what a program reserves with each change, in MiB of 100 that there are, with so many
+    operators. A request is refused where a quarter more than there is would be reserved."""
+
+    width = 2
+    needs = {"": (130, 100), "offload": (60, 150), "for_loop": (110, 120)}
+
+    def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
+        for key in questions:
+            needs, operators = self.needs.get(key, (130, 100))
+            change = {"name": key, "times": 1, "line": f"{key}()", "where": [], "reason": ""}
+            told = figures(needs * MIB, 100 * MIB, needs < 125)
+            told |= {"operators": operators, "changes": [change] if key else [], "answer": "No."}
+            yield key, Tried(told)
+
+
+def test_a_change_with_which_it_fits_only_just_is_named_with_the_next() -> None:
+    found = WhatIf(Asked("train.py"), lambda name, tried: None)
+    found.run(Changed())
+    assert found.answer == (
+        "No. It fits with for_loop, if only just: with more room it would reserve 110.00 MiB. With "
+        "room to spare it fits with offload: it reserves 60.00 MiB."
+    )
+    (row,) = (line for line in str(found).splitlines() if "only just" in line and "%" in line)
+    assert re.fullmatch(r"for_loop .* yes .* 110.00 MiB .* \+20%  only just", row)
+    assert [one["name"] for one in found.to_dict()["changes"] if one["only_just"]] == ["for_loop"]
+
+
+@pytest.mark.parametrize("needs", [110, 90])
+def test_a_program_that_fits_only_just_as_it_is(monkeypatch, needs: int) -> None:
+    monkeypatch.setitem(Changed.needs, "", (needs, 100))
+    found = WhatIf(Asked("train.py"), lambda name, tried: None)
+    found.run(Changed())
+    (row,) = (line for line in str(found).splitlines() if line.startswith("(as it is)"))
+    assert row.endswith("only just") == (needs > 100)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
