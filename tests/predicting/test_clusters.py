@@ -95,6 +95,50 @@ def test_a_search_on_dask_prints_what_this_machine_prints(script, dask) -> None:
     assert "102.00 MiB" in here[1], "as it is in expandable segments"
 
 
+CHANGED = """
+import os, sys
+import torch
+
+if "WORLD_SIZE" in os.environ:
+    torch.distributed.init_process_group("nccl")
+    rows = 64 * (1 + torch.distributed.get_rank())
+else:
+    rows = 64
+model = torch.nn.Sequential(*(
+    torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(4)
+)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(rows, 1024, 512, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--cheapest"], ["--nproc", "2"], pytest.param(["--what-if"], marks=pytest.mark.long)],
+    ids=lambda words: words[0],
+)
+def test_other_questions_on_dask_have_the_answers_of_this_machine(script, dask, words) -> None:
+    name = script(CHANGED)
+    here, there = (
+        called(_asked_of_three, ["predict", name, *words, *more, "--json"])
+        for more in ([], ["--dask", dask])
+    )
+    assert here[0] == 0, here[2]
+    assert there[:2] == here[:2]
+
+
+def _asked_of_three(words: list[str]) -> tuple[int, str, str]:
+    """Where only three GPUs are known to the process that asks."""
+    from bfc_tools.predicting import cheapest
+
+    kept = {name: cheapest.DEVICES[name] for name in ("h200", "t4", "a100-40gb")}
+    cheapest.DEVICES = kept  # type: ignore[misc]
+    return _main(words)
+
+
 def test_a_worker_without_the_script_is_said(script, dask, tmp_path) -> None:
     """A file at that place that differs, as on a machine with an older copy."""
     name = script(PROGRAM)
