@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -88,7 +88,11 @@ class Changed:
     operators. A request is refused where a quarter more than there is would be reserved."""
 
     width = 2
-    needs = {"": (130, 100), "offload": (60, 150), "for_loop": (110, 120)}
+    needs: ClassVar[dict[str, tuple[int, int]]] = {
+        "": (130, 100),
+        "offload": (60, 150),
+        "for_loop": (110, 120),
+    }
 
     def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
         for key in questions:
