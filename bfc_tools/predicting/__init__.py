@@ -15,6 +15,7 @@ The program runs on tensors that are only shapes. What its operators would alloc
     guard.py              a device "cuda" in a PyTorch that has none
     arrivals.py           modules that are changed once they are imported
     kinds.py              what an allocation is for
+    host_numbers.py       numbers that processes send by way of the GPU
     rules/                what CUDA's operators allocate beside their results
     places.py             where in the program: module, line, phase
     memory.py             the device's memory, and what happened to it

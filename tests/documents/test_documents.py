@@ -122,6 +122,7 @@ WITH_TORCH = {
             "even_choices",
             "fake_torch",
             "hooks",
+            "host_numbers",
             "known_values",
             "legacy_types",
             "real_values",

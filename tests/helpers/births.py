@@ -18,12 +18,17 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 #: Storages of so few bytes are left out: numbers on the host, such as an optimizer's steps.
 SMALL = 64
 COLLECTIVES = ("c10d::", "_c10d_functional::")
+#: Tensors that have others, and no memory of their own.
+WRAPPERS = (DTensor, AsyncCollectiveTensor)
+#: Where DistributedDataParallel writes numbers about parameters on the host, and sends copies.
+WRITERS = ("_verify_params_across_processes", "Reducer._rebuild_buckets")
 
 
 class Births(TorchDispatchMode):
@@ -35,13 +40,15 @@ class Births(TorchDispatchMode):
         self.sizes: list[int] = []
         self.names: list[str] = []  # of the operators that made them
         self.sent: set[int] = set()
+        self.written: set[int] = set()  # numbers about parameters, and what is sent of them
+        self.writes = False
         self._sums: dict[int, int] = {}  # by the number of a sum of gradients, what it was added to
         self._live: dict[int, tuple[int, int, Any]] = {}
         self._pauses = 0
         self._thread = threading.get_ident()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
+        if any(issubclass(one, WRAPPERS) for one in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
@@ -71,8 +78,11 @@ class Births(TorchDispatchMode):
         if isinstance(value, tuple | list):
             for one in value:
                 self._see(one, name)
-        elif isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+        elif isinstance(value, torch.Tensor) and not isinstance(value, (FakeTensor, *WRAPPERS)):
+            made = len(self.sizes)
             self.storage(value.untyped_storage(), name)
+            if self.writes and not value.is_floating_point():
+                self.written |= {*range(made, len(self.sizes))}
 
     def _send(self, value: Any) -> None:
         if isinstance(value, tuple | list):
@@ -124,10 +134,31 @@ class Births(TorchDispatchMode):
             first = stands_for.get(first, first)
             events = [~first if it == ~total else it for it in events]
             self.sent |= {first} if total in self.sent else set()
-        events = [it for it in events if self.sizes[max(it, ~it)] > SMALL]
+        on_the_host = self.written - self.sent  # where parameters are on a GPU
+        events = [
+            it
+            for it in events
+            if self.sizes[max(it, ~it)] > SMALL and max(it, ~it) not in on_the_host
+        ]
         return {"events": events, "sizes": self.sizes, "sent": sorted(self.sent)} | {
             "names": self.names
         }
+
+
+def follow_what_is_written(births: Births, name: str) -> None:
+    """Marks what a function of `torch.distributed` makes as numbers about parameters."""
+    path, _, name = name.rpartition(".")
+    holder = getattr(torch.distributed, path) if path else torch.distributed
+    function = getattr(holder, name)
+
+    def writing(*given: Any) -> Any:
+        births.writes = True
+        try:
+            return function(*given)
+        finally:
+            births.writes = False
+
+    setattr(holder, name, writing)
 
 
 def main() -> None:
@@ -150,6 +181,8 @@ def main() -> None:
         finally:
             births.resume()
 
+    for name in WRITERS:
+        follow_what_is_written(births, name)
     work.wait = waited
     torch.UntypedStorage.resize_ = resized
     sys.argv = [script]

@@ -33,6 +33,9 @@ from torch.distributed.device_mesh import init_device_mesh
 on = os.environ.get("ON", "cuda")
 dist.init_process_group("nccl" if on == "cuda" else "gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
+if on == "cuda":
+    torch.cuda.set_device(rank)
+here = torch.device(on, rank) if on == "cuda" else torch.device(on)
 torch.manual_seed(0)
 
 class Block(nn.Module):
@@ -62,7 +65,58 @@ train(fully_shard(model, mesh=mesh), 32, 250)
 
 GATHERED = FSDP.replace("block, mesh=mesh", "block, mesh=mesh, reshard_after_forward=False")
 HYBRID = FSDP.replace("(world,)", '(2, world // 2), mesh_dim_names=("replicate", "shard")')
-PROGRAMS = {"fsdp2": FSDP, "fsdp2 that stays gathered": GATHERED, "hsdp": HYBRID}
+DDP = """
+from torch.nn.parallel import DistributedDataParallel
+train(DistributedDataParallel(nn.Sequential(*[Block(250) for _ in range(3)]).to(on)), 32, 250)
+"""
+TENSOR_PARALLEL = """
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+mesh = init_device_mesh(on, (world,))
+model = nn.Sequential(*[Block(256) for _ in range(3)]).to(on)
+for block in model:
+    parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+train(model, 32, 256)
+"""
+PIPELINE = """
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+stage = PipelineStage(nn.Sequential(*[Block(250) for _ in range(2)]).to(on), rank, world, here)
+schedule = ScheduleGPipe(stage, 4, loss_fn=lambda y, of: (y - of).square().mean())
+optimizer = torch.optim.AdamW(stage.submod.parameters(), foreach=False)
+for _ in range(2):
+    if rank == 0:
+        schedule.step(torch.randn(32, 250, device=on))
+    elif rank == world - 1:
+        schedule.step(target=torch.randn(32, 250, device=on))
+    else:
+        schedule.step()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WHOLE = """
+from torch.distributed.fsdp import FullyShardedDataParallel
+model = nn.Sequential(*[FullyShardedDataParallel(Block(250).to(on)) for _ in range(3)])
+train(FullyShardedDataParallel(model), 32, 250)
+"""
+ZERO = """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+model = DistributedDataParallel(nn.Sequential(*[Block(250) for _ in range(3)]).to(on))
+optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, foreach=False)
+for _ in range(2):
+    model(torch.randn(32, 250, device=on)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+PROGRAMS = {
+    "fsdp2": FSDP,
+    "fsdp2 that stays gathered": GATHERED,
+    "hsdp": HYBRID,
+    "ddp": DDP,
+    "tensor parallel": TENSOR_PARALLEL,
+    "pipeline": PIPELINE,
+    "fsdp1": WHOLE,
+    "zero1": ZERO,
+}
 
 
 class Recorded(asking.Asked):
@@ -145,7 +199,14 @@ def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "world"),
-    [("fsdp2 that stays gathered", 2), ("fsdp2", 4), ("hsdp", 4), ("fsdp2", 8)],
+    [
+        ("fsdp2 that stays gathered", 2),
+        ("fsdp2", 4),
+        ("hsdp", 4),
+        ("fsdp2", 8),
+        *((kind, 2) for kind in ("ddp", "tensor parallel", "pipeline")),
+        *(pytest.param(kind, 4, marks=pytest.mark.long) for kind in ("ddp", "tensor parallel")),
+    ],
 )
 def test_every_rank_makes_and_frees_what_a_real_one_does(
     tmp_path: Path, kind: str, world: int

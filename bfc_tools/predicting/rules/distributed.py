@@ -15,6 +15,7 @@ import collections
 import functools
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -68,6 +69,12 @@ def copied(call: Call, run: Callable[[], Any]) -> Any:
     return found
 
 
+@answer("_c10d_functional::wait_tensor", source=file("torch/csrc/distributed/c10d/Functional.cpp"))
+def waited(call: Call, run: Callable[[], Any]) -> Any:
+    """Who waits for a tensor gets that tensor."""
+    return call.args[0]
+
+
 @around(
     source=(
         file("torch/distributed/device_mesh.py", read="2.15.0"),
@@ -100,11 +107,11 @@ def one_of_many(recorder: Any) -> Iterator[None]:
         replace(wrapper, "__init__", _with_hook(recorder, wrapper))
         replace(wrapper, "register_comm_hook", lambda self, state, hook: None)
         replace(wrapper, "_set_static_graph", lambda self: None)  # which asks for what is used
-        replace(parallel, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+        verify = distributed._verify_params_across_processes
+        replace(distributed, "_verify_params_across_processes", _verified(verify))
         # its clock is events of the device, where the build knows them
         replace(distributed.Reducer, "prepare_for_forward", lambda self: None)
-        # it would send which gradients come first: the buckets stay as they were made
-        replace(distributed.Reducer, "_rebuild_buckets", lambda self: False)
+        replace(distributed.Reducer, "_rebuild_buckets", _rebuilt(recorder, distributed.Reducer))
         replace(comm, "scatter", _scattered)
         replace(distributed, "_broadcast_coalesced", _broadcast_coalesced)
         new_group = _of_no_backend(distributed.new_group)
@@ -300,17 +307,66 @@ def _with_hook(recorder: Any, wrapper: Any) -> Callable[..., Any]:
 
     @functools.wraps(build)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # which are used it asks the device; what that takes is a number for each parameter
-        kwargs["find_unused_parameters"] = False
-        made_before = len(recorder.memory.kinds)
-        build(self, *args, **kwargs)
-        for allocation in list(recorder.live.values()):
-            if allocation.number >= made_before:
-                recorder.memory.know(allocation, BUCKETS, 0)
+        make = _that_asks_nothing(torch.distributed.Reducer)
+        with _made_as_buckets(recorder), patch.object(torch.distributed, "Reducer", make):
+            build(self, *args, **kwargs)
+        if self.find_unused_parameters and not kwargs.get("static_graph"):
+            _STAY.add(self.reducer)
         _returned.__annotations__.clear()  # they are compared with types of torch.distributed
         register(self, None, _returned)
 
     return init
+
+
+def _that_asks_nothing(build: Any) -> Callable[..., Any]:
+    """What makes a reducer that does not ask the device which parameters are used: what that takes
+    is a number for each of them."""
+
+    def make(*args: Any) -> Any:
+        return build(*args[:6], False, *args[7:])
+
+    return make
+
+
+@contextmanager
+def _made_as_buckets(recorder: Any) -> Iterator[None]:
+    """What is made in a block, and stays, are buckets."""
+    before = len(recorder.memory.kinds)
+    yield
+    for allocation in list(recorder.live.values()):
+        if allocation.number >= before:
+            recorder.memory.know(allocation, BUCKETS, 0)
+
+
+#: Reducers whose buckets stay as they were made.
+_STAY: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _rebuilt(recorder: Any, reducer: Any) -> Callable[[Any], bool]:
+    """What makes buckets anew after the first backward pass, by the order of its gradients."""
+    build = reducer._rebuild_buckets
+
+    def rebuild(self: Any) -> bool:
+        from bfc_tools.predicting.host_numbers import HostNumbers
+
+        if self in _STAY:
+            return False
+        with _made_as_buckets(recorder), HostNumbers(0):
+            return bool(build(self))
+
+    return rebuild
+
+
+def _verified(verify: Callable[..., Any]) -> Callable[..., None]:
+    """Processes compare how many parameters they have, and of which shapes."""
+
+    def run(group: Any, parameters: Any, *args: Any) -> None:
+        from bfc_tools.predicting.host_numbers import HostNumbers
+
+        with HostNumbers(len(parameters)):
+            verify(group, parameters, *args)
+
+    return run
 
 
 # Objects are sent as tensors of bytes, which have no values: each process has what this one has.
