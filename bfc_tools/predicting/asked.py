@@ -42,6 +42,8 @@ class Asked:
     real_files: bool = False
     changes: tuple[str, ...] = ()
     as_torch: str | None = None  # the release whose rules hold
+    #: Whether its answer looks for settings of the allocator, where it does not fit.
+    advise: bool = False
     #: Variables of the environment that it gets.
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -77,7 +79,10 @@ class Asked:
         """
         ran = self.run()
         verdict = verdict_of(ran, self.called, self.budget)
-        return figures(ran, verdict, self.hint(ran, verdict), None, self.budget)
+        advice = None
+        if self.advise and verdict.fits is False and not ran.prediction.refusals:
+            advice = ran.prediction.advise(self.budget and verdict.limit)
+        return figures(ran, verdict, self.hint(ran, verdict), advice, self.budget)
 
     def hint(self, ran: Ran, verdict: Verdict) -> str:
         """What is said to a program that may adapt to the memory."""

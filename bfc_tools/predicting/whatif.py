@@ -12,6 +12,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.changes import BY_NAME, WANTED
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.tries import ANSWERS, Runs, Tried, held
+from bfc_tools.study.candidates import CACHING
 
 #: A setting of the allocator that is tried beside the changes of the program.
 SETTING = "expandable_segments:True"
@@ -21,11 +22,22 @@ TOGETHER = 3
 NOT_TRIED = (
     "a fused or chunked loss: the loss is the program's own code",
     "parameters in 16 bits (model.to(torch.bfloat16)): training may need another optimizer then",
-    "sharding over several GPUs: one is predicted",
+    "a program that shards over several GPUs: --nproc predicts it",
 )
-#: What an optimizer's states in 8 bits leave of those in 32: one byte of four, and four bytes for
-#: each 256 of them.
-EIGHT_BITS = (1 + 4 / 256) / 4
+#: What is told by arithmetic: what it leaves of an optimizer's states, and the line to write. Of
+#: those in 32 bits 8 bits are one byte of four, and four bytes for each 256 of them.
+BY_ARITHMETIC = (
+    (
+        "states in 8 bits",
+        (1 + 4 / 256) / 4,
+        "an optimizer of bitsandbytes.optim, if the states are in 32 bits now",
+    ),
+    (
+        "states on 2 GPUs",
+        1 / 2,
+        "torch.distributed.optim.ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class WhatIf:
     def run(self, tries: Runs) -> None:
         """Tries the program as it is, each change alone, and, where none is enough, the best ones
         together."""
-        questions = {"": self.asked}
+        questions = {"": replace(self.asked, advise=not self.asked.settings)}
         for one in WANTED:
             if one.name != "no_grad":
                 changes = (*self.asked.changes, one.name)
@@ -75,6 +87,9 @@ class WhatIf:
         if self.base.figures.get("kept_for_backward"):
             alone = {"no_grad": replace(self.asked, changes=(*self.asked.changes, "no_grad"))}
             found |= self._tried(tries, alone)
+        settings = _advised(self.base.figures.get("advice"))
+        if settings:
+            found |= self._tried(tries, {settings: replace(self.asked, settings=settings)})
         for name, tried in found.items():
             self._learn(name, tried)
         if self.base.fits is False:
@@ -104,13 +119,13 @@ class WhatIf:
                 self._learn(name, tried)
 
     def _learn(self, name: str, tried: Tried) -> None:
-        names = name.split(",")
+        names = [name] if ":" in name else name.split(",")
         made = [one for one in tried.figures.get("changes", ()) if one["name"] in names]
         unmade = [one for one in made if not one["times"]]
         if unmade:
             self.not_tried.append(f"{name}: {unmade[0]['reason']}")
             return
-        lines = {SETTING: f"export PYTORCH_CUDA_ALLOC_CONF={SETTING}"}
+        lines = {name: f"export PYTORCH_CUDA_ALLOC_CONF={name}"}  # of a setting
         lines |= {one: BY_NAME[one].line for one in names if one in BY_NAME}
         lines |= {one["name"]: one["line"] for one in made}
         line = "; ".join(lines[one] for one in names)
@@ -135,16 +150,13 @@ class WhatIf:
         )
 
     def _by_arithmetic(self) -> None:
-        """The states of the optimizer in 8 bits."""
+        """The states of the optimizer, made smaller."""
         peak = self.base.figures.get("peak") or {}
         states = peak.get("by_kind", {}).get("optimizer state", 0)
-        if states:
-            saved = int(states * (1 - EIGHT_BITS))
+        for name, left, line in BY_ARITHMETIC if states else ():
+            saved = int(states * (1 - left))
             live, needs = self.base.live - saved, self.base.needs - saved
-            line = "an optimizer of bitsandbytes.optim, if the states are in 32 bits now"
-            self.rows.append(
-                Row("states in 8 bits", None, live, needs, saved, saved, 0.0, line, tried=False)
-            )
+            self.rows.append(Row(name, None, live, needs, saved, saved, 0.0, line, tried=False))
 
     # -- what is said ---------------------------------------------------------------------------
 
@@ -227,11 +239,20 @@ class WhatIf:
             lines.append(f"{start}  {note}".rstrip())
         lines += ["", "What to write:"]
         for row in self.rows:
-            if row.saved > 0 and "," not in row.name:
+            if row.saved > 0 and ("," not in row.name or ":" in row.name):
                 where = f"  # {row.where}" if row.where else ""
                 note = "" if row.tried else "  # by arithmetic, and not tried"
                 lines.append(f"  {row.name}: {row.line}{where}{note}")
         return lines
+
+
+def _advised(advice: dict[str, Any] | None) -> str:
+    """The settings of PyTorch's allocator that `bfc.advise` found, if they are not tried anyway."""
+    best = None if advice is None else advice["best"]
+    row = None if advice is None or best is None else advice["rows"][best]
+    if row is None or row["policy"] != CACHING or row["settings"] == SETTING:
+        return ""
+    return str(row["settings"])
 
 
 def _gentleness(row: Row) -> tuple[float, int]:

@@ -226,6 +226,51 @@ def test_what_a_cross_entropy_holds_is_named() -> None:
     assert not any("no module" in one.what for one in run.holders)
 
 
+def test_a_chunked_loss_is_what_the_words_about_logits_ask_for() -> None:
+    def trained(parts: int) -> bfc.Prediction:
+        with bfc.predict("h100") as run:
+            head = torch.nn.Linear(64, 50_000, device="cuda", dtype=torch.bfloat16)
+            hidden = torch.randn(512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            labels = torch.zeros(512, dtype=torch.long, device="cuda")
+
+            def loss(some: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
+                return torch.nn.functional.cross_entropy(head(some).float(), of, reduction="sum")
+
+            pairs = zip(hidden.chunk(parts), labels.chunk(parts), strict=True)
+            sum(checkpoint(loss, *pair, use_reentrant=False) for pair in pairs).backward()
+        return run
+
+    logits = "copies of the logits that the cross entropy makes, and their gradients"
+    whole, chunked = trained(1), trained(16)
+    assert whole.holders[0].what == logits
+    assert "chunked loss" in whole.holders[0].cure
+    assert sum(one.nbytes for one in chunked.holders if one.what == logits) * 16 <= (
+        whole.holders[0].nbytes
+    )
+    assert chunked.peak_requested < whole.peak_requested / 2
+
+
+def test_states_and_activations_are_named_with_what_holds_them() -> None:
+    with bfc.predict("h100") as run:
+        blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(4)]
+        model = torch.nn.ModuleDict({"blocks": torch.nn.Sequential(*blocks)}).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model["blocks"](torch.randn(1024, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {one.what: one for one in run.holders}
+    states = found["states of the optimizer"]
+    assert states.nbytes == run.peak.by_kind["optimizer state"]
+    # two of 32 bits for each parameter, and the number of steps of each tensor on the host
+    assert states.nbytes == 2 * 4 * sum(one.numel() for one in model.parameters())
+    assert "8 bits" in states.cure
+    assert "sharded" in states.cure
+    (name,) = (one for one in found if one.startswith("activations of "))
+    assert name == "activations of Sequential.*.*"
+    assert "checkpoint" in found[name].cure
+
+
 def loaded(onto: str) -> bfc.Prediction:
     """A model whose weights are loaded by way of a device."""
     with bfc.predict("h100") as run:

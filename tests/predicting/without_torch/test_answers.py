@@ -92,14 +92,19 @@ class Changed:
         "": (130, 100),
         "offload": (60, 150),
         "for_loop": (110, 120),
+        "max_split_size_mb:20,garbage_collection_threshold:0.8": (105, 100),
     }
+    #: What else is known of the program as it is.
+    more: ClassVar[dict[str, Any]] = {}
 
     def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
         for key in questions:
             needs, operators = self.needs.get(key, (130, 100))
             change = {"name": key, "times": 1, "line": f"{key}()", "where": [], "reason": ""}
             told = figures(needs * MIB, 100 * MIB, needs < 125)
-            told |= {"operators": operators, "changes": [change] if key else [], "answer": "No."}
+            changes = [change] if key and ":" not in key else []
+            told |= {"operators": operators, "changes": changes, "answer": "No."}
+            told |= {} if key else self.more
             yield key, Tried(told)
 
 
@@ -122,6 +127,33 @@ def test_a_program_that_fits_only_just_as_it_is(monkeypatch, needs: int) -> None
     found.run(Changed())
     (row,) = (line for line in str(found).splitlines() if line.startswith("(as it is)"))
     assert row.endswith("only just") == (needs > 100)
+
+
+def test_what_is_known_by_arithmetic_is_marked(monkeypatch) -> None:
+    """States of 32 MiB: 8 bits leave a quarter, and four bytes for each 256; two GPUs a half."""
+    monkeypatch.setitem(Changed.more, "peak", {"by_kind": {"optimizer state": 32 * MIB}})
+    found = WhatIf(Asked("train.py"), lambda name, tried: None)
+    found.run(Changed())
+    rows = {row.name: row for row in found.rows if not row.tried}
+    assert {name: row.saved / MIB for name, row in rows.items()} == {
+        "states in 8 bits": 23.875,
+        "states on 2 GPUs": 16,
+    }
+    assert all(row.fits is None and row.reserved == 130 * MIB - row.saved for row in rows.values())
+    assert str(found).count("# by arithmetic, and not tried") == 2
+    assert "a fused or chunked loss: the loss is the program's own code" in str(found)
+
+
+def test_settings_that_are_advised_are_tried(monkeypatch) -> None:
+    name = "max_split_size_mb:20,garbage_collection_threshold:0.8"
+    advised = {"policy": "caching", "settings": name}
+    monkeypatch.setitem(Changed.more, "advice", {"best": 0, "rows": [advised]})
+    found = WhatIf(Asked("train.py"), lambda name, tried: None)
+    found.run(Changed())
+    (row,) = (row for row in found.rows if row.name == name)
+    assert (row.fits, row.tried, row.saved) == (True, True, 25 * MIB)
+    assert f"It fits with {name}, if only just" in found.answer
+    assert f"  {name}: export PYTORCH_CUDA_ALLOC_CONF={name}" in str(found).splitlines()
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
