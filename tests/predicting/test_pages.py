@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from documents import BLOCK, DOCUMENTS, ROOT, commands, not_printed
+from fresh_commands import _main, called
 
 from bfc_tools.cli import main
 
@@ -109,6 +110,66 @@ def test_a_cell_of_the_page_on_notebooks() -> None:
     names = {"Net": lambda: torch.nn.Linear(64, 64), "step": step}
     exec(compile(cell, "notebooks.md", "exec"), names)
     assert "It fits on NVIDIA H100 80GB HBM3" in names["run"]._repr_html_()
+
+
+WHAT_THEN = (HOW_TO / "what-then.md").read_text()
+#: The command of each question of that page, and how its answer begins.
+QUESTIONS = dict(
+    zip(
+        re.findall(r"^\| [^|]+\? \| `bfc (predict train\.py[^`]*)` \|$", WHAT_THEN, re.MULTILINE),
+        [
+            "It fits on a GPU of 24.00 GiB: ",
+            "The largest batch-size that fits on a GPU of 24.00 GiB is ",
+            "The largest batch-size x length that fit on a GPU of 24.00 GiB: ",
+            "It fits on a GPU of 24.00 GiB: ",
+            "It fits on a GPU of 24.00 GiB: ",
+            "The smallest GPU that it fits on is ",
+        ],
+        strict=True,
+    )
+)
+ASKED = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--length", type=int, default=512)
+options = parser.parse_args()
+model = torch.nn.Sequential(*(
+    torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.GELU()) for _ in range(4)
+)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.randn(options.batch_size, options.length, 4096, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(one, marks=pytest.mark.long if one.count("--largest") > 1 else [])
+        for one in QUESTIONS
+    ],
+)
+def test_each_question_of_the_page_has_a_command_that_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(ASKED)
+    code, out, err = called(_among_few, shlex.split(words))
+    assert code == 0, err
+    assert out.startswith(QUESTIONS[words])
+    assert ("What holds the memory at the peak" in out) == ("--what-if" in words)
+    assert ("checkpoint of *" in out) == ("--with" in words)
+
+
+def _among_few(words: list[str]) -> tuple[int, str, str]:
+    """Where only a few GPUs are known."""
+    from bfc_tools.predicting import cheapest
+
+    cheapest.DEVICES = {one: cheapest.DEVICES[one] for one in ("t4", "h200")}  # type: ignore[misc]
+    return _main(words)
 
 
 SHOWN: dict[str, dict[str, list[str]]] = {}  # by command, then by document

@@ -92,10 +92,11 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
-WHOLE = """
+FLAT = """
 from torch.distributed.fsdp import FullyShardedDataParallel
-model = nn.Sequential(*[FullyShardedDataParallel(Block(250).to(on)) for _ in range(3)])
-train(FullyShardedDataParallel(model), 32, 250)
+def whole(model):
+    return FullyShardedDataParallel(model, device_id=here)
+train(whole(nn.Sequential(*[whole(Block(250).to(on)) for _ in range(3)])), 32, 250)
 """
 ZERO = """
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -114,7 +115,7 @@ PROGRAMS = {
     "ddp": DDP,
     "tensor parallel": TENSOR_PARALLEL,
     "pipeline": PIPELINE,
-    "fsdp1": WHOLE,
+    "fsdp1": FLAT,
     "zero1": ZERO,
 }
 
