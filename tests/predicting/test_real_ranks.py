@@ -205,8 +205,11 @@ def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         ("fsdp2", 4),
         ("hsdp", 4),
         ("fsdp2", 8),
-        *((kind, 2) for kind in ("ddp", "tensor parallel", "pipeline")),
-        *(pytest.param(kind, 4, marks=pytest.mark.long) for kind in ("ddp", "tensor parallel")),
+        *((kind, 2) for kind in ("ddp", "tensor parallel", "pipeline", "fsdp1", "zero1")),
+        *(
+            pytest.param(kind, 4, marks=pytest.mark.long)
+            for kind in ("ddp", "tensor parallel", "pipeline", "fsdp1", "zero1")
+        ),
     ],
 )
 def test_every_rank_makes_and_frees_what_a_real_one_does(
