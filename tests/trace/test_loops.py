@@ -110,6 +110,20 @@ def with_gradients_added_up(program: Program) -> None:
         del added
 
 
+def with_two_gradients_added_up(program: Program) -> None:
+    for number in range(12):
+        if number % 2 == 0:
+            program.began()
+            added = []
+        batch = program.ask(8)
+        kept = program.forward(program.length())
+        added += program.backward(kept)
+        del batch
+        if number % 2:
+            program.update()
+            added.clear()
+
+
 def in_a_function_for_each_epoch(program: Program) -> None:
     def epoch() -> None:
         order = program.ask(1)
@@ -178,6 +192,7 @@ PROGRAMS = [
     with_evaluations_between,
     in_epochs,
     with_gradients_added_up,
+    with_two_gradients_added_up,
     in_a_function_for_each_epoch,
     by_a_function_for_each_step,
     on_one_line,
