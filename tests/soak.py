@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import io
-import json
 import multiprocessing
 import os
 import random
@@ -34,6 +32,7 @@ import soak_native  # noqa: E402
 from caching_subject import CommonPeer, Ours  # noqa: E402
 from file_runs import files  # noqa: E402
 from nightly_answers import ALIGNMENTS  # noqa: E402
+from soak_account import Done, added, table  # noqa: E402
 from soak_captures import captures  # noqa: E402
 from soak_dask import dask  # noqa: E402
 from soak_mixed import mixed  # noqa: E402
@@ -52,14 +51,12 @@ from torch_histories import (  # noqa: E402
 )
 
 from bench.peers.tensorflow import NIGHTLY, default_cache, shim_of  # noqa: E402
-from bfc.compiling import cache  # noqa: E402
 from bfc.pytorch.rules import VERSIONS  # noqa: E402
 from bfc_slow_models.torch_model import TorchModel  # noqa: E402
 
 BFC_STEPS, CHECK_EVERY = 2000, 100
 CACHING = [*PROFILES, *EXPANDABLE, *BROKEN]
 BESIDE = {"2.11": [*PROFILES, *EXPANDABLE], "2.15": [*PROFILES, *EXPANDABLE, *NEWER]}
-Done = dict[str, list[float]]  # by fuzzer: operations, seconds, faults
 
 
 def soak_bfc(seed: int) -> int:
@@ -133,35 +130,6 @@ if shim_of(NIGHTLY).exists():  # `make peers-nightly` builds it
     )
 if find_spec("distributed"):  # `make test-dask` installs it
     FUZZERS["dask"] = dask, "no two blocks of a task share a byte; all is free at the end"
-
-
-# -- the account -----------------------------------------------------------------------------------
-
-
-def added(done: Done) -> Done:
-    """Adds to the account of this machine, and returns it."""
-    path = cache() / "soak.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
-        file.seek(0)
-        account: Done = json.loads(file.read() or "{}")
-        for name, figures in done.items():
-            before = account.get(name, [0, 0, 0])
-            account[name] = [one + more for one, more in zip(before, figures, strict=True)]
-        file.truncate(0)
-        file.write(json.dumps(account))
-    return account
-
-
-def table(done: Done) -> str:
-    total = [sum(figures) for figures in zip(*done.values(), strict=True)] or [0, 0, 0]
-    rows = [*sorted(done.items()), ("all", total)]
-    lines = [f"{'fuzzer':10}{'operations':>18}{'seconds':>10}{'a second':>12}{'faults':>8}"]
-    for name, (operations, seconds, faults) in rows:
-        rate = operations / seconds if seconds else 0
-        lines.append(f"{name:10}{operations:18,.0f}{seconds:10,.0f}{rate:12,.0f}{faults:8.0f}")
-    return "\n".join(lines)
 
 
 # -- the workers -----------------------------------------------------------------------------------

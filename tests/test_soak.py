@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import random
-import runpy
 from pathlib import Path
 
 import pytest
+import soak_account
 import soak_native
 from soak_captures import captures
 from soak_native import Game, habits
@@ -109,10 +109,9 @@ def test_a_wrong_address_is_found() -> None:
 
 
 def test_the_account_adds_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    soak = runpy.run_path(str(Path(__file__).parent / "soak.py"))
     monkeypatch.setenv("BFC_CACHE_HOME", str(tmp_path))
-    soak["added"]({"places": [10, 2.0, 1]})
-    account = soak["added"]({"places": [5, 1.0, 0], "marks": [1, 1.0, 0]})
+    soak_account.added({"places": [10, 2.0, 1]})
+    account = soak_account.added({"places": [5, 1.0, 0], "marks": [1, 1.0, 0]})
     assert account == {"places": [15, 3.0, 1], "marks": [1, 1.0, 0]}
     assert json.loads((tmp_path / "soak.json").read_text()) == account
-    assert soak["table"](account).splitlines()[-1].split() == ["all", "16", "4", "4", "1"]
+    assert soak_account.table(account).splitlines()[-1].split() == ["all", "16", "4", "4", "1"]

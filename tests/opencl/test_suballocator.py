@@ -605,6 +605,7 @@ def test_whoever_names_no_context_shares_one(cl) -> None:
     assert first.queue != second.queue
 
 
+@pytest.mark.long
 def test_a_process_ends_well_with_memory_live(cl) -> None:
     run = run_python(
         "import bfc, pyopencl.array, numpy as np\n"
@@ -775,6 +776,7 @@ def test_handles_freed_while_the_interpreter_ends_ask_no_driver(cl) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "end\n", "")
 
 
+@pytest.mark.long
 def test_handles_freed_as_the_interpreter_ends_can_be_allocated_again(cl) -> None:
     """`raw_delete` did nothing once the functions of `atexit` ran, and memory ran out."""
     run = run_python(

@@ -131,6 +131,7 @@ def test_a_branch_of_a_graph_that_is_built_takes_the_graphs_memory(core, make_cu
         graph_pool.release()
 
 
+@pytest.mark.long
 def test_numbas_arrays_of_a_capture_are_the_graphs(numba, make_cuda) -> None:
     pool = make_cuda(allow_growth=True)
     with raw_cuda.stream() as stream, bfc.use(pool, "numba"):

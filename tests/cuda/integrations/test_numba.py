@@ -435,7 +435,7 @@ def test_a_limit_in_the_environment_may_be_a_fraction(machine, monkeypatch) -> N
         assert another is not pool, "a closed one is made anew"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long
 def test_after_a_reset_of_the_device_a_pool_says_that_it_is_lost(numba, run_alone) -> None:
     """numba itself does not come back from `cuda.close()`: cuda.core keeps the old context."""
     run_alone(
