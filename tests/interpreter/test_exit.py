@@ -180,10 +180,7 @@ extern "C" void let_go_in_a_thread(Managed* managed) {   // holds the GIL: the t
 def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exit")
     (folder / "consumer.cpp").write_text(HARNESS)
-    made = folder / f"consumer{sysconfig.get_config_var('EXT_SUFFIX')}"
-    options = ["-std=c++17", "-shared", "-fPIC", "-pthread"]
-    subprocess.run(["g++", *options, "-o", made, folder / "consumer.cpp"], check=True)
-    return made
+    return built_library(folder / "consumer.cpp", folder)
 
 
 TAKEN_OVER = """
