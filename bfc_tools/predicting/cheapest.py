@@ -9,7 +9,7 @@ from typing import Any
 from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.devices import DEVICES
-from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Cheapest:
     def __init__(self, asked: Asked, told: Callable[[str, Tried], object]) -> None:
         self.asked, self.told = asked, told
         self.rows: list[Row] = []
+        self.is_finished = False
 
     def run(self, tries: Runs) -> None:
         """Tries them all."""
@@ -54,8 +55,9 @@ class Cheapest:
             limit = tried.figures.get("limit", 0)
             error = tried.error if tried.fits is None else ""
             self.rows.append(Row(name, tried.fits, limit, tried.live, tried.needs, error))
+            self.rows.sort(key=lambda row: places.index(row.device))
             self.told(name, tried)
-        self.rows.sort(key=lambda row: places.index(row.device))
+        self.is_finished = True
 
     @property
     def fits(self) -> bool:
@@ -75,6 +77,9 @@ class Cheapest:
     @property
     def answer(self) -> str:
         """The first line."""
+        return self._answer() if self.is_finished else UNFINISHED + self._answer()
+
+    def _answer(self) -> str:
         smallest = next((row for row in self.rows if row.fits), None)
         if smallest is not None:
             answer = f"The smallest GPU that it fits on is {smallest.held}."

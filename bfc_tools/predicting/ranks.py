@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.letters import Key
 from bfc_tools.predicting.text import joined
-from bfc_tools.predicting.tries import ANSWERS, Runs, Tried
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried
 from bfc_tools.predicting.world import ALL, Classes, World, in_words
 
 #: How often ranks run again that were told other letters than they had guessed.
@@ -55,6 +55,7 @@ class Ranks:
     def __init__(self, asked: Asked, world: World, told: Callable[[int, Tried], object]) -> None:
         self.asked, self.world, self.told = asked, world, told
         self.found: dict[int, Tried] = {}
+        self.is_finished = False
         self.classes = Classes(world)
         self._sent: dict[Key, bytes] = {}
         self._had: dict[int, Mapping[Key, bytes]] = {}
@@ -72,6 +73,7 @@ class Ranks:
             if not again:
                 break
             self._predict(tries, again)
+        self.is_finished = True
 
     def _predict(self, tries: Runs, ranks: list[int]) -> None:
         in_order = bool(self._sent)
@@ -169,6 +171,9 @@ class Ranks:
     @property
     def answer(self) -> str:
         """The first line."""
+        return self._answer() if self.is_finished else UNFINISHED + self._answer()
+
+    def _answer(self) -> str:
         rank, worst, size = self.worst_first[0], self.worst, self.world.size
         if not self.is_known:
             return f"No rank of {size} has an answer: {self.failure}"

@@ -31,6 +31,8 @@ Job = TypeVar("Job")
 LINES = 25
 #: What a table says of `Tried.fits`.
 ANSWERS = {True: "yes", False: "no", None: "failed"}
+#: How an answer begins that comes before the end, as after Ctrl-C.
+UNFINISHED = "Not finished. Of what was tried: "
 #: Seconds between two signals to a try that is to end: the second ends it at once.
 APART = outside.ONE + 0.1
 

@@ -11,7 +11,7 @@ from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.changes import BY_NAME, WANTED
 from bfc_tools.predicting.largest import device_of
-from bfc_tools.predicting.tries import ANSWERS, Runs, Tried, held
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, held
 from bfc_tools.study.candidates import CACHING
 
 #: A setting of the allocator that is tried beside the changes of the program.
@@ -70,6 +70,8 @@ class WhatIf:
     def __init__(self, asked: Asked, told: Callable[[dict[str, str], Tried], object]) -> None:
         self.asked, self.told = asked, told
         self.base = Tried()
+        self.is_finished = False
+        self._waiting: dict[str, Tried] = {}  # for what the program needs as it is
         self.rows: list[Row] = []
         self.not_tried: list[str] = []
 
@@ -83,28 +85,29 @@ class WhatIf:
                 questions[one.name] = replace(self.asked, changes=changes)
         if not self.asked.settings:
             questions[SETTING] = replace(self.asked, settings=SETTING)
-        found = self._tried(tries, questions)
+        self._try(tries, questions)
         if self.base.figures.get("kept_for_backward"):
-            alone = {"no_grad": replace(self.asked, changes=(*self.asked.changes, "no_grad"))}
-            found |= self._tried(tries, alone)
+            changes = (*self.asked.changes, "no_grad")
+            self._try(tries, {"no_grad": replace(self.asked, changes=changes)})
         settings = _advised(self.base.figures.get("advice"))
         if settings:
-            found |= self._tried(tries, {settings: replace(self.asked, settings=settings)})
-        for name, tried in found.items():
-            self._learn(name, tried)
+            self._try(tries, {settings: replace(self.asked, settings=settings)})
         if self.base.fits is False:
             self._together(tries)
         self.rows.sort(key=lambda row: (-row.saved, row.name))
         self._by_arithmetic()
+        self.is_finished = True
 
-    def _tried(self, tries: Runs, questions: dict[str, Asked]) -> dict[str, Tried]:
-        found = {}
+    def _try(self, tries: Runs, questions: dict[str, Asked]) -> None:
         for name, tried in tries.outcomes(questions):
-            found[name] = tried
-            if not name:
-                self.base = found.pop(name)
+            if name:
+                self._waiting[name] = tried
+            else:
+                self.base = tried
+            if self.base.figures:
+                for one in list(self._waiting):
+                    self._learn(one, self._waiting.pop(one))
             self.told({"with": name or "nothing changed"}, tried)
-        return found
 
     def _together(self, tries: Runs) -> None:
         """Where no change is enough, two, and then three, that save most alone."""
@@ -115,8 +118,7 @@ class WhatIf:
                 return
             changes = (*self.asked.changes, *names[:count])
             together = {",".join(names[:count]): replace(self.asked, changes=changes)}
-            for name, tried in self._tried(tries, together).items():
-                self._learn(name, tried)
+            self._try(tries, together)
 
     def _learn(self, name: str, tried: Tried) -> None:
         names = [name] if ":" in name else name.split(",")
@@ -178,6 +180,9 @@ class WhatIf:
     @property
     def answer(self) -> str:
         """The first line."""
+        return self._answer() if self.is_finished else UNFINISHED + self._answer()
+
+    def _answer(self) -> str:
         answer = str(self.base.figures.get("answer", "Nothing was tried."))
         tried = [row for row in self.rows if row.tried and row.fits is not None]
         fitting = [row for row in tried if row.fits]

@@ -85,7 +85,8 @@ def test_a_value_that_fits_only_just_is_said(values: str, said: str) -> None:
 
 class Changed:
     """Answers what a program reserves with each change, in MiB of 100 that there are, with so many
-    operators. A request is refused where a quarter more than there is would be reserved."""
+    operators: two changes come before the program as it is. A request is refused where a quarter
+    more than there is would be reserved. After `most` tries it is gone."""
 
     width = 2
     needs: ClassVar[dict[str, tuple[int, int]]] = {
@@ -94,11 +95,18 @@ class Changed:
         "for_loop": (110, 120),
         "max_split_size_mb:20,garbage_collection_threshold:0.8": (105, 100),
     }
+
+    def __init__(self, most: int = 1000) -> None:
+        self.left = most
+
     #: What else is known of the program as it is.
     more: ClassVar[dict[str, Any]] = {}
 
     def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
-        for key in questions:
+        for key in sorted(questions, key=[*list(questions)[1:3], *questions].index):
+            if not self.left:
+                raise RuntimeError("the cluster is gone")
+            self.left -= 1
             needs, operators = self.needs.get(key, (130, 100))
             change = {"name": key, "times": 1, "line": f"{key}()", "where": [], "reason": ""}
             told = figures(needs * MIB, 100 * MIB, needs < 125)
@@ -154,6 +162,26 @@ def test_settings_that_are_advised_are_tried(monkeypatch) -> None:
     assert (row.fits, row.tried, row.saved) == (True, True, 25 * MIB)
     assert f"It fits with {name}, if only just" in found.answer
     assert f"  {name}: export PYTORCH_CUDA_ALLOC_CONF={name}" in str(found).splitlines()
+
+
+def test_changes_are_told_that_were_tried_before_all_was_gone() -> None:
+    """Once it is known what the program needs as it is, from which the others are told."""
+    found = WhatIf(Asked("train.py"), lambda name, tried: None)
+    with pytest.raises(RuntimeError, match="gone"):
+        found.run(Changed(most=2))
+    assert not found.is_known
+    with pytest.raises(RuntimeError, match="gone"):
+        found.run(Changed(most=5))
+    assert found.answer.startswith("Not finished. Of what was tried: No. It fits with offload")
+    assert [row.name for row in found.rows] == ["checkpoint", "bf16", "half_batch", "offload"]
+
+
+def test_gpus_are_told_that_were_tried_before_all_was_gone() -> None:
+    found = Cheapest(Asked("train.py"), lambda name, tried: None)
+    with pytest.raises(RuntimeError, match="gone"):
+        found.run(MadeUp(1 << 30, most=3))
+    assert found.answer.startswith("Not finished. Of what was tried: The smallest GPU that it fits")
+    assert len(found.rows) == 3
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])

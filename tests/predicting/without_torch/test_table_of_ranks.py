@@ -34,6 +34,7 @@ def tried(live: int, fits: bool = True, **kinds: int) -> Tried:
 def ranks() -> Ranks:
     found = Ranks(Asked("train.py"), World(8, 2), lambda rank, tried: None)
     found.found = {rank: tried(10, activations=8 * MIB) for rank in (0, 1, 4, 7, 8)}
+    found.is_finished = True
     return found
 
 
@@ -58,3 +59,8 @@ def test_one_that_failed_leaves_no_answer(ranks: Ranks) -> None:
 def test_one_that_fits_only_just_is_said(ranks: Ranks) -> None:
     ranks.found[15] = tried(50)
     assert "fits only just, and would reserve 50.00 MiB with more room" in ranks.answer
+
+
+def test_ranks_that_came_before_all_was_gone_are_no_answer_for_all(ranks: Ranks) -> None:
+    ranks.is_finished = False
+    assert ranks.answer.startswith("Not finished. Of what was tried: It fits on a GPU")
