@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ COVERED = 0.4
 #: which is left out spoils little; and so nearly its length. The first one differs, and the last
 #: one may lack its end.
 OFTEN, ALIKE, AS_LONG, FEW = 0.6, 0.6, 0.06, 3
+#: What iterations hold is the median of so many.
+ENOUGH = 128
 #: This part of its first windows makes the beginning of an iteration known.
 KNOWN = 0.4
 #: A boundary is where the least is held, within this part of a period, and near ties are ties.
@@ -132,11 +135,19 @@ class Cut:
     holds: float  # how many blocks are live at once that an iteration frees itself
     outlives: float  # which part of its blocks outlives the next iteration
     live: float  # how many blocks are live where an iteration begins
-    alike: NDArray[np.float64]  # which part of each is in a neighbour
+    signs: Signs  # of the run
 
     @property
     def covered(self) -> int:
         return int((self.ends - self.begins).sum())
+
+    @functools.cached_property
+    def alike(self) -> NDArray[np.float64]:
+        """Which part of each is in a neighbour."""
+        hashed = windows(self.signs, FEW)
+        spans = zip(self.begins, self.ends, strict=True)
+        parts = [hashed[begin : max(begin, end - FEW + 1)] for begin, end in spans]
+        return np.array([_alike(parts, one) for one in range(len(parts))])
 
 
 def iterations_of(trace: Trace) -> Iterations:
@@ -168,7 +179,8 @@ def _loop(trace: Trace, lives: Lives) -> Cut | None:
     for loop in loops(trace, lives.event):
         spans = loop.begins.tobytes()
         inside = int((loop.ends - loop.begins).sum())
-        if spans in known or inside < COVERED * (len(lives) - int(loop.begins[0])):
+        least = max(COVERED * (len(lives) - int(loop.begins[0])), LEAST * len(loop.begins))
+        if spans in known or inside < least:
             continue
         known.add(spans)
         cut = _cut(lives, loop.begins, 1.0, loop.ends)
@@ -356,16 +368,13 @@ def _period(begins: Numbers) -> float:
 
 def _cut(lives: Lives, begins: Numbers, share: float, ends: Numbers) -> Cut:
     period = _period(begins)
-    hashed = windows(lives.signs, FEW)
-    parts = [
-        hashed[begin : max(begin, end - FEW + 1)] for begin, end in zip(begins, ends, strict=True)
-    ]
     holds, outlives = [], []
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if end - begin >= period / 2:
-            death = lives.death[begin:end]
-            holds.append(_most_at_once(death - begin, end - begin))
-            outlives.append(float((death > end + period).mean()))
+    whole = np.flatnonzero(ends - begins >= period / 2)
+    for one in whole[:: max(1, len(whole) // ENOUGH)].tolist():
+        begin, end = int(begins[one]), int(ends[one])
+        death = lives.death[begin:end]
+        holds.append(_most_at_once(death - begin, end - begin))
+        outlives.append(float((death > end + period).mean()))
     return Cut(
         period,
         share,
@@ -374,7 +383,7 @@ def _cut(lives: Lives, begins: Numbers, share: float, ends: Numbers) -> Cut:
         float(np.median(holds or [0])),
         float(np.median(outlives or [1])),
         float(np.median(lives.live[begins])),
-        np.array([_alike(parts, one) for one in range(len(parts))]),
+        lives.signs,
     )
 
 

@@ -61,13 +61,14 @@ def loops(trace: Trace, events: Numbers) -> Iterator[Loop]:
 def _in_order(calls: NDArray[np.int64], of_request: Numbers) -> Numbers:
     """The place of a function at each request: its line, and of the calls in one line the one that
     came first first. -1 where the function is not at work."""
-    _, first, place = np.unique(calls[of_request], axis=0, return_index=True, return_inverse=True)
-    rows = calls[of_request[first]]
-    order = np.lexsort((first, rows[:, 0]))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
+    rows, of_stack = np.unique(calls, axis=0, return_inverse=True)
+    place = of_stack.reshape(-1)[of_request]
+    first = np.full(len(rows), len(place))
+    first[place[::-1]] = np.arange(len(place))[::-1]
+    rank = np.empty(len(rows), np.int64)
+    rank[np.lexsort((first, rows[:, 0]))] = np.arange(len(rows))
     rank[rows[:, 0] < 0] = -1
-    found: Numbers = rank[place.reshape(-1)]
+    found: Numbers = rank[place]
     return found
 
 
