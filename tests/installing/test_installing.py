@@ -305,6 +305,7 @@ def test_it_installs_from_a_tree_that_is(way: str, checkout: Checkout) -> None:
     says_what_cannot_be_written(checkout, *rights)
 
 
+@pytest.mark.long
 @needs_setpriv
 def test_it_installs_where_another_user_has_built(installed: Checkout) -> None:
     """As after `sudo pip install .`"""

@@ -197,7 +197,7 @@ USE = """
 """
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("when", ["before", "after_in_parent", "after_in_child"])
 @pytest.mark.parametrize("earlier", [True, False])
 def test_hooks_of_a_fork_may_use_allocators(when: str, earlier: bool) -> None:
@@ -217,7 +217,7 @@ def test_hooks_of_a_fork_may_use_allocators(when: str, earlier: bool) -> None:
     """)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_finaliser_that_a_hook_of_a_fork_calls_may_allocate_and_free(allocator: str) -> None:
     run(f"""
