@@ -18,7 +18,7 @@ from bfc.units import format_bytes
 from bfc_tools.cli import launchers, models
 from bfc_tools.cli.endings import Ended, Exit
 from bfc_tools.cli.program import add_program
-from bfc_tools.cli.searching import add_questions, asked_for, search
+from bfc_tools.cli.searching import SINGLE, add_questions, asked_for, search
 from bfc_tools.cli.sizes import device_bytes
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting import devices, outside
@@ -116,7 +116,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "bfc predict [OPTION]... SCRIPT [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
         "       bfc predict [OPTION]... -m MODULE [ARGUMENT | OPTION]... [-- ARGUMENT...]\n"
-        "       bfc predict [OPTION]... hf:MODEL [--task train] [ARGUMENT | OPTION]...\n"
+        "       bfc predict [OPTION]... hf:MODEL [--task train|serve] [ARGUMENT | OPTION]...\n"
         "       bfc predict --about OPERATOR"
     )
     parser.add_argument(
@@ -192,11 +192,24 @@ def run(arguments: argparse.Namespace) -> bool | Exit:
         print(_about(arguments))
         return True
     asked = _asked(arguments)
+    if arguments.named is not None and arguments.named.engine:
+        return _by_arithmetic(arguments, asked)
+    arguments.serves = models.load_of(arguments.named, asked.arguments)
     if asked_for(arguments):
         return search(arguments, asked)
     if arguments.ends_process:
         outside.begin(asked.real_files)
     return _run(arguments, asked)
+
+
+def _by_arithmetic(arguments: argparse.Namespace, asked: Asked) -> bool:
+    """Prints what a server has room for. Returns whether that is enough."""
+    arguments.serves = None
+    for name in (*asked_for(arguments), *(one for one in SINGLE if getattr(arguments, one))):
+        raise ValueError(f"--engine is answered by arithmetic, and --{name} needs a program")
+    server = models.server_of(arguments.named, asked.arguments, asked.device)
+    print(json.dumps(server.to_dict(), indent=1) if arguments.json else server)
+    return server.fits is True
 
 
 def _about(arguments: argparse.Namespace) -> str:
@@ -348,11 +361,11 @@ def _launched(arguments: argparse.Namespace, command: list[str]) -> list[str]:
 
 def _named(arguments: argparse.Namespace, command: list[str]) -> list[str]:
     """The command with a module in place of the name of a model, if it begins with one."""
-    arguments.title = ""
+    arguments.title, arguments.named = "", None
     if arguments.module is not None or not models.is_model(command[0]):
         return command
     named = models.read(command)
-    arguments.title, arguments.module = named.title, []
+    arguments.title, arguments.module, arguments.named = named.title, [], named
     given = getattr(arguments, "environment", ())
     arguments.environment = (*given, *named.environment)
     return [named.module, *named.words]

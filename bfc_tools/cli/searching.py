@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from bfc.units import format_bytes
+from bfc_tools.cli import models
 from bfc_tools.cli.endings import ended_in_order
 from bfc_tools.cli.streams import tell
 from bfc_tools.predicting.asked import Asked
@@ -18,6 +19,7 @@ from bfc_tools.predicting.cheapest import Cheapest
 from bfc_tools.predicting.clusters import DaskTries, RayTries
 from bfc_tools.predicting.ranks import Ranks
 from bfc_tools.predicting.search import Search
+from bfc_tools.predicting.serves import Serves
 from bfc_tools.predicting.tries import Runs, Tried, Tries
 from bfc_tools.predicting.whatif import WhatIf
 from bfc_tools.predicting.world import World
@@ -25,6 +27,8 @@ from bfc_tools.study.workers import usable_cores
 
 #: The options that ask one of them.
 QUESTIONS = ("largest", "cheapest", "what_if", "nproc")
+#: What is asked of a model that serves, unless another question is.
+SERVES = "task serve"
 #: Where they may be answered, beside this machine.
 CLUSTERS: dict[str, Callable[..., AbstractContextManager[Runs]]] = {
     "dask": DaskTries,
@@ -93,6 +97,8 @@ def asked_for(arguments: argparse.Namespace) -> list[str]:
     """Which questions the options ask. Raises ValueError if they do not go together."""
     asked = [name for name in QUESTIONS if getattr(arguments, name) not in (None, False)]
     found = [name.replace("_", "-") for name in asked]
+    if arguments.serves is not None and not (found or any(getattr(arguments, a) for a in SINGLE)):
+        found = [SERVES]
     if len(found) > 1:
         named = " and ".join(f"--{name}" for name in found)
         raise ValueError(f"{named} are two questions: ask one after the other")
@@ -123,7 +129,7 @@ def asked_for(arguments: argparse.Namespace) -> list[str]:
 def search(arguments: argparse.Namespace, asked: Asked) -> bool:
     """Answers a question, and prints what was found, also after Ctrl-C. Returns whether anything
     fits. Raises RuntimeError if that is not known of anything."""
-    found: Search | Cheapest | WhatIf | Ranks
+    found: Search | Cheapest | WhatIf | Ranks | Serves
     if arguments.nproc is not None:
         world = World(arguments.nproc, arguments.nnodes or 1)
         found = Ranks(asked, world, lambda rank, tried: _tell_of_rank(rank, world, tried))
@@ -131,8 +137,12 @@ def search(arguments: argparse.Namespace, asked: Asked) -> bool:
         found = WhatIf(asked, _tell)
     elif arguments.cheapest:
         found = Cheapest(asked, lambda name, tried: _tell({"--device": name}, tried))
+    elif not arguments.largest:
+        found = Serves(asked, arguments.serves, _tell)
     else:
         found = Search(asked, [Axis.parse(text) for text in arguments.largest], _tell)
+    if arguments.named is not None:
+        models.import_transformers()
     try:
         with ended_in_order(), _runs(arguments, asked) as tries:
             found.run(tries)

@@ -4,6 +4,11 @@ A name is that of a folder with a config.json, of a model whose config.json lies
 cache, or of a class of transformers. Nothing here asks a network. In order:
 
     names.py         from a name to a configuration
+    options.py       what is asked of a program
     building.py      the model, made by transformers
+    caches.py        what a decoder keeps of each token
+    engines.py       the arithmetic of vLLM and SGLang
+    serving.py       what these have room for on a GPU
     train.py         the program that trains it
+    serve.py         the program that serves it
 """

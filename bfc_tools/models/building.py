@@ -5,42 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from typing import Any, NoReturn
 
 from bfc_tools.models.names import A_CLASS, HOW
 
-#: Which classes may make a model of a configuration, in this order, and what they make.
-KINDS = {
-    "AutoModelForCausalLM": "a decoder",
-    "AutoModelForSeq2SeqLM": "an encoder and a decoder",
-    "AutoModelForMaskedLM": "an encoder",
-}
-#: The kinds that write token by token.
-DECODERS = ("AutoModelForCausalLM",)
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which model it is."""
-    parser.add_argument("config", metavar="CONFIG", help="a config.json, or a class")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="another value in the configuration, such as num_hidden_layers=4",
-    )
-    parser.add_argument(
-        "--attention",
-        choices=("sdpa", "eager"),
-        default="sdpa",
-        help="how attention is computed (default: sdpa)",
-    )
-    parser.add_argument(
-        "--trust-remote-code",
-        action="store_true",
-        help="run the Python files beside the config.json, if transformers does not know it",
-    )
+#: Which classes may make a model of a configuration, and what they make.
+DECODER, BOTH, ENCODER = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM"
+KINDS = {DECODER: "a decoder", BOTH: "an encoder and a decoder", ENCODER: "an encoder"}
 
 
 def refuse(words: str) -> NoReturn:
@@ -118,16 +91,36 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def made(config: Any, arguments: argparse.Namespace, dtype: Any) -> tuple[Any, str]:
-    """The model on the GPU, with random weights, and what kind of model it is: a key of `KINDS`.
+def _kinds(config: Any) -> list[str]:
+    """The kinds that a configuration may make, the likely one first: many encoders can be made as
+    decoders, too."""
+    if getattr(config, "is_encoder_decoder", False):
+        return [BOTH, DECODER, ENCODER]
+    named = " ".join(getattr(config, "architectures", None) or ())
+    decodes = getattr(config, "is_decoder", False) or re.search("ForCausalLM|LMHeadModel", named)
+    return [DECODER, BOTH, ENCODER] if decodes else [ENCODER, DECODER, BOTH]
+
+
+def weights_of(arguments: argparse.Namespace) -> int:
+    """The bytes of a model's weights in 16 bits. Nothing is allocated."""
+    import torch
+
+    model, _ = made(configured(arguments), arguments, torch.bfloat16, "meta")
+    return sum(one.numel() * one.element_size() for one in model.parameters())
+
+
+def made(
+    config: Any, arguments: argparse.Namespace, dtype: Any, device: str = "cuda"
+) -> tuple[Any, str]:
+    """The model on a device, with random weights, and what kind of model it is: a key of `KINDS`.
 
     Ends the program where transformers makes none of the configuration.
     """
     import torch
     import transformers
 
-    with torch.device("cuda"):
-        for kind in KINDS:
+    with torch.device(device):
+        for kind in _kinds(config):
             maker = getattr(transformers, kind)
             tried = [one for one in (config, *_parts(config)) if type(one) in maker._model_mapping]
             remote = arguments.trust_remote_code and kind in (getattr(config, "auto_map", {}) or {})

@@ -65,6 +65,18 @@ def read(path: Path | str) -> dict[str, Any]:
     return found
 
 
+def longest(place: str) -> int | None:
+    """The most tokens that a model has positions for, if its configuration says so."""
+    if A_CLASS.fullmatch(place):
+        return None
+    config = read(place)
+    for one in (config, config.get("text_config"), config.get("llm_config")):
+        found = one.get("max_position_embeddings") if isinstance(one, dict) else None
+        if isinstance(found, int):
+            return found
+    return None
+
+
 def need_transformers() -> None:
     """Raises ImportError if it is not installed."""
     if importlib.util.find_spec("transformers") is None:

@@ -54,4 +54,5 @@ The program runs on tensors that are only shapes. What its operators would alloc
     search.py             the same for arguments of scripts
     cheapest.py           the GPUs on which a script fits
     whatif.py             what a script needs with each of the changes
+    serves.py             whether a model serves, and how much
 """

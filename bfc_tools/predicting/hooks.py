@@ -21,7 +21,14 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from bfc_tools.predicting.kinds import GRADIENTS, INPUTS, OPTIMIZER_STATE, OTHER, PARAMETERS
+from bfc_tools.predicting.kinds import (
+    GRADIENTS,
+    INPUTS,
+    KV_CACHE,
+    OPTIMIZER_STATE,
+    OTHER,
+    PARAMETERS,
+)
 from bfc_tools.predicting.places import BACKWARD, FORWARD, NONE, OPTIMIZER, Places
 from bfc_tools.predicting.recorder import Recorder
 
@@ -71,9 +78,19 @@ class Follower:
             return
         if places.phase == FORWARD and not torch.is_grad_enabled():
             places.phase = NONE
+        self._mark_cache(outputs)
         self.forwards += 1
         if self.after_forward is not None:
             self.after_forward(self.forwards)
+
+    def _mark_cache(self, outputs: Any) -> None:
+        """Notes the keys and values that a model of transformers keeps for the next token. What
+        holds them is called `cache` since 5.24."""
+        held = outputs if isinstance(outputs, dict) else {}
+        cache = held.get("cache", held.get("past_key_values"))
+        for layer in getattr(cache, "layers", None) or ():
+            for name in ("keys", "values"):
+                self.mark(getattr(layer, name, None), KV_CACHE)
 
     def _name(self, module: Any) -> None:
         """Names a module and all below it, by their place in the outermost one that runs."""

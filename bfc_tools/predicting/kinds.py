@@ -17,9 +17,10 @@ KINDS = (
     "backward pass",
     "optimizer step",
     "buckets of gradients",
+    "KV cache",
 )
 OTHER, PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = range(5)
-INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP, BUCKETS = range(5, 10)
+INPUTS, WORKSPACES, BACKWARD_PASS, OPTIMIZER_STEP, BUCKETS, KV_CACHE = range(5, 11)
 #: What a program makes once, and not in each step, unless it gives as much back.
 MADE_ONCE = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE, WORKSPACES)
 

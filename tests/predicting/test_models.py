@@ -147,7 +147,7 @@ def test_the_largest_batch_of_a_model(folder) -> None:
         (["hf:odd"], "transformers makes no configuration of"),
         (["hf:vision"], "makes no model that reads and writes text"),
         (["hf:NothingConfig"], "has no class NothingConfig"),
-        (["hf:small", "--task", "sing"], "--task is train"),
+        (["hf:small", "--task", "sing"], "--task is train or serve, not sing"),
         (["hf:small", "--task"], "not nothing"),
         (["hf:small", "--batch", "0"], "--batch is 1 or more, not 0"),
         (["hf:small", "--seq", "5000"], "has positions for 4096 tokens"),
@@ -194,3 +194,125 @@ def test_the_program_is_one_that_runs_by_itself() -> None:
     ran = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert "CUDA" in ran.stderr
+
+
+#: Every pass of a prefill, and every token, with a cache that has room for all.
+EACH_TOKEN = """
+import inspect, torch, transformers
+
+config = transformers.AutoConfig.from_pretrained("small")
+with torch.device("cuda"):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+cache, at = transformers.StaticCache(config, max_cache_len=256), 0
+takes = inspect.signature(model.forward).parameters
+name = "cache" if "cache" in takes else "past_key_values"
+with torch.inference_mode():
+    while at < 256:
+        part = 32 if at < 192 else 1
+        positions = torch.arange(at, at + part, device="cuda")[None]
+        tokens = torch.randint(1024, (4, part)).cuda()
+        found = model(input_ids=tokens, position_ids=positions, logits_to_keep=1, **{name: cache})
+        found.logits[:, -1].float().argmax(-1)
+        del found
+        at += part
+"""
+SERVE = ("hf:small", "--task", "serve", "--context", "256", "--concurrency", "4")
+
+
+def test_a_few_passes_need_what_all_of_them_need(folder, script, capsys) -> None:
+    each = predicted(capsys, script(EACH_TOKEN))
+    few = predicted(capsys, *SERVE, "--prefill", "128", "--by", "module")
+    for figure in ("peak_requested", "peak_allocated", "peak_reserved"):
+        assert few[figure] == each[figure], figure
+    assert few["operators"] < each["operators"] / 8
+    heads, size, layers = 2, 64, 2
+    cache = 2 * layers * heads * size * 2 * 256 * 4
+    assert few["peak"]["by_kind"]["KV cache"] == cache
+    assert each["peak"]["by_kind"]["KV cache"] == cache
+
+
+def test_a_whole_prefill_needs_more(folder, capsys) -> None:
+    part = predicted(capsys, *SERVE, "--prefill", "64", "--by", "module")
+    whole = predicted(capsys, *SERVE, "--prefill", "0", "--by", "module")
+    assert whole["peak_requested"] > part["peak_requested"]
+    assert whole["peak"]["by_kind"]["KV cache"] == part["peak"]["by_kind"]["KV cache"]
+
+
+def served(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bfc", "predict", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_it_says_whether_a_model_serves_and_how_much_would(folder) -> None:
+    ran = served(*SERVE, "--device", "64MiB", "--json")
+    found = json.loads(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert found["answer"].startswith("It serves 4 sequences of 256 tokens on a GPU of 64.00 MiB")
+    assert found["parts"]["cache"] == 2 * 2 * 2 * 64 * 2 * 256 * 4
+    assert sum(found["parts"].values()) == found["figures"]["peak_requested"]
+    for one in found["largest"].values():
+        assert one["is_proven"]
+        assert one["value"] < one["first_too_large"]
+    assert found["largest"]["context"]["value"] >= 256
+    assert found["largest"]["concurrency"]["value"] >= 4
+
+
+def test_what_does_not_serve_ends_with_one(folder) -> None:
+    ran = served(*SERVE, "--device", "8MiB")
+    assert ran.returncode == 1, ran.stderr
+    assert ran.stdout.startswith("It does not serve 4 sequences of 256 tokens on a GPU of 8.00 MiB")
+    assert "None of context 256..4096:256 fits" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--concurrency", "0"], "--concurrency is 1 or more, not 0"),
+        (["--context", "1"], "--context is 2 or more, not 1"),
+        (["--prefill", "-1"], "--prefill is 0 or more, not -1"),
+    ],
+)
+def test_what_cannot_be_served_is_said(folder, words, said) -> None:
+    ran = served(*SERVE, *words)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert said in ran.stderr.splitlines()[-1]
+
+
+def test_an_encoder_serves_no_tokens(folder) -> None:
+    ran = served("hf:BertConfig", "--set=num_hidden_layers=1", "--task", "serve")
+    assert ran.returncode == 2
+    assert "has no cache of tokens" in ran.stderr.splitlines()[-1]
+
+
+def test_a_server_is_answered_by_arithmetic(folder, capsys) -> None:
+    """Of its budget the cache gets what the weights, others and a profile run leave."""
+    words = [*SERVE, "--engine", "vllm", "--device", "4GiB", "--max-num-seqs", "8"]
+    assert main(["predict", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["token_bytes"] == 2 * 2 * 2 * 64 * 2
+    parameters = predicted(capsys, *SERVE, "--by", "module")["peak"]["by_kind"]["parameters"]
+    assert 0.99 < found["taken"][0]["low"] / parameters <= 1  # blocks of the allocator are whole
+    assert found["tokens"][0] < found["tokens"][1]
+    assert found["available"][1] == int(0.9 * (4 << 30)) - sum(one["low"] for one in found["taken"])
+    assert main(["predict", *words, "--engine", "sglang", "--kv-cache-dtype", "fp8"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("SGLang serves 4 sequences of 256 tokens at a time: it has room for ")
+    assert "512 bytes a token" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--concurrency", "0"], "--concurrency is 1 or more, not 0"),
+        (["--gpu-memory-utilization", "90"], "--gpu-memory-utilization is between 0 and 1"),
+        (["--kv-cache-dtype", "int3"], "a cache of int3 is not known"),
+        (["--tp", "3"], "2 heads of keys and values cannot be divided among 3 GPUs"),
+        (["--weights", "many"], "'many' is not a size"),
+        (["--set", "colour=1"], "has no colour"),
+        (["--largest", "context=1..9"], "is answered by arithmetic, and --largest needs a program"),
+        (["--task", "train"], "--engine names a server: it goes with --task serve"),
+    ],
+)
+def test_what_a_server_cannot_be_asked_is_said(folder, capsys, words, said) -> None:
+    assert main(["predict", *SERVE, "--engine", "vllm", *words]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
