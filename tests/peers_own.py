@@ -68,10 +68,19 @@ PEERS = {
         (
             *(
                 f"tests/cupy_tests/cuda_tests/test_{it}.py"
-                for it in ("memory", "memory_hook", "pinned_memory", "stream")
+                for it in (
+                    *("memory", "memory_hook", "pinned_memory", "stream"),
+                    *("device", "driver", "graph"),
+                )
             ),
             "tests/cupy_tests/cuda_tests/memory_hooks_tests/*.py",
-            "tests/cupy_tests/core_tests/test_ndarray_owndata.py",
+            *(
+                f"tests/cupy_tests/core_tests/test_{it}.py"
+                for it in (
+                    *("ndarray", "ndarray_owndata", "ndarray_get", "multithreading"),
+                    "ndarray_cuda_array_interface",
+                )
+            ),
         ),
     ),
 }
