@@ -316,3 +316,34 @@ def test_a_server_is_answered_by_arithmetic(folder, capsys) -> None:
 def test_what_a_server_cannot_be_asked_is_said(folder, capsys, words, said) -> None:
     assert main(["predict", *SERVE, "--engine", "vllm", *words]) == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+GENERATES = """
+import sys, torch, transformers
+
+config = transformers.AutoConfig.from_pretrained("small")
+with torch.device("cuda"):
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+tokens = torch.randint(1024, (4, 64), device="cuda")
+more = {"return_dict_in_generate": True} if "watched" in sys.argv else {}
+kind = {"cache_implementation": "static"} if "static" in sys.argv else {}
+found = model.generate(tokens, max_new_tokens=48, do_sample=False, **kind, **more)
+print("shape", list(getattr(found, "sequences", found).shape))
+"""
+
+
+def test_tokens_of_a_static_cache_are_not_all_run(folder, script, capsys) -> None:
+    """They need what all of them need, which are run where somebody looks at each."""
+    found = {}
+    for words in (["static"], ["static", "watched"], ["dynamic"]):
+        main(["predict", script(GENERATES), "--json", "--no-advice", *words])
+        out, err = capsys.readouterr()
+        found["".join(words)] = json.loads(out)
+        assert "shape [4, 112]" in err
+    few, each = found["static"], found["staticwatched"]
+    assert few["operators"] < each["operators"] / 4
+    assert found["dynamic"]["operators"] > few["operators"] * 4
+    assert few["peak_reserved"] == each["peak_reserved"]
+    assert few["peak"]["by_kind"]["KV cache"] == each["peak"]["by_kind"]["KV cache"]
+    told = [one["value"] for one in few["assumptions"] if "static cache" in one["what"]]
+    assert told == ["4 of 48 run"]
