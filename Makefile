@@ -157,8 +157,8 @@ soak-asan: $(VENV)/clients $(VENV)/dask build/asan/built ## the same under Addre
 soak-torch: .venv-torch/built ## compare random programs of tensors on OpenCL with the CPU for SOAK_SECONDS (3600)
 	.venv-torch/bin/python tests/torch_opencl/soak_torch.py
 
-soak-torch-cuda: .venv-torch-2.15.0/built ## tangle threads around PyTorch's allocator for TRIES=10000 tries, or compare its random PROGRAMS=1-100 with PyTorch's own
-	nice .venv-torch-2.15.0/bin/python tests/cuda/soak_torch.py $(if $(TRIES),--tries $(TRIES)) $(if $(PROGRAMS),--programs $(PROGRAMS))
+soak-torch-cuda: .venv-torch-2.15.0/built ## tangle threads around PyTorch's allocator for TRIES=10000 tries, compare its random PROGRAMS=1-100 with PyTorch's own, or put tags to sleep in SLEEPS=1-25
+	nice .venv-torch-2.15.0/bin/python tests/cuda/soak_torch.py $(if $(TRIES),--tries $(TRIES)) $(if $(PROGRAMS),--programs $(PROGRAMS)) $(if $(SLEEPS),--sleeps $(SLEEPS))
 
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py $(if $(OUT),--out $(OUT))

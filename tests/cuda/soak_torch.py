@@ -3,13 +3,16 @@
 `make soak-torch-cuda TRIES=10000` has threads tangle in processes of 400 tries each, by turns for
 each kind of pool: see `tests/helpers/torch_tangle.py` for what they do, and what must not happen.
 `make soak-torch-cuda PROGRAMS=1-100` compares random programs of 1,500 steps, one for each of these
-seeds, with PyTorch's own allocator: see `tests/helpers/torch_programs.py`. Prints a line for each
-process or program; what failed is said with the line that repeats it, and the rest goes on.
+seeds, with PyTorch's own allocator: see `tests/helpers/torch_programs.py`. `make soak-torch-cuda
+SLEEPS=1-25` plays random programs of 4,000 steps in which tags sleep and wake while calls of the
+driver fail, and compares contents: see `tests/helpers/torch_sleep_program.py`. Prints a line for
+each process or program; what failed is said with the line that repeats it, and the rest goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import subprocess
 import sys
@@ -21,9 +24,10 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "helpers"), str(Path(__file__).p
 import torch_runtime  # noqa: E402
 from torch_programs import differences  # noqa: E402
 
-TANGLE = Path(__file__).parents[1] / "helpers" / "torch_tangle.py"
+HELPERS = Path(__file__).parents[1] / "helpers"
+TANGLE, SLEEP = HELPERS / "torch_tangle.py", HELPERS / "torch_sleep_program.py"
 KINDS = ("caching", "stitch", "expandable")
-EACH, STEPS = 400, 1500
+EACH, STEPS, SLEEP_STEPS = 400, 1500, 4000
 HANGS = 7200  # seconds: the process itself says sooner what hangs
 
 
@@ -66,17 +70,48 @@ def compare(environment: dict[str, str], seeds: range) -> int:
     return differed
 
 
+def sleep(environment: dict[str, str], seeds: range) -> int:
+    """How many programs failed."""
+    seen: Counter[str] = Counter()
+    failed = 0
+    for seed in seeds:
+        words = [str(SLEEP), str(seed), str(SLEEP_STEPS)]
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS,
+            env=environment,
+        )
+        print(f"seed {seed}: {done.stdout.strip()}", flush=True)
+        if done.returncode:
+            failed += 1
+            print(f"ended with {done.returncode}: {done.stderr[-6000:]}", flush=True)
+        else:
+            seen += Counter(ast.literal_eval(done.stdout)) + Counter(steps=SLEEP_STEPS)
+    print(f"{failed} of {len(seeds)} programs failed; in the others", dict(seen), flush=True)
+    return failed
+
+
+def seeds_of(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tries", type=int, default=0)
     parser.add_argument("--programs", help="a range of seeds: 1-100")
+    parser.add_argument("--sleeps", help="another one: 1-25")
     parser.add_argument("--seed", type=int, default=1, help="of the first process of tries")
     given = parser.parse_args()
     environment = torch_runtime.environment(torch_runtime.build())
     failed = tangle(environment, given.tries, given.seed) if given.tries else 0
     if given.programs:
-        first, _, last = given.programs.partition("-")
-        failed += compare(environment, range(int(first), int(last or first) + 1))
+        failed += compare(environment, seeds_of(given.programs))
+    if given.sleeps:
+        failed += sleep(environment, seeds_of(given.sleeps))
     sys.exit(bool(failed))
 
 
