@@ -10,17 +10,24 @@ from bfc.errors import OutOfMemoryError
 from bfc.integrations import _torch_cuda
 from bfc.integrations._shared import client
 from bfc.policies._caching import CachingAllocator
+from bfc.suballocators.cuda import CUDASubAllocator
 
 
-def serving_pool(needed_by: str, device: int | None = None) -> CachingAllocator:
-    """The pool of one of PyTorch's devices: of the current one for None. Raises RuntimeError where
-    none serves PyTorch."""
+def serving_books(needed_by: str) -> _torch_cuda.Books:
+    """The pools that serve PyTorch. Raises RuntimeError where none does."""
     books = _torch_cuda.serving()
     if books is None:
         raise RuntimeError(
             f"{needed_by} needs a pool of bfc in PyTorch's place, and there is none: start the "
             "program with `bfc run`, or call bfc.integrations.torch.install() before CUDA is used"
         )
+    return books
+
+
+def serving_pool(needed_by: str, device: int | None = None) -> CachingAllocator:
+    """The pool of one of PyTorch's devices: of the current one for None. Raises RuntimeError where
+    none serves PyTorch."""
+    books = serving_books(needed_by)
     if device is None:
         device = client("torch", "torch").cuda.current_device()
     return books.open(device)
@@ -37,6 +44,8 @@ class ByTag:
     def __init__(self, library: str) -> None:
         self._library = library
         self._used: dict[str, set[CachingAllocator]] = {}  # by tag, those that have memory of it
+        self.margin = 0
+        self._is_followed = False
 
     @contextmanager
     def scope(self, tag: str | None) -> Iterator[None]:
@@ -88,6 +97,36 @@ class ByTag:
                 pool.wake(*(tag for tag in wanted if pool in self._used[tag]))
         except OutOfMemoryError as error:
             raise client("torch", "torch").OutOfMemoryError(str(error)) from error
+
+    def keep_margin(self, nbytes: int) -> None:
+        """Has the pools leave so much of each device free when they take memory."""
+        if nbytes < 0:
+            raise ValueError(f"a margin is a number of bytes from 0 on, not {nbytes}")
+        books = serving_books(self._library)
+        self.margin = nbytes
+        if self._is_followed:
+            for pool in books.pools.values():
+                self._tell(pool, nbytes)
+        else:
+            self._is_followed = True
+            books.for_each(lambda pool: self._tell(pool, self.margin))  # those to come, too
+
+    @contextmanager
+    def margin_off(self) -> Iterator[None]:
+        """While memory is asked for that was counted before."""
+        pools = list(_open_pools()) if self.margin else []
+        for pool in pools:
+            self._tell(pool, 0)
+        try:
+            yield
+        finally:
+            for pool in pools:
+                self._tell(pool, self.margin)
+
+    @staticmethod
+    def _tell(pool: CachingAllocator, nbytes: int) -> None:
+        if isinstance(pool.sub_allocator, CUDASubAllocator):
+            pool.sub_allocator._leave_free(nbytes)
 
     def bytes_in_use(self) -> int:
         """What lives in the tags, awake or asleep."""

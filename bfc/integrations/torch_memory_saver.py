@@ -11,7 +11,6 @@ import mmap
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
@@ -159,7 +158,8 @@ class TorchMemorySaver:
         torch.OutOfMemoryError
             If there is no room. Then it stays paused, and the call can be repeated.
         """
-        self._by_tag.wake(self._names(tag))
+        with self._by_tag.margin_off():
+            self._by_tag.wake(self._names(tag))
 
     def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
         """Read what is kept of a tensor that is paused.
@@ -207,12 +207,13 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Of the device, what is left free: 0. Setting it warns, and changes nothing."""
-        return 0
+        """Of each device, what a pool leaves free when it takes new memory; 0 at first. `resume`
+        may take more, and memory in no region is bounded, too."""
+        return self._by_tag.margin
 
     @memory_margin_bytes.setter
     def memory_margin_bytes(self, value: int) -> None:
-        _warn("memory_margin_bytes", "memory_limit= of the pool bounds what it takes")
+        self._by_tag.keep_margin(value)
 
     @property
     def retain_cpu_backup(self) -> bool:
@@ -274,10 +275,6 @@ def _backend() -> str:
     if chosen not in ("pinned", "mmap"):
         raise ValueError(f"TMS_INIT_CPU_BACKUP_BACKEND is 'pinned' or 'mmap', not {chosen!r}")
     return chosen
-
-
-def _warn(name: str, instead: str) -> None:
-    warnings.warn(f"{name} is not followed under bfc: {instead}", RuntimeWarning, stacklevel=3)
 
 
 @contextmanager

@@ -317,6 +317,11 @@ class CUDASubAllocator(SubAllocator):
         """The driver's calls; None if memory cannot be mapped."""
         return self._pages.native() if self.supports_virtual_memory else None
 
+    def _leave_free(self, nbytes: int) -> None:
+        """From now on memory is mapped only where that leaves the device so many bytes free."""
+        if self.supports_virtual_memory:
+            self._pages.driver.leaves_free = nbytes
+
     @property
     def peers(self) -> tuple[int, ...]:
         """The other devices that have access to mapped memory, in order."""

@@ -17,9 +17,11 @@ def test_whether_the_hosts_memory_is_kept(monkeypatch: pytest.MonkeyPatch, said:
     assert TorchMemorySaver().retain_cpu_backup is (said in ("1", "TRUE", "yes"))
 
 
-def test_what_is_not_followed_is_said() -> None:
-    with pytest.warns(RuntimeWarning, match="memory_margin_bytes is not followed under bfc"):
-        TorchMemorySaver().memory_margin_bytes = 1 << 30
+def test_a_margin_needs_a_pool() -> None:
+    saver = TorchMemorySaver()
+    with pytest.raises(RuntimeError, match="bfc run"):
+        saver.memory_margin_bytes = 1 << 30
+    assert saver.memory_margin_bytes == 0
 
 
 def test_the_package_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

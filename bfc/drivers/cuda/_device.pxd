@@ -104,8 +104,10 @@ cdef class VirtualMemory:
     cdef MemoryProperties wanted        # of each page
     cdef bint has_created               # whether a page was created: from then on the kind of handle is fixed
     cdef readonly uint64_t granularity
+    cdef public uint64_t leaves_free    # what new memory leaves to others on the device
 
     cdef CUresult take_addresses(self, uint64_t nbytes, uint64_t* address) noexcept nogil
+    cdef CUresult look_for_room(self, uint64_t nbytes) noexcept nogil
     cdef CUresult end(self, MappingCall call, uint64_t what, uint64_t nbytes) noexcept nogil
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil
     cdef CUresult allow(self, uint64_t address, uint64_t nbytes, const Access* access, size_t count) noexcept nogil

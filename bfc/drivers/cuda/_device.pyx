@@ -907,13 +907,26 @@ cdef class VirtualMemory:
             self.context.leave(mode)
         return SUCCESS if is_lost(result) else result
 
+    cdef CUresult look_for_room(self, uint64_t nbytes) noexcept nogil:
+        """OUT_OF_MEMORY if new memory would leave others too little. Needs the context."""
+        cdef size_t free = 0
+        cdef size_t total = 0
+        if self.leaves_free == 0:
+            return SUCCESS
+        cdef CUresult result = cu.memory_info(&free, &total)
+        if result == SUCCESS and (free < nbytes or free - nbytes < self.leaves_free):
+            result = OUT_OF_MEMORY
+        return result
+
     cdef CUresult make(self, uint64_t nbytes, uint64_t* handle) noexcept nogil:
         """A handle of new memory."""
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
-        result = cu.memory_create(handle, nbytes, &self.wanted, 0)
+        result = self.look_for_room(nbytes)
+        if result == SUCCESS:
+            result = cu.memory_create(handle, nbytes, &self.wanted, 0)
         if (result not in (SUCCESS, OUT_OF_MEMORY) and not self.has_created
                 and self.wanted.handle_types == FABRIC):
             self.wanted.handle_types = DESCRIPTOR
