@@ -198,7 +198,7 @@ def _is_wanted(tag: str, tags: list[str] | None) -> bool:
 
 def _empty_cache() -> None:
     gc.collect()
-    client("torch", "torch").cuda.empty_cache()
+    client("torch", "torch").accelerator.empty_cache()  # as vLLM's own
 
 
 def _make_backend() -> type:
