@@ -65,7 +65,14 @@ for turn in range(4):
     assert holds(out, 100 + turn)
     torch.cuda.empty_cache()
     pool.check()
-del graph, out, x
+def model(x):
+    made = torch.empty_like(x)
+    made.copy_(x)
+    return made
+x.copy_(torch.full((4 * MIB,), 7, dtype=torch.uint8))
+exec(sys.argv[1])                   # the how-to's
+assert not pool.asleep and holds(y, 7)
+del graph, out, x, y
 gc.collect()
 torch.cuda.empty_cache()
 assert pool.stats().pool_bytes == 0, pool.snapshot()
@@ -74,7 +81,8 @@ assert pool.stats().pool_bytes == 0, pool.snapshot()
 
 @with_torch
 def test_a_graph_runs_after_its_pool_has_slept(run: Run) -> None:
-    assert run(BEGIN + GRAPHS + END) == "done\n"
+    how_to = block_of("how-to/sleep.md", 'keep={"graphs": "pinned"}', "graph.replay()")
+    assert run(BEGIN + GRAPHS + END, how_to) == "done\n"
 
 
 SAVER = """
@@ -144,6 +152,35 @@ else:
 del training
 saver.resume()
 assert holds(weights, 3) and holds(table, 4)
+assert saver.memory_margin_bytes == 0
+torch.cuda.empty_cache()
+saver.memory_margin_bytes = free() - 10 * MIB
+first = filled(4 * MIB, 1)
+try:
+    filled(12 * MIB, 1)
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("it would leave less than the margin")
+saver.pause("kv")
+saver.memory_margin_bytes = free()
+saver.resume("kv")                          # which is not bounded
+try:
+    filled(12 * MIB, 1)
+except torch.OutOfMemoryError:
+    pass
+else:
+    raise AssertionError("the margin is kept after a resume")
+for wrong in (lambda: setattr(saver, "memory_margin_bytes", -1),):
+    try:
+        wrong()
+    except ValueError:
+        pass
+    else:
+        raise AssertionError
+saver.memory_margin_bytes = 0
+del first
+filled(12 * MIB, 1)
 x, graph = filled(MIB, 1), torch.cuda.CUDAGraph()
 with saver.cuda_graph(graph, tag="graph"):
     y = torch.empty_like(x)

@@ -63,6 +63,11 @@ del cache
 torch.cuda.empty_cache()
 exec(sys.argv[2])                   # the three lines of the how-to
 assert trained == [{"engine"}] and not pool.asleep and holds(engine, 6)
+Model, blocks, rows = lambda: torch.nn.Linear(4, 4), 4 * MIB, 5
+train = lambda: trained.append(pool.asleep)
+exec(sys.argv[3])                   # how it begins there
+assert trained[1:] == [{"weights", "kv"}] and not pool.asleep
+assert cache.dtype == torch.float16 and holds(cache, 0) and table.numel() == 5
 del weights, x, y
 print("done", flush=True)
 os._exit(0)
@@ -73,7 +78,8 @@ os._exit(0)
 def test_tensors_sleep_and_wake_where_they_were(run: Run) -> None:
     three_lines = block_of("how-to/sleep.md", 'wake("engine")')
     assert three_lines.count("\n") == 3
-    assert run(BEGIN + MADE + IN_TURN, "4", three_lines) == "done\n"
+    first = block_of("how-to/sleep.md", "Model().cuda()", 'pool.wake("kv", fill=0)')
+    assert run(BEGIN + MADE + IN_TURN, "4", three_lines, first) == "done\n"
 
 
 #: Each pattern is a function that takes one turn. What is free and reserved after each is the same
