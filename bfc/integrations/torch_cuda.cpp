@@ -412,6 +412,7 @@ public:
             const Rows rows = read_rows(static_cast<DeviceIndex>(device), with_traces || recording_);
             auto entries = traces(rows.history, static_cast<DeviceIndex>(device));
             add_segments(info.segments, rows, entries, static_cast<DeviceIndex>(device), only);
+            track_look(info.segments, static_cast<DeviceIndex>(device));
             if (with_traces && device < static_cast<int>(info.device_traces.size()))
                 info.device_traces[device] = std::move(entries);
         }
@@ -736,6 +737,12 @@ private:
                        address(static_cast<uint64_t>(block.stream)), kDefault, c10::getApproximateTime(),
                        std::move(context)});
     }
+    void track_look(const std::vector<SegmentInfo>& segments, DeviceIndex device) {
+        if (!tracked_) return;
+        size_t active = 0;
+        for (const auto& it : segments) active += it.device == device ? it.active_size : 0;
+        tell_trackers({Action::SNAPSHOT, device, 0, active, address(0), kDefault, c10::getApproximateTime(), nullptr});
+    }
     void tell_trackers(const TraceEntry& entry) {
         std::vector<AllocatorTraceTracker> trackers;
         {
@@ -799,6 +806,9 @@ private:
             segment.is_large = region.kind != 0;
             segment.is_expandable = region.flags & bfc::kInRange;
             segment.owner_private_pool_id = pool_id(region.pool);
+#if TORCH_VERSION_MINOR >= 13
+            segment.registration_counter = static_cast<int32_t>(region.number);  // NCCL registers in this order
+#endif
             if (auto found = came.find(region.ptr); found != came.end()) segment.context_when_allocated = found->second;
             for (const auto* chunk = begin; chunk != end; ++chunk) {
                 BlockInfo block;

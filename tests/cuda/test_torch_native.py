@@ -82,8 +82,13 @@ def note(what):
 side = torch.cuda.Stream()
 x = some(30)
 note("comes")
-y = some(3)
-del x, y
+y, z = some(3), some(50)
+del x
+torch.cuda.empty_cache()
+x = some(60)
+rows.append(["registered", [native.registered()]])      # the last one at an older address, perhaps
+note("come")
+del x, y, z
 torch.cuda.reset_accumulated_memory_stats()
 x = some(40)
 note("comes after a reset")
@@ -117,5 +122,6 @@ def test_a_tracker_is_told_what_pytorchs_own_tells(run: Run) -> None:
     has done is told when memory is next asked for."""
     own, ours = (json.loads(run(BEGIN + TRACKED, kind)) for kind in ("own", "caching"))
     assert own[0], "PyTorch's segments have moved: the test shows nothing"
+    assert own[1][1] == ["registered", [[20 << 20, 50 << 20, 60 << 20]]]
     for (what, theirs), (_, mine) in zip(own[1], ours[1], strict=True):
         assert Counter(map(str, mine)) == Counter(map(str, theirs)), what

@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -44,6 +45,22 @@ PyObject* told(PyObject*, PyObject*) {
     return list;
 }
 
+// The bytes of the segments, in the order in which NCCL registers them; none if two have the same number.
+PyObject* registered(PyObject*, PyObject*) {
+    auto segments = snapshot().segments;
+    std::sort(segments.begin(), segments.end(),
+              [](const auto& a, const auto& b) { return a.registration_counter < b.registration_counter; });
+    for (size_t i = 1; i < segments.size(); ++i)
+        if (segments[i].registration_counter == segments[i - 1].registration_counter) return PyList_New(0);
+    PyObject* list = PyList_New(0);
+    for (const auto& it : segments) {
+        PyObject* nbytes = PyLong_FromSize_t(it.total_size);
+        PyList_Append(list, nbytes);
+        Py_DECREF(nbytes);
+    }
+    return list;
+}
+
 // pairs(count, bytes, stream): makes so many allocations and their frees, used on the stream if it is not 0, while
 // another thread keeps the GIL. Returns how many were made before that has given up, after ten seconds.
 PyObject* pairs(PyObject*, PyObject* arguments) {
@@ -77,6 +94,7 @@ PyObject* pairs(PyObject*, PyObject* arguments) {
 
 PyMethodDef methods[] = {{"attach", attach, METH_NOARGS, nullptr},
                          {"told", told, METH_NOARGS, nullptr},
+                         {"registered", registered, METH_NOARGS, nullptr},
                          {"pairs", pairs, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_native_calls", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
