@@ -105,9 +105,10 @@ def runtime() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def run(runtime: Path | None) -> torch_runtime.Run:
+def run(runtime: Path | None) -> Iterator[torch_runtime.Run]:
     """Runs a script with PyTorch in a process of its own."""
-    return torch_runtime.runner(runtime)
+    with torch_runtime.runner(runtime) as run:
+        yield run
 
 
 @pytest.fixture

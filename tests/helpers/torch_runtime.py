@@ -6,6 +6,7 @@ It needs the wheels that such a PyTorch brings along, for the headers and the li
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -13,13 +14,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from cuda_machine import ON_GPU
 from documents import ROOT
+from torch_forks import Ended, Forks
 
 from bfc.compiling import cache, kept_in
 
@@ -65,6 +67,7 @@ def has_torch_for_cuda() -> bool:
 
 
 HAS_TORCH = has_torch_for_cuda()
+PATIENCE = 300  # seconds for a script
 Run = Callable[..., str]
 
 
@@ -81,27 +84,41 @@ def environment(folder: Path | None) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)} | preload
 
 
-def runner(folder: Path | None) -> Run:
+@contextlib.contextmanager
+def runner(folder: Path | None) -> Iterator[Run]:
     """A function that runs a script in a process of its own, as what it changes is for good, and
-    returns what that prints."""
+    returns what that prints. Variables of the environment are read when PyTorch is imported, so
+    that only a script without any is forked from a process that has done so."""
     first = ""
+    begun: list[Forks] = []
     if not ON_GPU:
         first = "from bfc.testing import cuda_emulator\ncuda_emulator.load().reset(devices=1)\n"
 
     def run(script: str, *arguments: str, **variables: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", first + textwrap.dedent(script), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-            cwd=ROOT,
-            env=environment(folder) | variables,
-        )
+        done: Ended | subprocess.CompletedProcess[str]
+        code = first + textwrap.dedent(script)
+        if variables:
+            done = subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", code, *arguments],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+                cwd=ROOT,
+                env=environment(folder) | variables,
+            )
+        else:
+            if not begun:
+                begun.append(Forks(environment(folder), ROOT))
+            done = begun[0].run(code, arguments, PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    return run
+    try:
+        yield run
+    finally:
+        for forks in begun:
+            forks.close()
 
 
 def packages() -> Path:
@@ -136,12 +153,16 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
-def compile_all(folder: Path) -> None:
-    (folder / "crt").mkdir()
+def host_defines() -> str:
+    """The text of a header that only NVIDIA's compiler brings."""
     lines = [f"#define {name}" for name in NOTHING.split()]
     lines += [f"#define {name}(n) __attribute__((aligned(n)))" for name in ALIGNED.split()]
-    lines += ["#define __forceinline__ inline"]
-    (folder / "crt" / "host_defines.h").write_text("\n".join([*lines, ""]))
+    return "\n".join([*lines, "#define __forceinline__ inline", ""])
+
+
+def compile_all(folder: Path) -> None:
+    (folder / "crt").mkdir()
+    (folder / "crt" / "host_defines.h").write_text(host_defines())
     calls = wanted()
     for library in LIBRARIES:
         compile_one(library, folder, calls.get(library.name, set()))
