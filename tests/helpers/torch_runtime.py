@@ -163,6 +163,10 @@ def host_defines() -> str:
 def compile_all(folder: Path) -> None:
     (folder / "crt").mkdir()
     (folder / "crt" / "host_defines.h").write_text(host_defines())
+    if not (packages() / "nvidia" / "cu13" / "include" / "nv" / "target").exists():
+        # The wheels of PyTorch 2.14 leave it out: bodies of functions that nobody calls here.
+        (folder / "nv").mkdir()
+        (folder / "nv" / "target").write_text("#define NV_IF_ELSE_TARGET(...)\n")
     calls = wanted()
     for library in LIBRARIES:
         compile_one(library, folder, calls.get(library.name, set()))
