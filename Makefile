@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-drop-ins-own test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -82,6 +82,9 @@ test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, it
 test-torch-whole: .venv-torch-2.15.0/built ## run PyTorch's own tests, of the folder TORCH_TESTS, on its own allocator and on ours
 	.venv-torch-2.15.0/bin/python -m pip install --quiet expecttest psutil pyyaml
 	.venv-torch-2.15.0/bin/python tests/torch_tests.py $(TORCH_TESTS)
+
+test-drop-ins-own: .venv-torch-2.15.0/built ## run the tests of vLLM's sleep mode and of torch_memory_saver, of their sources in the folders VLLM and SAVER, on their own memory and on ours
+	.venv-torch-2.15.0/bin/python tests/drop_in_tests.py $(if $(VLLM),--vllm $(VLLM)) $(if $(SAVER),--saver $(SAVER))
 
 # Finds what people who cannot see or point would miss. The tests inject it: no page has it.
 AXE := axe-core-4.14.1

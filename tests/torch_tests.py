@@ -33,7 +33,7 @@ OUTCOMES = ROOT / "tests/recordings/torch_tests.tsv"
 KINDS = ("own", "ours")
 EXPANDABLE = "expandable_segments:True"
 LIST = "--list--"
-CHILD = (sys.executable, "-W", "ignore", __file__)
+PYTHON = (sys.executable, "-W", "ignore")
 #: Every Python process that a test starts begins so, too.
 SITE = """
 import os
@@ -153,10 +153,12 @@ def child(folder: Path, suite: Suite, report: int) -> None:
 
 
 class Runner:
+    site, script = SITE, __file__
+
     def __init__(self, folder: Path, scratch: Path, seconds: float) -> None:
         self.folder, self.seconds, self.scratch = folder, seconds, scratch
         (scratch / "site").mkdir()
-        (scratch / "site/sitecustomize.py").write_text(SITE)
+        (scratch / "site/sitecustomize.py").write_text(self.site)
         self.libraries = torch_runtime.build()
 
     def begin(self, suite: Suite, kind: str, names: Sequence[str]) -> tuple[Any, int]:
@@ -169,7 +171,7 @@ class Runner:
         reader, writer = os.pipe()
         with (self.scratch / "output").open("ab") as output:
             process = subprocess.Popen(
-                [*CHILD, str(self.folder), "--child", json.dumps(suite), str(writer)],
+                [*PYTHON, self.script, str(self.folder), "--child", json.dumps(suite), str(writer)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -249,15 +251,15 @@ def ending(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def write(suite: Suite, found: dict[str, tuple[Outcome, Outcome]]) -> None:
+def write(suite: Suite, found: dict[str, tuple[Outcome, Outcome]], into: Path = OUTCOMES) -> None:
     """Puts the outcomes into the file, in the place of those that it has of these tests."""
-    lines = OUTCOMES.read_text().splitlines()[1:] if OUTCOMES.exists() else []
+    lines = into.read_text().splitlines()[1:] if into.exists() else []
     rows = {line.partition("\t")[0]: line.partition("\t")[2] for line in lines}
     for name, (own, ours) in found.items():
         reason = own.reason or ours.reason
         rows[f"{suite.name}::{name}"] = f"{own.word}\t{ours.word}\t{reason}"
     lines = ["test\town\tours\treason", *(f"{name}\t{rows[name]}" for name in sorted(rows))]
-    OUTCOMES.write_text("\n".join([*lines, ""]))
+    into.write_text("\n".join([*lines, ""]))
 
 
 def main() -> int:
