@@ -320,7 +320,7 @@ class CUDASubAllocator(SubAllocator):
     def _leave_free(self, nbytes: int) -> None:
         """From now on memory is mapped only where that leaves the device so many bytes free."""
         if self.supports_virtual_memory:
-            self._pages.driver.leaves_free = nbytes
+            self._pages.driver.leave_free(nbytes)
 
     @property
     def peers(self) -> tuple[int, ...]:

@@ -104,7 +104,7 @@ cdef class VirtualMemory:
     cdef MemoryProperties wanted        # of each page
     cdef bint has_created               # whether a page was created: from then on the kind of handle is fixed
     cdef readonly uint64_t granularity
-    cdef public uint64_t leaves_free    # what new memory leaves to others on the device
+    cdef uint64_t left_free             # what new memory leaves to others on the device
 
     cdef CUresult take_addresses(self, uint64_t nbytes, uint64_t* address) noexcept nogil
     cdef CUresult look_for_room(self, uint64_t nbytes) noexcept nogil

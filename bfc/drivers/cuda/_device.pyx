@@ -879,6 +879,10 @@ cdef class VirtualMemory:
         """The kind of handle that pages have."""
         return _HANDLE_NAMES[self.wanted.handle_types]
 
+    def leave_free(self, uint64_t nbytes):
+        """Has new memory refused that would leave others fewer bytes of the device."""
+        self.left_free = nbytes
+
     cdef CUresult take_addresses(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
@@ -911,10 +915,10 @@ cdef class VirtualMemory:
         """OUT_OF_MEMORY if new memory would leave others too little. Needs the context."""
         cdef size_t free = 0
         cdef size_t total = 0
-        if self.leaves_free == 0:
+        if self.left_free == 0:
             return SUCCESS
         cdef CUresult result = cu.memory_info(&free, &total)
-        if result == SUCCESS and (free < nbytes or free - nbytes < self.leaves_free):
+        if result == SUCCESS and (free < nbytes or free - nbytes < self.left_free):
             result = OUT_OF_MEMORY
         return result
 
