@@ -482,6 +482,7 @@ cdef enum:                          # what a pool does beyond BFC: play() has a 
     OPTIONS = 2                     # a lane may have ranges, an oversize limit or ticks, or orders are no addresses
     PAGED = 4                       # pages may have several addresses
     ENDS = 16                       # requests are served from two ends; OPTIONS, too
+    CARVED = 32                     # of a call: the chunk is as large as it is to be
     PLAIN = 8                       # of a call: chunks in use are IN_USE and no more, and frees are not written down
 
 cdef enum:                          # where there are two ends: the set of bins of a chunk says whose it is
@@ -683,7 +684,6 @@ cdef class Pool:
     cdef ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
                                      uint64_t stream, uint64_t freed_before, uint64_t alignment,
                                      cbool indexed) noexcept nogil
-    cdef cbool reserve_at_ends(self) noexcept nogil
     cdef cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
                            uint64_t alignment) noexcept nogil
     cdef ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,

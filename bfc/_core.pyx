@@ -542,7 +542,9 @@ cdef class Pool:
         """
         cdef FreeChunk found
         cdef uint64_t slack = self.end_slack[end]
-        if not self.reserve_at_ends() or (indexed and not self.starts.reserve()):
+        # The gap needs no node: it is alone in its bins.
+        if not self.has_two_records() or not self.bin_sets[end].bins.reserve() or (
+                indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if not take_at_end(self, self.bin_sets[end].bins, end, rounded, freed_before, alignment, found):
             if not take_at_end(self, self.bin_sets[GAP].bins, end, rounded, freed_before, alignment, found):
@@ -553,12 +555,7 @@ cdef class Pool:
         else:
             found.handle = self.carve_high(found.handle, slack, rounded, alignment)
         return self.hand_out(counters, &self.bin_sets[GAP + 1], found.handle, rounded, requested, stream, indexed,
-                             OPTIONS | ENDS)
-
-    cdef inline cbool reserve_at_ends(self) noexcept nogil:
-        """Makes room for what a request or a free at two ends may add. False: the host is out of memory."""
-        return (self.has_two_records() and self.bin_sets[LOWER_END].bins.reserve()
-                and self.bin_sets[UPPER_END].bins.reserve() and self.bin_sets[GAP].bins.reserve())
+                             OPTIONS | ENDS | CARVED)
 
     cdef inline cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
                                   uint64_t alignment) noexcept nogil:
@@ -681,7 +678,9 @@ cdef class Pool:
         cdef cbool counts_pieces = not features & OPTIONS or wanted.counts_pieces
         was_piece &= counts_pieces
         cdef cbool is_cut
-        if features & COUNTS:
+        if features & CARVED:
+            is_cut = False
+        elif features & COUNTS:
             is_cut = left >= wanted.split_remainder and (not features & OPTIONS or rounded < wanted.cuts_below)
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)

@@ -63,14 +63,10 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
     for handle in to_merge:
         if pool.chunks[handle].state != FREE:
             continue  # merged into another of the list
-        if (satisfied[0] and required > 0) or not has_room_to_merge(pool, handle):
+        if (satisfied[0] and required > 0) or not pool.bins_of(handle).reserve():
             pool.timestamped.push_back(handle)
         elif merge_one(pool, handle, required):
             satisfied[0] = True
-
-
-cdef cbool has_room_to_merge(Pool pool, ChunkHandle handle) noexcept nogil:
-    return pool.reserve_at_ends() if pool.features & ENDS else pool.bins_of(handle).reserve()
 
 
 cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept nogil:
