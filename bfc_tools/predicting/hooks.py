@@ -84,10 +84,12 @@ class Follower:
             self.after_forward(self.forwards)
 
     def _mark_cache(self, outputs: Any) -> None:
-        """Notes the keys and values that a model of transformers keeps for the next token. What
-        holds them is called `cache` since 5.24."""
-        held = outputs if isinstance(outputs, dict) else {}
-        cache = held.get("cache", held.get("past_key_values"))
+        """Notes the keys and values that a model of transformers keeps for the next token; in a
+        training they are activations. What holds them is called `cache` since 5.24, and who asks
+        for the name before is warned."""
+        if torch.is_grad_enabled() or not isinstance(outputs, dict):
+            return
+        cache = outputs["cache"] if "cache" in outputs else outputs.get("past_key_values")
         for layer in getattr(cache, "layers", None) or ():
             for name in ("keys", "values"):
                 self.mark(getattr(layer, name, None), KV_CACHE)

@@ -80,6 +80,7 @@ def test_a_training_by_name_needs_what_the_same_script_needs(folder, script, cap
     for figure in ("peak_requested", "peak_allocated", "peak_reserved"):
         assert by_name[figure] == by_hand[figure], figure
     assert by_name["peak"]["by_kind"] == by_hand["peak"]["by_kind"]
+    assert "KV cache" not in by_name["peak"]["by_kind"]
     assert by_name["stopped_after"] == "2 steps of the optimizer"
 
 
