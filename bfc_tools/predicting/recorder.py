@@ -67,8 +67,14 @@ _BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functool
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def _no_fake_form(name: str) -> str:
+def _no_fake_form(name: str, error: Exception) -> str:
     """What is said of an operator that cannot run on tensors that are only shapes."""
+    if isinstance(error, DynamicOutputShapeException) and not name.startswith("aten::"):
+        return (
+            f"how large a result of {name} is depends on values, and a prediction has only shapes. "
+            "Call it with options that give a size, or put an operator in its place that returns "
+            "as much"
+        )
     if name.startswith("aten::"):
         return (
             f"PyTorch does not say what {name} returns for tensors that are only shapes, so a "
@@ -370,7 +376,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 # for cycles.
                 traceback.clear_frames(error.__traceback__)
                 return None
-            raise NotImplementedError(_no_fake_form(known.name)) from error
+            raise NotImplementedError(_no_fake_form(known.name, error)) from error
 
     # -- rules ----------------------------------------------------------------------------------
 

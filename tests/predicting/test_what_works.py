@@ -813,6 +813,25 @@ def test_a_kernel_that_has_no_fake_form_is_named() -> None:
         library._destroy()
 
 
+def test_a_kernel_whose_fake_form_has_no_size_is_named() -> None:
+    """As bitsandbytes', which finds columns with outliers: that a fake form is missing was said."""
+    library = torch.library.Library("bfc_test", "FRAGMENT")
+    library.define("outliers(Tensor x) -> Tensor")
+
+    def outliers(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+    torch.library.register_fake("bfc_test::outliers", outliers)
+    try:
+        with (
+            bfc.predict("a100"),
+            pytest.raises(NotImplementedError, match="how large a result of bfc_test::outliers is"),
+        ):
+            torch.ops.bfc_test.outliers(torch.ones(3, device="cuda"))
+    finally:
+        library._destroy()
+
+
 @pytest.fixture
 def group() -> Any:
     """Rank 0 of four."""
