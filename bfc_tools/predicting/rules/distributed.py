@@ -310,7 +310,9 @@ def _with_hook(recorder: Any, wrapper: Any) -> Callable[..., Any]:
         make = _that_asks_nothing(torch.distributed.Reducer)
         with _made_as_buckets(recorder), patch.object(torch.distributed, "Reducer", make):
             build(self, *args, **kwargs)
-        if self.find_unused_parameters and not kwargs.get("static_graph"):
+        if kwargs.get("static_graph"):
+            _STATIC.add(self.reducer)
+        elif self.find_unused_parameters:
             _STAY.add(self.reducer)
         _returned.__annotations__.clear()  # they are compared with types of torch.distributed
         register(self, None, _returned)
@@ -340,6 +342,8 @@ def _made_as_buckets(recorder: Any) -> Iterator[None]:
 
 #: Reducers whose buckets stay as they were made.
 _STAY: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Reducers that would learn in the first backward pass which parameters are used: here they do not.
+_STATIC: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _rebuilt(recorder: Any, reducer: Any) -> Callable[[Any], bool]:
@@ -351,8 +355,13 @@ def _rebuilt(recorder: Any, reducer: Any) -> Callable[[Any], bool]:
 
         if self in _STAY:
             return False
-        with _made_as_buckets(recorder), HostNumbers(0):
-            return bool(build(self))
+        try:
+            with _made_as_buckets(recorder), HostNumbers(0):
+                return bool(build(self))
+        except RuntimeError:  # some gradients never came
+            if self not in _STATIC:
+                raise
+            return False
 
     return rebuild
 
