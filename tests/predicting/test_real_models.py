@@ -5,6 +5,7 @@ CUDA, whose torchvision timm needs."""
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read as they are imported: what is not in a file is an error
 
-import diffusers
-import safetensors.torch
-import timm
-import torch
-import torchao.optim as optimizers
-import torchao.quantization as quantization
-import transformers
+with warnings.catch_warnings():  # of what is compiled as it is first imported, too
+    warnings.simplefilter("ignore")
+    import diffusers
+    import safetensors.torch
+    import timm
+    import torch
+    import torchao.optim as optimizers
+    import torchao.quantization as quantization
+    import transformers
 
 import bfc
 
