@@ -38,7 +38,7 @@ def loops(trace: Trace, events: Numbers) -> Iterator[Loop]:
 
     Each function may have several, one in the other: what they hold tells which are iterations.
     """
-    if trace.stack is None or len(trace.stacks) < 2:
+    if trace.stack is None or len(trace.stacks) < 2 or not len(events):
         return
     stacks, of_request = np.unique(trace.stack[events], return_inverse=True)
     paths = _Paths(trace, stacks)
@@ -92,10 +92,8 @@ def _returns(lines: Numbers) -> Iterator[tuple[Numbers, int]]:
 
 def _thresholds(sources: Numbers, counts: Numbers) -> list[int]:
     """Lines such that what comes from there and from below is one loop around the others."""
-    if len(sources) <= SOURCES:
-        return [int(one) for one in sources]
-    commonest = np.sort(sources[np.argsort(-counts, kind="stable")][:SOURCES])
-    return [int(one) for one in commonest]
+    commonest = sources[np.argsort(-counts, kind="stable")][:SOURCES]
+    return [int(one) for one in np.sort(commonest)]
 
 
 def _ends(begins: Numbers, outside: Numbers, total: int) -> Numbers:

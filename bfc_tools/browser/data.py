@@ -222,7 +222,7 @@ def data_of(
     title = title or ", ".join(shortened(name) for name, _ in traces)
     page = _page("trace", subjects[0], runs[0].addresses, figures, title)
     said = [it for subject in subjects for it in _ran_out(subject)]
-    return page | {"ran_out": said, "iterations": _iterations(subjects[0].bare)}
+    return page | {"ran_out": said, "iterations": _iterations(subjects[0].trace)}
 
 
 def _ran_out(subject: Subject) -> list[dict[str, Any]]:

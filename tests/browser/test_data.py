@@ -337,6 +337,22 @@ def test_too_many_runs_are_refused() -> None:
         data_of([])
 
 
+def test_iterations_are_found_by_stacks_where_owners_are_named() -> None:
+    pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    pool.record_history(context="all")
+    for number in range(6):
+        with bfc.owner("step"):
+            kept = [pool.allocate("1 MiB") for _ in range(10)]
+            kept += [pool.allocate("2 MiB") for _ in range(1 + number)]
+        while kept:
+            kept.pop()
+    trace = bfc.Trace.from_snapshot(pool.snapshot())
+    found = data_of([("steps", trace)])["iterations"]
+    assert trace.owners
+    assert found["source"] == trace.iterations().source == "stacks"
+    assert len(found["rows"]) == len(trace.iterations()) == 6
+
+
 def test_iterations_are_those_of_the_trace_and_a_page_has_so_many() -> None:
     found = data_of([("small", SMALL)])
     assert found["iterations"] is None

@@ -262,5 +262,7 @@ def test_marks_come_before_stacks_and_frames_of_nothing_are_no_loops() -> None:
     again = bfc.Trace(*events, meta={"marks": begins[::2]})
     assert [one.begin for one in again.iterations()] == begins[::2]
     frames = [("train.py", 1, "main")]
+    empty = bfc.Trace([], [], [], stack=[], frames=frames, stacks=[(0, 0), (0, 0)])
+    assert not empty.iterations()
     plain = bfc.Trace(*events, stack=[1] * len(trace), frames=frames, stacks=[(0, 0), (0, 0)])
     assert plain.iterations().source == "structure"
