@@ -156,25 +156,24 @@ def advise(
         counts = calls, len(whole), replays.count, refused
         private = whole._private_allocations()
         given_up = tuple(it.point.name for it in search.candidates.values() if it.given_up)
-        of_run = ran_out(run), _steady(whole, in_force)
+        of_run = ran_out(run), _steady(whole, in_force, with_room)
         return Advice(
             live, nbytes, proof, rows, best, at, *counts, no_plan, private, given_up, *of_run
         )
 
 
-def _steady(trace: Trace, in_force: Point) -> Steady | None:
+def _steady(trace: Trace, in_force: Point, with_room: Outcome) -> Steady | None:
     """The first iteration beside the later ones, and what the settings in force reserve up to
-    there, on a device with room."""
+    there. `with_room` is the whole run under these settings, on a device with room."""
     found = trace.iterations()
     steady = steady_of(trace, figures_of(trace, found))
     if steady is None:
         return None
-    first, second = [one.end for one in found if one.kind == steady.kind][:2]
-    outcomes = [
-        candidates.replay(trace[:end], in_force, max(LARGE, 4 * trace.peak_bytes_live()))
-        for end in (first, second, len(trace))
-    ]
-    return with_(steady, reserved=tuple(outcome.peak_reserved for outcome in outcomes))
+    ends = [one.end for one in found if one.kind == steady.kind][:2]
+    room = max(LARGE, 4 * trace.peak_bytes_live())
+    outcomes = [candidates.replay(trace[:end], in_force, room) for end in ends]
+    reserved = [outcome.peak_reserved for outcome in (*outcomes, with_room)]
+    return with_(steady, reserved=tuple(reserved))
 
 
 def prove(trace: Trace, said: Recorded) -> Recorded:
