@@ -99,29 +99,28 @@ def _in_folder(folder: Path) -> Path:
     raise FileNotFoundError(f"{folder} has no {FILE}, which says what model it is")
 
 
-def caches() -> list[Path]:
-    """The folders in which Hugging Face keeps what was downloaded."""
+def cache() -> Path:
+    """The folder in which Hugging Face keeps what was downloaded."""
     home = os.environ.get("HF_HOME")
     if home is None:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = f"{base}/huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return [Path(os.path.expanduser(os.path.expandvars(one))) for one in (named or f"{home}/hub",)]
+    return Path(os.path.expanduser(os.path.expandvars(named or f"{home}/hub")))
 
 
 def _in_cache(name: str) -> Path:
     model, _, revision = name.partition("@")
-    for cache in caches():
-        kept = cache / f"models--{model.replace('/', '--')}"
-        ref = kept / "refs" / (revision or "main")
-        commit = ref.read_text().strip() if ref.is_file() else revision
-        found = kept / "snapshots" / commit / FILE
-        if commit and found.is_file():
-            read(found)
-            return found
+    kept = cache() / f"models--{model.replace('/', '--')}"
+    ref = kept / "refs" / (revision or "main")
+    commit = ref.read_text().strip() if ref.is_file() else revision
+    found = kept / "snapshots" / commit / FILE
+    if commit and found.is_file():
+        read(found)
+        return found
     with_revision = f" --revision {revision}" if revision else ""
     raise FileNotFoundError(
-        f"no folder {name} is here, and {caches()[0]} has no configuration of such a model. bfc "
+        f"no folder {name} is here, and {cache()} has no configuration of such a model. bfc "
         f"asks no network. Where there is one, this gets it, in a few kilobytes: hf download "
         f"{model} {FILE}{with_revision}"
     )

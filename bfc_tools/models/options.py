@@ -14,8 +14,15 @@ ENGINES = ("vllm", "sglang")
 PREFILL = 8192
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which model it is."""
+def load_in_words(concurrency: int, context: int) -> str:
+    """What is served, in words."""
+    sequences = "sequence" if concurrency == 1 else "sequences"
+    return f"{concurrency} {sequences} of {context} tokens"
+
+
+def _parser_of(task: str) -> argparse.ArgumentParser:
+    """With the arguments that say which model it is."""
+    parser = argparse.ArgumentParser(f"bfc predict hf:MODEL --task {task}", allow_abbrev=False)
     parser.add_argument("config", metavar="CONFIG", help="a config.json, or a class")
     parser.add_argument(
         "--set",
@@ -35,12 +42,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the Python files beside the config.json, if transformers does not know it",
     )
+    return parser
 
 
 def train_options() -> argparse.ArgumentParser:
     """What it reads its arguments with."""
-    parser = argparse.ArgumentParser("bfc predict hf:MODEL --task train", allow_abbrev=False)
-    add_model(parser)
+    parser = _parser_of("train")
     add = parser.add_argument
     add("--batch", type=int, default=8, help="sequences in a batch (default: 8)")
     add("--seq", type=int, default=2048, help="tokens in a sequence (default: 2048)")
@@ -58,8 +65,7 @@ def train_options() -> argparse.ArgumentParser:
 
 def serve_options() -> argparse.ArgumentParser:
     """What it reads its arguments with."""
-    parser = argparse.ArgumentParser("bfc predict hf:MODEL --task serve", allow_abbrev=False)
-    add_model(parser)
+    parser = _parser_of("serve")
     add = parser.add_argument
     add("--context", type=int, default=8192, help="tokens in each sequence (default: 8192)")
     add("--concurrency", type=int, default=1, help="sequences at a time (default: 1)")
@@ -82,8 +88,7 @@ def serve_options() -> argparse.ArgumentParser:
 
 def engine_options() -> argparse.ArgumentParser:
     """What is asked of a server, by arithmetic. The names are those of vLLM and SGLang."""
-    parser = argparse.ArgumentParser("bfc predict hf:MODEL --task serve", allow_abbrev=False)
-    add_model(parser)
+    parser = _parser_of("serve")
     add = parser.add_argument
     add("--engine", choices=ENGINES, required=True)
     add("--context", "--max-model-len", type=int, default=8192)

@@ -14,6 +14,7 @@ from typing import Any
 from bfc.units import format_bytes
 from bfc_tools.models.caches import layers_of, text_part
 from bfc_tools.models.engines import BLOCK, Paged, Pool, left_by_sglang, left_by_vllm
+from bfc_tools.models.options import load_in_words
 
 GIB = 1 << 30
 #: What others than PyTorch take: public logs have 0.2 GiB to 1.8 GiB on one GPU, and 3.6 GiB where
@@ -107,8 +108,7 @@ class Server:
         """The first line."""
         asked = self.asked
         name = "vLLM" if self.is_vllm else "SGLang"
-        sequences = "sequence" if asked.concurrency == 1 else "sequences"
-        what = f"{asked.concurrency} {sequences} of {asked.context} tokens"
+        what = load_in_words(asked.concurrency, asked.context)
         words = {True: "serves", False: "does not serve", None: "may serve"}[self.fits]
         low, high = self.concurrency
         return f"{name} {words} {what} at a time: it has room for {low:.2f} to {high:.2f}."

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from bfc_tools.models.names import PREFIX
 from bfc_tools.predicting.script import Ran, causes
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.verdict import Verdict
 
 
-#: What a program is called that bfc has for a model by name.
-MODEL = "hf:"
 #: Finders of batch sizes.
 FINDERS = (
     "find_executable_batch_size",
@@ -33,7 +32,7 @@ def failed(script: str, ran: Ran) -> RuntimeError | None:
     if not len(ran.prediction.trace):
         until = "it had allocated nothing on the GPU"
     if isinstance(error, SystemExit):
-        if isinstance(error.code, str) and script.startswith(MODEL):  # words of bfc's own
+        if isinstance(error.code, str) and script.startswith(PREFIX):  # words of bfc's own
             return RuntimeError(f"{script}: {error.code}")
         return RuntimeError(f"{script} exited with {error.code!r}; {until}")
     return RuntimeError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.units import format_bytes, printable
+from bfc_tools.models.options import load_in_words
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis
 from bfc_tools.predicting.kinds import KINDS, KV_CACHE, PARAMETERS
@@ -30,8 +31,7 @@ class Load:
     longest: int = LONGEST  # the most tokens that the model has positions for
 
     def __str__(self) -> str:
-        sequences = "sequence" if self.concurrency == 1 else "sequences"
-        return f"{self.concurrency} {sequences} of {self.context} tokens"
+        return load_in_words(self.concurrency, self.context)
 
 
 class Serves:

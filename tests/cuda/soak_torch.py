@@ -31,6 +31,17 @@ EACH, STEPS, SLEEP_STEPS = 400, 1500, 4000
 HANGS = 7200  # seconds: the process itself says sooner what hangs
 
 
+def ran(environment: dict[str, str], words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANGS,
+        env=environment,
+    )
+
+
 def tangle(environment: dict[str, str], tries: int, first: int) -> int:
     """How many processes failed."""
     seen: Counter[str] = Counter()
@@ -38,14 +49,7 @@ def tangle(environment: dict[str, str], tries: int, first: int) -> int:
     for number in range(-(-tries // EACH)):
         kind, seed = KINDS[number % len(KINDS)], first + number
         words = [str(TANGLE), kind, str(min(EACH, tries - number * EACH)), str(seed)]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=HANGS,
-            env=environment,
-        )
+        done = ran(environment, words)
         print(f"{kind}, seed {seed}: {done.stdout.strip()}", flush=True)
         for count, what in re.findall(r"(\d+) ([a-z][a-z ]*)", done.stdout):
             seen[what] += int(count)
@@ -75,15 +79,7 @@ def sleep(environment: dict[str, str], seeds: range) -> int:
     seen: Counter[str] = Counter()
     failed = 0
     for seed in seeds:
-        words = [str(SLEEP), str(seed), str(SLEEP_STEPS)]
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=HANGS,
-            env=environment,
-        )
+        done = ran(environment, [str(SLEEP), str(seed), str(SLEEP_STEPS)])
         print(f"seed {seed}: {done.stdout.strip()}", flush=True)
         if done.returncode:
             failed += 1
