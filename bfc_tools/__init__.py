@@ -5,6 +5,7 @@ Users reach it through `bfc`: the command, `bfc.study`, and functions such as `b
 In order:
 
     scratch.py      folders for files, removed however a process ends
+    mistakes.py     what is said of an error that ends a command
     study/          what a run needs under other settings, and what grew between two
     models/         models by name, and programs that run them
     predicting/     PyTorch's programs, without a GPU

@@ -50,12 +50,11 @@ from bfc_tools.cli import (
 )
 from bfc_tools.cli.endings import Ended, Exit, ended_in_order
 from bfc_tools.cli.streams import escaped, standard_output, tell
+from bfc_tools.mistakes import in_words
 from bfc_tools.predicting import outside
 
-#: What a wrong call or file is told with. The text says what is wrong, and what to do.
-EXPECTED = (OSError, ValueError, RuntimeError, MemoryError, ImportError)
-#: Kinds of these that only a fault in the program raises.
-UNEXPECTED = (UnicodeError, RecursionError, NotImplementedError)
+#: What to do about a mistake in bfc.
+TO_DO = "Try again with --traceback, and report what that shows"
 
 #: Folders whose code warns as bfc.
 OURS = tuple(os.path.dirname(file) + os.sep for file in (bfc.__file__, os.path.dirname(__file__)))
@@ -105,7 +104,7 @@ def _code_of(parsed: argparse.Namespace) -> int:
     except Exception as error:
         if "traceback" in parsed:
             tell(traceback.format_exc())
-        tell(f"bfc: {_in_words(error)}")
+        tell(f"bfc: {in_words(error, TO_DO)}")
         return Exit.WRONG
     if isinstance(answer, Exit):
         return answer
@@ -211,19 +210,6 @@ def _in_a_line(
 
 
 _format_warning = warnings.formatwarning
-
-
-def _in_words(error: Exception) -> str:
-    text = str(error)
-    if text and isinstance(error, EXPECTED) and not isinstance(error, UNEXPECTED):
-        return text
-    what = f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")
-    if isinstance(error, MemoryError):
-        return f"{what}: the command needs more memory than this machine has left"
-    return (
-        f"{what}: bfc did not expect this, so it is a mistake in bfc. Try again with --traceback, "
-        "and report what that shows"
-    )
 
 
 def _discard_what_cannot_be_printed() -> None:

@@ -166,14 +166,16 @@ def _runs(arguments: argparse.Namespace, asked: Asked) -> AbstractContextManager
 
 def _tell_of_rank(rank: int, world: World, tried: Tried) -> None:
     """A line on standard error for each rank, and what its program printed if it failed."""
-    if tried.error:
+    if tried.error and not tried.is_mistake:
         for line in tried.output.splitlines():
             tell(f"[rank {rank}] {line}")
     _tell({f"rank {rank} of": world.size}, tried)
 
 
 def _tell(values: Any, tried: Tried) -> None:
-    """A line on standard error for each try."""
+    """A line on standard error for each try, and where bfc failed in it."""
+    for line in tried.output.splitlines() if tried.is_mistake else ():
+        tell(line)
     named = ", ".join(f"{name} {value}" for name, value in values.items())
     answers = {True: "it fits", False: "it does not fit", None: tried.error or "it failed"}
     held = f", {format_bytes(tried.needs)} reserved" if tried.needs else ""

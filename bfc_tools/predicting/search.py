@@ -96,7 +96,7 @@ class Search:
                 self.told({axis.name: axis.values[at]}, one)
             if all(one.was_rejected for one in tried):
                 rejected[str(form)] = tried[0]
-            elif len(tried) > 1 and len({one.use for one in tried}) == 1:
+            elif _is_ignored(tried):
                 ignored.append(str(form))
             else:
                 return form, search
@@ -159,6 +159,12 @@ class Search:
         for value, one in self.found.items():
             lines += ["", f"{other} {value}: {one.answer}", *table(one)]
         return "\n".join(map(printable, lines))
+
+
+def _is_ignored(tried: Sequence[Tried]) -> bool:
+    """Whether an argument changes nothing in the memory of two tries."""
+    known = [one.use for one in tried if not one.is_mistake]
+    return len(known) > 1 and len(set(known)) == 1
 
 
 def _some(values: Sequence[int]) -> list[int]:

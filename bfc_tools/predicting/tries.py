@@ -16,6 +16,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
 
 from bfc.units import format_bytes
+from bfc_tools.mistakes import in_words, is_mistake
 from bfc_tools.predicting import guard, kernel, outside
 
 Key = TypeVar("Key")
@@ -31,6 +33,8 @@ Job = TypeVar("Job")
 LINES = 25
 #: What a table says of `Tried.fits`.
 ANSWERS = {True: "yes", False: "no", None: "failed"}
+#: What to do about a mistake in bfc.
+TO_DO = "Report it, with its traceback"
 #: How an answer begins that comes before the end, as after Ctrl-C.
 UNFINISHED = "Not finished. Of what was tried: "
 #: Seconds between two signals to a try that is to end: the second ends it at once.
@@ -55,6 +59,7 @@ class Tried:
     figures: dict[str, Any] = field(default_factory=dict)  # empty if there is no answer
     error: str = ""  # what went wrong, in a line
     output: str = ""  # the end of what the program printed
+    is_mistake: bool = False  # bfc failed in it, and not the program
 
     @property
     def fits(self) -> bool | None:
@@ -92,7 +97,7 @@ class Tried:
     def was_rejected(self) -> bool:
         """Whether the program ended before it used the GPU, as one does that does not know its
         arguments."""
-        return not self.figures
+        return not self.figures and not self.is_mistake
 
 
 class Runs(Protocol):
@@ -223,7 +228,7 @@ class Tries(SideBySide[Connection]):
         if found is None:  # the process outside it has said why
             error = (printed.splitlines() or ["it ended without an answer"])[-1]
             return Tried({}, error.removeprefix("bfc: "), printed)
-        return Tried(found["figures"], found["error"], printed)
+        return Tried(found["figures"], found["error"], printed, found["is_mistake"])
 
 
 def _import_what_all_need() -> None:
@@ -283,12 +288,15 @@ def _redirect(output: IO[bytes]) -> None:
 def _answer(question: Question, answers: Connection) -> None:
     """Runs the program in this process, and sends what was found."""
     figures: dict[str, Any] = {}
+    failed_itself = False
     try:
         figures = question.answer()
         error = figures["error"] or ""
-    except (ImportError, OSError, RuntimeError, ValueError) as problem:
-        error = str(problem)
-    found = {"figures": figures, "error": error}
+    except Exception as problem:
+        error, failed_itself = in_words(problem, TO_DO), is_mistake(problem)
+        if failed_itself:
+            traceback.print_exc()
+    found = {"figures": figures, "error": error, "is_mistake": failed_itself}
     answers.send_bytes(json.dumps(found, default=str).encode())
     if outside.link is not None:
         outside.link.answered(0)

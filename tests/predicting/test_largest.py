@@ -130,6 +130,38 @@ def test_a_try_that_crashes_leaves_the_others(script) -> None:
     assert "OSError: no data" in err
 
 
+def test_a_try_in_which_bfc_fails_says_so_and_leaves_the_others(script) -> None:
+    """It is not the script that ended its process, nor one that does not have the argument."""
+    code, out, err = called(_with_a_mistake, script(OPTION), "batch-size=2..9")
+    assert code == 0, err
+    assert "KeyError: 'odd': bfc did not expect this, so it is a mistake in bfc" in out
+    assert out.startswith("All of batch-size 2..9 fit")
+    assert "bfc: batch-size 2: KeyError: 'odd': bfc did not expect this" in err
+    assert "Traceback (most recent call last):" in err
+    assert "in broken" in err
+    code, out, err = called(_with_a_mistake, script(OPTION), "batch-size=2")
+    assert (code, out) == (2, "")
+    assert "No answer" in err
+    assert "a mistake in bfc" in err
+    assert "ended before it used the GPU" not in err
+
+
+def _with_a_mistake(name: str, asked: str) -> tuple[int, str, str]:
+    from fresh_commands import _main
+
+    from bfc_tools.predicting.asked import Asked
+
+    run = Asked.run
+
+    def broken(self: Asked, *more: Any) -> Any:
+        if self.arguments[-1] == "2":
+            raise KeyError("odd")
+        return run(self, *more)
+
+    Asked.run = broken  # type: ignore[method-assign]
+    return _main(["predict", name, "--device", "64MiB", "--largest", asked])
+
+
 def test_ctrl_c_leaves_what_was_found(script) -> None:
     stop = "\nif batch > 8: os.kill(int(os.environ['WHOM']), 2)"
     code, out, err = called(_interrupted, script(OPTION + stop))
