@@ -443,8 +443,13 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     uint64_t mapped_bytes           # in the ranges
     PageBitmap* bitmap                  # the slots of a range whose pages may have further addresses; else NULL
     cbool asleep                    # its ranges have no memory now, and are not counted as reserved
-    cbool descends                  # of free chunks of one size, the one at the highest address is the best fit
     uint64_t is_plan                # 1: its regions are those of plans. 128 bytes in all: an index is a shift
+
+cdef struct End:                    # where there are two ends: one of them, or the gap
+    Bins* bins
+    uint64_t turns                  # with all bits set, the best of free chunks of one size is at the highest address
+    uint64_t slack                  # a hole is kept whole if less is left over
+    uint64_t gap_slack              # and so is the gap
 
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
@@ -550,7 +555,7 @@ cdef class Pool:
     cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
     cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
     cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
-    cdef uint64_t end_slack[4]          # what is kept whole of a hole, and of the gap, if less is left over
+    cdef End ends[3]                    # by the set of bins
     cdef uint64_t shared_begin          # the region that both ends share, as it came; 0: there is none
     cdef uint64_t shared_end            # no request from the lower end reaches beyond it
 
@@ -681,6 +686,9 @@ cdef class Pool:
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 
     cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1
+    cdef ChunkHandle allocate_at_ends(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
+                                      uint64_t stream, uint64_t freed_before, uint64_t alignment,
+                                      cbool indexed) noexcept nogil
     cdef ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
                                      uint64_t stream, uint64_t freed_before, uint64_t alignment,
                                      cbool indexed) noexcept nogil

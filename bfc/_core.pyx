@@ -137,11 +137,6 @@ cdef class SharedCounter:
         return count_up(&self.value)    # two allocators may share it, and a replay runs without the GIL
 
 
-cdef inline uint64_t order_at_ends(const Chunk* chunk, const BinSet* owner) noexcept nogil:
-    """As order_of, where there are two ends. It has no branch: which end a chunk belongs to is hard to predict."""
-    return chunk.ptr ^ (0 - <uint64_t>owner.descends)
-
-
 cdef inline cbool take_at_end(Pool pool, Bins* among, uint32_t end, uint64_t rounded, uint64_t freed_before,
                               uint64_t alignment, FreeChunk& found) noexcept nogil:
     """Takes the best fit for an end out of its bins. Needs a reserve() before it: what does not fit goes back."""
@@ -429,7 +424,7 @@ cdef class Pool:
                                     uint32_t features) noexcept nogil:
         cdef FreeChunk found, in_ranges
         if features & ENDS and bin_set <= UPPER_END:
-            return self.allocate_at_end(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed)
+            return self.allocate_at_ends(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed)
         if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         if features & OPTIONS and wanted.looks_in_ranges:
@@ -479,8 +474,8 @@ cdef class Pool:
         if alignment == 0:
             return self.allocate_chunk(bin_set, rounded, requested, stream, freed_before, indexed)
         if self.features & ENDS and bin_set <= UPPER_END:
-            return self.allocate_at_end(&self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
-                                        indexed)
+            return self.allocate_at_ends(&self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
+                                         indexed)
         return self.allocate_by(&self.bin_sets[bin_set], rounded, requested, stream, freed_before, alignment, indexed)
 
     cdef ChunkHandle allocate_by(self, BinSet* wanted, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -527,29 +522,37 @@ cdef class Pool:
         """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
         `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
         cdef uint32_t i
-        for i in range(4):      # the last is no chunk's: its rule splits nothing
+        for _ in range(4):      # the last is no chunk's: its rule splits nothing
             self.add_bin_set(UNLIMITED, False)
-            self.end_slack[i] = slack[i]
         for i in range(UPPER_END + 1):
-            self.bin_sets[i].descends = descends[i]
+            self.ends[i] = End(self.bin_sets[i].bins, ~<uint64_t>0 if descends[i] else 0, slack[i], slack[GAP + i])
+        self.ends[GAP].bins = self.bin_sets[GAP].bins
         self.features |= OPTIONS | ENDS
         return 0
+
+    cdef inline ChunkHandle allocate_at_ends(self, Counters* counters, uint32_t end, uint64_t rounded,
+                                             uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                             uint64_t alignment, cbool indexed) noexcept nogil:
+        """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
+        """
+        if end == LOWER_END:    # the compiler makes two copies of it, each without further branches on the end
+            return self.allocate_at_end(counters, LOWER_END, rounded, requested, stream, freed_before, alignment,
+                                        indexed)
+        return self.allocate_at_end(counters, UPPER_END, rounded, requested, stream, freed_before, alignment, indexed)
 
     cdef inline ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded,
                                             uint64_t requested, uint64_t stream, uint64_t freed_before,
                                             uint64_t alignment, cbool indexed) noexcept nogil:
-        """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
-        """
         cdef FreeChunk found
-        cdef uint64_t slack = self.end_slack[end]
+        cdef uint64_t slack = self.ends[end].slack
         # The gap needs no node: it is alone in its bins.
-        if not self.has_two_records() or not self.bin_sets[end].bins.reserve() or (
+        if (alignment and not self.has_two_records()) or not self.reserve(self.ends[end].bins) or (
                 indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
-        if not take_at_end(self, self.bin_sets[end].bins, end, rounded, freed_before, alignment, found):
-            if not take_at_end(self, self.bin_sets[GAP].bins, end, rounded, freed_before, alignment, found):
+        if not take_at_end(self, self.ends[end].bins, end, rounded, freed_before, alignment, found):
+            if not take_at_end(self, self.ends[GAP].bins, end, rounded, freed_before, alignment, found):
                 return NO_CHUNK
-            slack = self.end_slack[GAP + end]
+            slack = self.ends[end].gap_slack
         if end == LOWER_END:
             found.handle = self.carve_low(found.handle, slack, rounded, alignment)
         else:
@@ -561,12 +564,14 @@ cdef class Pool:
                                   uint64_t alignment) noexcept nogil:
         """Whether a free chunk that is large enough is so behind an aligned address, too."""
         cdef Chunk* chunk = &self.chunks[handle]
-        cdef uint64_t start = chunk.ptr, stop = chunk.ptr + chunk.size
+        cdef uint64_t start = chunk.ptr
         if freed_before and freed_before < chunk.freed_at_count:
             return False
         if alignment:
             start = round_up(start, alignment)
-        return start + rounded <= (stop if end == UPPER_END else min(stop, self.shared_end))
+            if start + rounded > chunk.ptr + chunk.size:
+                return False
+        return end == UPPER_END or start + rounded <= self.shared_end
 
     cdef inline ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
                                       uint64_t alignment) noexcept nogil:
@@ -594,40 +599,43 @@ cdef class Pool:
                                        uint64_t alignment) noexcept nogil:
         """The part of a free chunk, in no bin now, that a request from the upper end gets. What lies before it stays
         what it was; what lies behind becomes a hole of that end."""
-        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, ptr = self.chunks[handle].ptr, left
-        cdef uint64_t first = ptr, start = ptr + self.chunks[handle].size - rounded
+        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, ptr = self.chunks[handle].ptr, first = ptr
+        cdef uint64_t before, left
         cdef ChunkHandle rest
         if alignment:
             first = round_up(ptr, alignment)
-            start &= ~(alignment - 1)
-        left = self.chunks[handle].size - (first - ptr) - rounded
+        before = self.chunks[handle].size - rounded
+        left = before - (first - ptr)
+        if alignment:
+            before = ((ptr + before) & ~(alignment - 1)) - ptr
         if left < slack and left < rounded:
-            start = first
-        if start > ptr:
-            rest = self.cut_chunk(handle, start - ptr, freed_at)
+            before = first - ptr
+        if before:
+            rest = self.cut_chunk(handle, before, freed_at)
             self.list_at_ends(handle)
             handle = rest
         self.chunks[handle].bin_set = UPPER_END
-        left = self.chunks[handle].size - rounded
-        if left and (left >= slack or left >= rounded):
-            self.list_at_ends(self.cut_chunk(handle, rounded, freed_at))
+        if alignment:
+            left = self.chunks[handle].size - rounded
+            if left and (left >= slack or left >= rounded):
+                self.list_at_ends(self.cut_chunk(handle, rounded, freed_at))
         return handle
 
     cdef inline void list_at_ends(self, ChunkHandle handle) noexcept nogil:
         cdef Chunk* chunk = &self.chunks[handle]
-        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
-        owner.bins.insert(chunk.size, order_at_ends(chunk, owner), handle)
+        cdef End* owner = &self.ends[chunk.bin_set]
+        owner.bins.insert(chunk.size, chunk.ptr ^ owner.turns, handle)
 
     cdef inline void unlist_at_ends(self, ChunkHandle handle) noexcept nogil:
         cdef Chunk* chunk = &self.chunks[handle]
-        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
-        owner.bins.erase(chunk.size, order_at_ends(chunk, owner))
+        cdef End* owner = &self.ends[chunk.bin_set]
+        owner.bins.erase(chunk.size, chunk.ptr ^ owner.turns)
 
     cdef inline void return_to_gap(self, ChunkHandle handle) noexcept nogil:
-        """Lets a chunk that has become free belong to the gap if nothing of its end lies between the two."""
+        """Lets a chunk of an end that has become free belong to the gap if nothing of its end lies between the two."""
         cdef Chunk* chunk = &self.chunks[handle]
         cdef ChunkHandle towards = chunk.next if chunk.bin_set == LOWER_END else chunk.prev
-        if chunk.bin_set > UPPER_END or (towards != NO_CHUNK and self.chunks[towards].bin_set == chunk.bin_set):
+        if towards != NO_CHUNK and self.chunks[towards].bin_set == chunk.bin_set:
             return
         # a region of the upper end alone has no gap: there is nothing of another end in it
         if towards != NO_CHUNK or self.shared_begin <= chunk.ptr < self.shared_end:
@@ -787,7 +795,7 @@ cdef class Pool:
         elif not features & PLAIN and self.timing != NULL:
             chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
             self.insert_free_chunk_into_bin(owner.bins, handle, features & ENDS)
-        elif features & ENDS:
+        elif features & ENDS and (features & PLAIN or chunk.bin_set <= UPPER_END):
             self.return_to_gap(handle)
             self.list_at_ends(self.coalesce_at_ends(handle, True))
         else:
@@ -1566,8 +1574,8 @@ cdef class Pool:
         which they do until a driver reuses an address, that is its address."""
         if options and self.by_number:
             return self.order_by_age(self.chunks[handle].ptr)
-        if options and self.features & ENDS and self.bin_sets[self.chunks[handle].bin_set].descends:
-            return ~self.chunks[handle].ptr
+        if options and self.features & ENDS and self.chunks[handle].bin_set <= UPPER_END:
+            return self.chunks[handle].ptr ^ self.ends[self.chunks[handle].bin_set].turns
         return self.chunks[handle].ptr
 
     cdef inline uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:

@@ -72,7 +72,7 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
 cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept nogil:
     cdef Bins* bins = pool.bins_of(handle)
     cdef ChunkHandle merged
-    if pool.features & ENDS:
+    if pool.features & ENDS and pool.chunks[handle].bin_set <= GAP:
         pool.unlist_at_ends(handle)
         if pool.chunks[handle].freed_at_count == 0 or required > 0:
             pool.return_to_gap(handle)
