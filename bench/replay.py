@@ -1,6 +1,7 @@
 """Every trace and random churn through the compiled originals and ours, in turn:
 `python -m bench.replay`. BFC stands beside TensorFlow's, the caching policy beside PyTorch's. Then
 the iterations of the traces that have any, six times each, also from a plan of just that.
+Memory with two ends stands beside TensorFlow's nightly build in `python -m bench.ends`.
 
 All replay in one compiled loop, on a device of integers. Ours keep the handle of each allocation,
 the originals its address, which is all that their interfaces have. They take turns of several
