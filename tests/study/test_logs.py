@@ -383,6 +383,28 @@ def test_jax_without_its_list_of_chunks(tmp_path: Path) -> None:
     assert answer(tmp_path, full).refusals[0].cause == "capacity"
 
 
+@pytest.mark.parametrize(
+    ("path", "op", "program"),
+    [
+        ("tensorflow/tsl/framework", "Conv2D", "TensorFlow"),
+        ("tensorflow/core/common_runtime", "", "TensorFlow"),
+        ("external/local_xla/xla/tsl/framework", "", "TensorFlow"),
+        ("tsl/framework", "gradients/mul", "TensorFlow"),
+        ("external/org_tensorflow/tensorflow/core/common_runtime", "", "JAX"),
+        ("external/org_tensorflow/tensorflow/tsl/framework", "", "JAX"),
+        ("external/xla/xla/tsl/framework", "", "JAX"),
+    ],
+)
+def test_whose_log_it_is(tmp_path: Path, path: str, op: str, program: str) -> None:
+    """Both print the same lines: where a release lay in its sources tells them apart."""
+    text = (
+        f"2025-03-01 10:00:00.000000: W {path}/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran "
+        f"out of memory trying to allocate 2.00GiB (rounded to 2147483648)requested by op {op}\n"
+    )
+    (refusal,) = answer(tmp_path, text).refusals
+    assert refusal.program == program
+
+
 def test_jax_names_the_largest_buffer(tmp_path: Path) -> None:
     text = JAX_ALONE + (
         "BufferAssignment stats:\n             parameter allocation:    6.00MiB\n"

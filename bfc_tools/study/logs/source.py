@@ -35,7 +35,10 @@ NEAR = 4000
 _SIGNS = (
     (
         TENSORFLOW,
-        re.compile(r"tensorflow[/\\]core[/\\]|local_(?:tsl|xla)|/job:localhost|ResourceExhausted"),
+        re.compile(  # JAX has a path of TensorFlow's below external/, and no operation to name
+            r"(?<![/\\])tensorflow[/\\](?:core|tsl)[/\\]|local_(?:tsl|xla)|/job:localhost"
+            r"|ResourceExhausted|requested by op \w"
+        ),
     ),
     (JAX, re.compile(r"jax|XlaRuntimeError|pj_?rt|external/(?:xla|org_tensorflow|tsl)/", re.I)),
 )
