@@ -18,6 +18,7 @@ import pytest
 
 import bfc
 from bfc.snapshots.snapshot import Snapshot
+from bfc.units import format_bytes
 from bfc_tools.study.logs.dump import NOT_IN_LOG
 from bfc_tools.study.logs.log import Log, read_log
 from bfc_tools.study.logs.side_by_side import Logs
@@ -563,6 +564,21 @@ def test_a_log_that_was_cut(tmp_path: Path, part: float) -> None:
     assert not refusal.is_whole or chunks_of(log) == rows_of(snapshot)
     assert refusal.is_whole == (part > 0.5)  # there its figures are cut off, and no chunk
     assert refusal.nbytes == (asked + 255) // 256 * 256
+
+
+def test_a_log_that_ends_in_its_list_says_what_it_lists(tmp_path: Path) -> None:
+    snapshot, asked = held(1)
+    lines = dump_texts.text("2.8", snapshot, asked)
+    rows = rows_of(snapshot)
+    del rows[len(rows) // 2 :]
+    last = next(at for at, line in enumerate(lines) if f"at {rows[-1][0]:x}" in line)
+    (refusal,) = read_log(written(tmp_path, lines[: last + 1])).refusals
+    live = sum(size for _, size, used in rows if used)
+    free = [size for _, size, used in rows if not used]
+    assert refusal.remarks[0].endswith(
+        f"Its lines list {format_bytes(live)} in use, and {format_bytes(sum(free))} free, "
+        f"the largest piece {format_bytes(max(free, default=0))}"
+    )
 
 
 def is_sound(log: Log, truth: Rows) -> bool:

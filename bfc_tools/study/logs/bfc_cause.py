@@ -96,6 +96,13 @@ def _with_figures(found: LoggedRanOut, dump: Dump) -> LoggedRanOut:
             names[name] += region.nbytes[number] if region.in_use[number] else 0
     most = names.most_common(1)[0] if names else (found.most_line, found.most_bytes)
     is_known = not faults or bool({"pool", "in use", "sum"} & values.keys())
+    remark = f"its dump is not whole: {'; '.join(faults)}"
+    if not is_known:
+        free = list(dump.free())
+        remark += (
+            f". Its lines list {format_bytes(dump.live)} in use, and {format_bytes(sum(free))} "
+            f"free, the largest piece {format_bytes(max(free, default=0))}"
+        )
     return replace(
         found,
         live=live if is_known else None,
@@ -108,9 +115,7 @@ def _with_figures(found: LoggedRanOut, dump: Dump) -> LoggedRanOut:
         most_bytes=most[1],
         is_whole=not faults,
         to_record="" if not faults else found.to_record,
-        remarks=(*found.remarks, f"its dump is not whole: {'; '.join(faults)}")
-        if faults
-        else found.remarks,
+        remarks=(*found.remarks, remark) if faults else found.remarks,
     )
 
 
