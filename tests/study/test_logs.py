@@ -567,7 +567,7 @@ def test_a_log_that_was_cut(tmp_path: Path, part: float) -> None:
 
 
 def test_a_log_that_ends_in_its_list_says_what_it_lists(tmp_path: Path) -> None:
-    snapshot, asked = held(1)
+    snapshot, asked = held(5)
     lines = dump_texts.text("2.8", snapshot, asked)
     rows = rows_of(snapshot)
     del rows[len(rows) // 2 :]
