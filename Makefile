@@ -55,7 +55,7 @@ test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's 
 test-dask: $(VENV)/clients $(VENV)/dask $(VENV)/built ## run the tests on clusters of Dask: processes on this machine, with simulated and emulated devices
 	BFC_TEST_DASK=1 $(BIN)/python -m pytest $(EVERY) tests/dask
 
-test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB, and Triton, 290 MB)
+test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an environment of their own (downloads once: PyTorch, 200 MB, Triton, 290 MB, and Ray, 75 MB)
 	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) -m "not peers" tests/torch_opencl
 
 # What does without torch is among the other tests, but for that which asks cuDNN: only this environment has it. Models of other

@@ -26,7 +26,6 @@ NOT_IN_CI = (
     "cuDNN 9.19 and cublasLt are not installed",  # make test-predict has them
     "checks after each change",
     "this Python is linked statically",
-    "this environment has no Ray",
     "the source declares",
     "the source maps no memory",
     "which cost no memory",

@@ -133,6 +133,15 @@ class DaskTries(SideBySide[Any]):
             raise RuntimeError(f"{self._gone()} has ended, or cancelled the tries") from error
 
 
+def _listens(address: tuple[str, int], patience: float) -> bool:
+    """Whether anything listens there."""
+    try:
+        socket.create_connection(address, timeout=patience).close()
+    except OSError:
+        return False
+    return True
+
+
 class RayTries(SideBySide[Any]):
     """Runs tries on a cluster of Ray. Use it in a `with` block."""
 
@@ -142,6 +151,9 @@ class RayTries(SideBySide[Any]):
 
     def __enter__(self) -> RayTries:
         self._ray = ray = client("ray", "ray")
+        host, _, port = self._address.rpartition(":")
+        if host and port.isdigit() and not _listens((host, int(port)), cluster.PATIENCE):
+            raise OSError(f"no cluster of Ray answers at {self._address}")  # Ray tries for minutes
         try:
             ray.init(
                 self._address,
@@ -150,6 +162,11 @@ class RayTries(SideBySide[Any]):
                 configure_logging=False,
             )
         except (ConnectionError, ValueError) as error:
+            if "InvalidAuthToken" in str(error.__cause__):
+                raise OSError(
+                    f"the Ray cluster at {self._address} asks for its token: set "
+                    "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN unless it is in ~/.ray/auth_token"
+                ) from error
             raise OSError(f"no cluster of Ray answers at {self._address}") from error
         cores = int(ray.cluster_resources().get("CPU", 0))
         if not cores:
@@ -186,16 +203,9 @@ class RayTries(SideBySide[Any]):
             ended, _ = self._ray.wait(list(running), num_returns=1, timeout=EVERY)
             if ended:
                 return ended[0]
-            missing = 0.0 if self._answers_calls() else missing + EVERY
+            missing = 0.0 if _listens(self._head, EVERY) else missing + EVERY
             if missing > cluster.PATIENCE:
                 raise RuntimeError(self._gone())
-
-    def _answers_calls(self) -> bool:
-        try:
-            socket.create_connection(self._head, timeout=EVERY).close()
-        except OSError:
-            return False
-        return True
 
     def _gone(self) -> str:
         return f"the Ray cluster at {self._address} is gone: its head does not answer"

@@ -8,14 +8,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from fresh_commands import _main, called, command
 
 pytest.importorskip("distributed", reason="this environment has no distributed")
+if find_spec("ray") is None:  # its import reads the environment, which tests set
+    pytest.skip("this environment has no Ray", allow_module_level=True)
 
 PROGRAM = """
 import os, sys, time
@@ -53,11 +57,51 @@ def dask_cluster(folder: Path) -> Iterator[tuple[str, list[int]]]:
             )
             cleanup.callback(_end, one)
             began.append(one.pid)
-            for _ in range(600):
-                if file.exists():
-                    break
-                time.sleep(0.1)
+            _await(file)
         yield json.loads(file.read_text())["address"], began
+
+
+#: Of the processes below: no figures go to Ray's authors, a token lets in, and workers are as soon
+#: served as others.
+OF_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": "of-these-tests",
+    "RAY_worker_niceness": "0",
+}
+HEAD = ["start", "--head", "--block", "--port=0", "--num-cpus=2", "--include-dashboard=false"]
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[tuple[str, list[int]]]:
+    """The address of a head that has a worker for two tasks, and the process of that head which
+    knows of all others. Names of its sockets must be short."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        more = (f"--temp-dir={folder}", f"--object-store-memory={80_000_000}")
+        with open(f"{folder}/log", "w") as log:
+            head = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", *HEAD, *more],
+                stdout=log,
+                stderr=log,
+                env=os.environ | OF_RAY,
+                process_group=0,
+            )
+        try:
+            file = Path(folder, "ray_current_cluster")
+            _await(file)
+            children = Path(f"/proc/{head.pid}/task/{head.pid}/children").read_text().split()
+            words = {int(one): Path(f"/proc/{one}/cmdline").read_bytes() for one in children}
+            yield file.read_text(), [one for one in words if b"/gcs_server" in words[one]]
+        finally:
+            _end(head)
+
+
+def _await(file: Path) -> None:
+    for _ in range(1200):
+        if file.exists() and file.stat().st_size:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{file} is not there")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -72,6 +116,16 @@ def dask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[str]:
+    with ray_cluster() as (address, _):
+        yield address
+
+
+#: A cluster of each kind, by the option that names it, and by its fixture.
+KINDS = ["dask", "ray"]
+
+
 def searched(name: str, *words: str, **environment: str) -> tuple[int, str, list[str]]:
     """A search with variables of the environment: its exit code, and what it prints."""
     code, out, err = called(_search, ["predict", name, *SEARCH, *words], environment)
@@ -83,12 +137,13 @@ def _search(words: list[str], environment: dict[str, str]) -> tuple[int, str, st
     return _main(words)
 
 
-def test_a_search_on_dask_prints_what_this_machine_prints(script, dask) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_on_a_cluster_prints_what_this_machine_prints(script, request, kind) -> None:
     """The variables of its environment are there, too."""
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    settings = OF_RAY | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     name = script(PROGRAM)
     here = searched(name, "--jobs", "2", **settings)
-    there = searched(name, "--dask", dask, **settings)
+    there = searched(name, f"--{kind}", request.getfixturevalue(kind), **settings)
     assert there[:2] == here[:2]
     assert there[0] == 0
     assert sorted(there[2][1:]) == sorted(here[2][1:])
@@ -116,15 +171,22 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--cheapest"], ["--nproc", "2"], pytest.param(["--what-if"], marks=pytest.mark.long)],
-    ids=lambda words: words[0],
+    ("kind", "words"),
+    [
+        ("dask", ["--cheapest"]),
+        ("dask", ["--nproc", "2"]),
+        ("ray", ["--nproc", "2"]),
+        *(pytest.param(kind, ["--what-if"], marks=pytest.mark.long) for kind in KINDS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_other_questions_on_dask_have_the_answers_of_this_machine(script, dask, words) -> None:
+def test_other_questions_on_clusters_have_the_answers_of_this_machine(
+    script, request, kind, words
+) -> None:
     name = script(CHANGED)
     here, there = (
         called(_asked_of_three, ["predict", name, *words, *more, "--json"])
-        for more in ([], ["--dask", dask])
+        for more in ([], [f"--{kind}", request.getfixturevalue(kind)])
     )
     assert here[0] == 0, here[2]
     assert there[:2] == here[:2]
@@ -134,34 +196,62 @@ def _asked_of_three(words: list[str]) -> tuple[int, str, str]:
     """Where only three GPUs are known to the process that asks."""
     from bfc_tools.predicting import cheapest
 
+    os.environ.update(OF_RAY)
     kept = {name: cheapest.DEVICES[name] for name in ("h200", "t4", "a100-40gb")}
     cheapest.DEVICES = kept  # type: ignore[misc]
     return _main(words)
 
 
-def test_a_worker_without_the_script_is_said(script, dask, tmp_path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_worker_without_the_script_is_said(script, request, tmp_path, kind) -> None:
     """A file at that place that differs, as on a machine with an older copy."""
     name = script(PROGRAM)
-    code, out, err = called(_with_an_older_copy, name, dask)
+    words = [f"--{kind}", request.getfixturevalue(kind)]
+    code, out, err = called(_with_an_older_copy, name, words)
     assert (code, out) == (2, "")
     assert f"has another {tmp_path / name} than this machine" in err
 
 
-def _with_an_older_copy(name: str, address: str) -> tuple[int, str, str]:
+def _with_an_older_copy(name: str, words: list[str]) -> tuple[int, str, str]:
     from bfc_tools.predicting import distant
 
+    os.environ.update(OF_RAY)
     distant._hash = lambda file: "another"
-    return _main(["predict", name, *SEARCH, "--dask", address])
+    return _main(["predict", name, *SEARCH, *words])
 
 
-def test_a_cluster_that_goes_away_leaves_the_tries_so_far(script, tmp_path) -> None:
-    with dask_cluster(tmp_path) as (address, processes):
-        words = (script(PROGRAM), "--dask", address, "--jobs", "1")
-        code, out, err = searched(*words, WHOM=" ".join(map(str, processes)))
+@pytest.mark.parametrize(
+    ("kind", "gone"), [("dask", "scheduler has"), ("ray", "head does not answer")]
+)
+def test_a_cluster_that_goes_away_leaves_the_tries_so_far(script, tmp_path, kind, gone) -> None:
+    with dask_cluster(tmp_path) if kind == "dask" else ray_cluster() as (address, processes):
+        words = (script(PROGRAM), f"--{kind}", address, "--jobs", "1")
+        code, out, err = searched(*words, **OF_RAY, WHOM=" ".join(map(str, processes)))
     assert code == 2
     assert out.startswith("Not finished: batch 8 fits on a GPU of 64.00 MiB.\n")
-    assert f"bfc: the Dask cluster at {address} is gone: its scheduler " in err[-1]
+    assert f" cluster at {address} is gone: its {gone}" in err[-1]
     assert not any("Traceback" in line for line in err)
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "said"),
+    [
+        ("dask", "tcp://127.0.0.1:1", "no scheduler of Dask answers at tcp://127.0.0.1:1"),
+        ("ray", "127.0.0.1:1", "no cluster of Ray answers at 127.0.0.1:1"),
+    ],
+)
+def test_a_cluster_that_is_not_there(script, kind, address, said) -> None:
+    code, out, err = searched(script(PROGRAM), f"--{kind}", address, **OF_RAY)
+    assert (code, out) == (2, "")
+    assert said in err[-1]
+
+
+def test_a_token_that_ray_asks_for_is_said(script, ray) -> None:
+    code, out, err = searched(
+        script(PROGRAM), "--ray", ray, RAY_AUTH_MODE="disabled", RAY_NUM_REDIS_GET_RETRIES="2"
+    )
+    assert (code, out) == (2, "")
+    assert f"the Ray cluster at {ray} asks for its token: set RAY_AUTH_MODE=token" in err[-1]
 
 
 @pytest.mark.parametrize(
@@ -175,10 +265,3 @@ def test_options_that_do_not_go_together(script, words: list[str], said: str) ->
     code, _, err = command("predict", script(PROGRAM), *words)
     assert code == 2
     assert said in err
-
-
-def test_a_search_on_ray_prints_what_this_machine_prints(script) -> None:
-    pytest.importorskip("ray", reason="this environment has no Ray")
-    name = script(PROGRAM)
-    there = searched(name, "--ray", "local", "--jobs", "2")
-    assert there[:2] == searched(name, "--jobs", "2")[:2]
