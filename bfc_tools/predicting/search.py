@@ -3,18 +3,37 @@ first how the script takes it is found out, then the value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from bfc.units import printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis, Form
 from bfc_tools.predicting.failures import FINDERS
 from bfc_tools.predicting.largest import Largest, as_text, learn, settle, table, wanted
-from bfc_tools.predicting.tries import Runs, Tried
+from bfc_tools.predicting.tries import Question, Runs, Tried
 
+Key = TypeVar("Key")
 #: The most values of a second argument that are looked at.
 MOST_ROWS = 9
+
+
+class _Once:
+    """Asks each question once, and knows the answer from then on."""
+
+    def __init__(self, tries: Runs) -> None:
+        self._tries, self.width = tries, tries.width
+        self._known: dict[Question, Tried] = {}
+
+    def outcomes(self, questions: Mapping[Key, Question]) -> Iterator[tuple[Key, Tried]]:
+        """As others have them."""
+        new = {key: asked for key, asked in questions.items() if asked not in self._known}
+        for key, asked in questions.items():
+            if key not in new:
+                yield key, self._known[asked]
+        for key, tried in self._tries.outcomes(new):
+            self._known[new[key]] = tried
+            yield key, tried
 
 
 class Search:
@@ -53,6 +72,7 @@ class Search:
         Raises ValueError if the script takes an argument in none of the usual forms, or if it
         changes nothing.
         """
+        tries = _Once(tries)
         first, *rest = self.axes
         form, known = self._form(tries, first, self.asked)
         self.forms, values = [form], [0]

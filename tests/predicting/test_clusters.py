@@ -11,11 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from fresh_commands import _main, called, command
+
+from bfc_tools.predicting import clusters
+from bfc_tools.predicting.asked import Asked
+from bfc_tools.predicting.distant import Came, Place, answer
+from bfc_tools.predicting.tries import Tried
 
 pytest.importorskip("distributed", reason="this environment has no distributed")
 if find_spec("ray") is None:  # its import reads the environment, which tests set
@@ -218,6 +224,26 @@ def _with_an_older_copy(name: str, words: list[str]) -> tuple[int, str, str]:
     os.environ.update(OF_RAY)
     distant._hash = lambda file: "another"
     return _main(["predict", name, *SEARCH, *words])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"bfc": "0.1"}, r"has bfc \d.*, and this process 0\.1$"),
+        ({"folder": "/of/another/machine"}, "has no folder /of/another/machine: the workers of a"),
+    ],
+)
+def test_a_worker_that_differs_is_said(script, other: dict[str, str], said: str) -> None:
+    place = replace(Place.here(Asked(script(PROGRAM))), **other)
+    with pytest.raises(RuntimeError, match=f"the worker on .* {said}"):
+        answer(Asked("train.py"), place)
+
+
+def test_workers_with_two_pytorches_are_said() -> None:
+    answers = clusters._Answers()
+    answers.take(Came("one", "2.13.0", Tried()))
+    with pytest.raises(RuntimeError, match=r"on two has PyTorch 2\.15\.0, and the one on one"):
+        answers.take(Came("two", "2.15.0", Tried()))
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,10 @@ def test_a_finder_of_batch_sizes_is_told_of_oom(script) -> None:
         (["--cheapest", "--device", "h100"], "leave --device out"),
         (["--largest", "b=1..8", "--jobs", "0"], "--jobs is 1 or more"),
         (["--largest", "b=1..8", "--largest", "b=1..8"], "there twice"),
+        (["--largest", "b=1..8", "--largest", "c=1", "--largest", "d=1"], "one argument, or two"),
+        (["--largest", "b=8..4"], "--largest b=8..4: the range is empty. The smallest comes first"),
+        (["--largest", "b=1..8:0"], "--largest b=1..8:0: the step is 1 or more, not 0"),
+        (["--largest", "b"], "--largest b: write a range, as batch-size=1..512 or "),
     ],
 )
 def test_options_that_do_not_go_together(script, capsys, words: list[str], said: str) -> None:
@@ -280,6 +284,17 @@ def _of_the_page() -> tuple[int, int]:
     names: dict[str, Any] = {}
     exec(compile(code, "what-then.md", "exec"), names)
     return names["found"].value, names["found"].first_too_large
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [([], "no values to try"), ("8..4", "range is empty"), ("many", "write a range")],
+)
+def test_a_function_without_values(values: Any, said: str) -> None:
+    import bfc
+
+    with pytest.raises(ValueError, match=said):
+        bfc.largest(print, values)
 
 
 def test_a_process_that_has_made_a_prediction_says_so() -> None:

@@ -40,9 +40,11 @@ class MadeUp:
 
     def __init__(self, needs: int = 0, most: int = 1000) -> None:
         self.needs, self.left = needs, most
+        self.asked: list[Asked] = []
 
     def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
         for key, asked in questions.items():
+            self.asked.append(asked)
             if not self.left:
                 raise RuntimeError("the cluster is gone")
             self.left -= 1
@@ -182,6 +184,18 @@ def test_gpus_are_told_that_were_tried_before_all_was_gone() -> None:
         found.run(MadeUp(1 << 30, most=3))
     assert found.answer.startswith("Not finished. Of what was tried: The smallest GPU that it fits")
     assert len(found.rows) == 3
+
+
+def test_no_question_is_asked_twice() -> None:
+    """The tries that show how a script takes a second argument are those of the first row, too."""
+    runs = MadeUp()
+    axes = [Axis.parse("batch=1..64"), Axis.parse("length=3,5")]
+    told: list[Any] = []
+    found = Search(
+        Asked("train.py", device="100MiB"), axes, lambda values, tried: told.append(values)
+    )
+    found.run(runs)
+    assert len(runs.asked) == len(set(runs.asked)) < len(told)
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
