@@ -34,6 +34,7 @@ from bfc_tools.predicting.script import follow
 from bfc_tools.predicting.search import Search
 from bfc_tools.predicting.stopping import Limits
 from bfc_tools.predicting.tries import Question, Tried, Tries
+from bfc_tools.predicting.verdict import places_that_fit, settings_under_a_limit
 from bfc_tools.study.candidates import CACHING, Point, replay
 
 Key = TypeVar("Key")
@@ -213,7 +214,9 @@ class Program:
         there = verdict_of(ran, self.name, reserved * MIB)
         live = ran.prediction.peak_allocated / ratio
         less = verdict_of(ran, self.name, int(TOO_LITTLE * live))
-        more = {"live": live, "with_less": less.fits}
+        settings = settings_under_a_limit(ran.prediction.settings)
+        layouts = places_that_fit(ran.prediction.runs(), settings, reserved * MIB)
+        more = {"live": live, "with_less": less.fits, "layouts": layouts}
         return figures(ran, there, "", None, reserved * MIB) | more
 
 
@@ -233,7 +236,9 @@ def programs(names: list[str]) -> None:
                 say(f"{name:24}{reserved:9}  {tried.error or 'it failed'}")
                 continue
             right += (tried.fits, found["with_less"]) == (True, False)
-            there = "yes" if tried.fits else f"no ({found['reason']})"
+            layouts = found["layouts"]
+            why = f"{found['reason']}: it fits at {sum(layouts)} of {len(layouts)}"
+            there = "yes" if tried.fits else f"no ({why})"
             sizes = (found["peak_reserved"], tried.needs, found["live"])
             columns = "".join(f"{size / MIB:{10 - (at > 0)}.0f}" for at, size in enumerate(sizes))
             less = "yes" if found["with_less"] else "no"

@@ -95,11 +95,15 @@ class Verdict:
 def decide(found: Prediction, limit: int, on: str, *, until: str = "") -> Verdict:
     """The verdict for a device on which PyTorch may take `limit` bytes: `on` names it. `until`
     says how the program ended before its end was known, as "failed"."""
-    reason = first_that_fails(found.runs(), settings_under_a_limit(found.settings), limit)
+    settings = settings_under_a_limit(found.settings)
+    reason = first_that_fails(found.runs(), settings, limit)
     if found.refusals or found.ran_out:
         reason = REFUSED
     fits = not reason
     answer = _answer(found, limit, reason, on)
+    if reason == ADDRESSES:
+        places = places_that_fit(found.runs(), settings, limit)
+        answer += f" It fits at {sum(places)} of the {len(places)} that were tried."
     if until and fits:
         answer = f"Until it {until}: {answer}"
     return Verdict(None if fits and until else fits, answer, limit, reason)
@@ -107,11 +111,18 @@ def decide(found: Prediction, limit: int, on: str, *, until: str = "") -> Verdic
 
 def first_that_fails(runs: Sequence[Run], settings: str, limit: int) -> str:
     """The kind of the first run that is refused something; empty if none is."""
-    point = Point(CACHING, settings)
-    for run in runs:
-        if run.peak_reserved > limit and not replay(run.trace, point, limit).completes:
-            return run.kind
-    return ""
+    return next((run.kind for run in runs if not _completes(run, settings, limit)), "")
+
+
+def places_that_fit(runs: Sequence[Run], settings: str, limit: int) -> list[bool]:
+    """Whether the steps that ran are served, for each layout of the driver's addresses."""
+    return [_completes(run, settings, limit) for run in runs if run.kind != REPEATED]
+
+
+def _completes(run: Run, settings: str, limit: int) -> bool:
+    if run.peak_reserved <= limit:
+        return True
+    return replay(run.trace, Point(CACHING, settings), limit).completes
 
 
 def settings_under_a_limit(settings: str) -> str:
