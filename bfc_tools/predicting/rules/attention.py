@@ -278,6 +278,24 @@ def efficient_backward(call: Call) -> Iterator[Workspace | Release]:
     yield Release(sums)
 
 
+@kernel("aten::_scaled_dot_product_efficient_attention_backward", source=ATTENTION_BACKWARD)
+def efficient_gradients(call: Call) -> Any:
+    """Keys and values that heads share have gradients like themselves: a build before 2.14, asked
+    for later rules, gives those of each head."""
+    found = call.func(*call.args, **call.kwargs)
+    given = argument(call, "key"), argument(call, "value")
+    shared = [
+        gradient if gradient is None or gradient.shape == one.shape else _like(one)
+        for gradient, one in zip(found[1:3], given, strict=True)
+    ]
+    return found[0], *shared, *found[3:]
+
+
+def _like(tensor: Any) -> Any:
+    """A new tensor of that shape, with the sequence before the heads."""
+    return _rows_first(tensor.new_empty(_rows_first(tensor).shape))
+
+
 def _sums_of_rows(rows: int, head: int, in_order: Workspace) -> Iterator[Workspace | Release]:
     """The products of gradient and output, their sums, and these in order."""
     product = Workspace(rows * head * FLOAT, what="gradient times output")
