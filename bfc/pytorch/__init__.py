@@ -18,6 +18,7 @@ Nothing here uses an allocator of bfc. In order:
     _pickle.pyx            the machine that reads a pickle
     plain_pickle.py        a pickle read without Python's unpickler
     owners.py              the owner of each allocation in a recording
+    ranges.py              the ranges that a program named while it was recorded
     conversion.py          a history as the events of a trace
     reader.py              what PyTorch recorded, as a trace
     extension.py           extensions of PyTorch, compiled when first used

@@ -18,6 +18,7 @@ from bfc.pytorch.conversion import Recording, converted, in_order
 from bfc.pytorch.layout import Block, Span
 from bfc.pytorch.owners import Owners
 from bfc.pytorch.plain_pickle import loads, shown
+from bfc.pytorch.ranges import in_events, ranges_of
 from bfc.pytorch.releases import NO_FRAMES
 from bfc.pytorch.version import version_of
 from bfc.pytorch.words import (
@@ -66,11 +67,15 @@ def read(
         recording.version = version_of(
             content if isinstance(content, dict) else {}, packer.has_internal_metadata
         )
+        ranges = ranges_of(content, recording.device)
         del content
         owners = Owners()
         events = _consumed(_Entries(stacks, owners, packer), entries, recording.device)
         del entries
-        return converted(recording, events, owners, rules or {})
+        columns, meta = converted(recording, events, owners, rules or {})
+        if ranges and columns["time_us"] is not None and len(columns["time_us"]):
+            meta["ranges"] = in_events(ranges, columns["time_us"])
+        return columns, meta
     except TraceError as error:
         raise TraceError(f"{name}: {error}", devices=error.devices) from None
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from bfc.errors import TraceError
 from bfc.libraries import NDArray, np
-from bfc.trace.loops import loops
+from bfc.trace.loops import Loop, loops
 from bfc.trace.structure import WINDOWS, Index, Lives, Repeats, windows
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ class Iterations(Sequence[Iteration]):
     found : tuple of Iteration
         In the order of the run. Empty if there are none.
     source : str
-        What they were found from: "marks" of the recording, "stacks", whose lines show the loops of
-        the program, or "structure", the order of births and deaths.
+        What they were found from: "marks" of the recording, "ranges" that the program named, such
+        as those of `torch.profiler.record_function`, "stacks", whose lines show the loops of the
+        program, or "structure", the order of births and deaths.
     reason : str
         Why there are none; "" if there are some.
     """
@@ -151,12 +152,16 @@ class Cut:
 
 
 def iterations_of(trace: Trace) -> Iterations:
-    """Those that the loops of the program show, where stacks tell of them, or else the structure of
-    a trace."""
+    """Those that ranges which the program named tell, or the loops that stacks show, or else the
+    structure of a trace."""
     lives = Lives.of(trace)
-    loop = _loop(trace, lives)
-    if loop is not None:
-        return Iterations(tuple(_found(trace, lives, loop)), "stacks")
+    for source, found in (
+        ("ranges", _named_ranges(trace, lives)),
+        ("stacks", loops(trace, lives.event)),
+    ):
+        loop = _of_loops(found, lives, are_ranges=source == "ranges")
+        if loop is not None:
+            return Iterations(tuple(_found(trace, lives, loop)), source)
     cuts = _cuts(lives)
     good = [cut for cut in cuts if not _fault(cut, lives)]
     if not good:
@@ -171,13 +176,14 @@ def iterations_of(trace: Trace) -> Iterations:
     return Iterations(tuple(_found(trace, lives, chosen)), "structure")
 
 
-def _loop(trace: Trace, lives: Lives) -> Cut | None:
+def _of_loops(found: Iterable[Loop], lives: Lives, *, are_ranges: bool) -> Cut | None:
     """The loop of the program whose times are iterations: of those that hold nothing in between,
-    the one that comes most often, and of about as many the one that covers most."""
+    the one that comes most often, and of about as many the one that covers most. Of ranges those
+    come first whose times are alike: an evaluation goes through some of a training's, too."""
     good: list[Cut] = []
     known = set()
-    for loop in loops(trace, lives.event):
-        spans = loop.begins.tobytes()
+    for loop in found:
+        spans = loop.begins.tobytes() + loop.ends.tobytes()
         inside = int((loop.ends - loop.begins).sum())
         least = max(COVERED * (len(lives) - int(loop.begins[0])), LEAST * len(loop.begins))
         if spans in known or inside < least:
@@ -196,7 +202,68 @@ def _loop(trace: Trace, lives: Lives) -> Cut | None:
         if held <= min(live) + max(2.0, 0.1 * cut.holds)
     ]
     often = 0.75 * max(len(cut.begins) for cut in empty)
-    return max((cut for cut in empty if len(cut.begins) >= often), key=lambda cut: cut.covered)
+    chosen = [cut for cut in empty if len(cut.begins) >= often]
+    if are_ranges:
+        alike = [float((cut.alike[1:] >= ALIKE).mean()) for cut in chosen]  # the first makes more
+        pairs = zip(chosen, alike, strict=True)
+        chosen = [cut for cut, part in pairs if part >= max(alike) - 0.1]
+    return max(chosen, key=lambda cut: cut.covered)
+
+
+def _named_ranges(trace: Trace, lives: Lives) -> Iterator[Loop]:
+    """What ranges that the program named may tell: the times of each, and what lies between two
+    beginnings, or ends."""
+    for its in _by_name(trace):
+        begins, ends = np.searchsorted(lives.event, np.unique(its, axis=0)).T
+        apart = np.concatenate([[True], begins[1:] >= ends[:-1]])  # not one inside of another
+        begins, ends = begins[apart], ends[apart]
+        for first, last in (
+            (begins, ends),
+            (begins, np.concatenate([begins[1:], [len(lives)]])),
+            _ending_at(lives, ends),
+        ):
+            whole = (last - first >= LEAST) & (first < len(lives))
+            if whole.sum() > 1:
+                yield Loop(0.0, first[whole], last[whole])
+
+
+def _ending_at(lives: Lives, ends: Numbers) -> tuple[Numbers, Numbers]:
+    """The iterations that end at some requests, and one behind the last of them. Each begins
+    where the one before it ends, or, after an evaluation, with what they begin with."""
+    gaps = np.diff(ends)
+    if len(gaps) < 2 or np.median(gaps) < LEAST:
+        return ends[:0], ends[:0]
+    typical = int(np.median(gaps))
+    usual = int(ends[abs(gaps - typical).argmin()])
+    head = Index.of(lives).head(usual, int(np.clip(typical // 8, 12, 400)))
+    begins = [int(one) for one in ends[:-1]]
+    for number in np.flatnonzero(gaps > (1 + BETWEEN) * typical).tolist():
+        soonest = begins[number]
+        at, share = head.find(soonest, int(ends[number + 1] - 0.95 * typical))
+        begins[number] = at if share >= KNOWN else soonest
+    soonest = max(0, int(ends[0] - 2.2 * typical))
+    at, share = head.find(soonest, max(soonest + 1, int(ends[0] - 0.95 * typical)))
+    if share >= KNOWN:
+        begins.insert(0, at)
+    found = np.array(begins), ends[-len(begins) :]
+    at, share = head.find(int(ends[-1]), max(int(ends[-1]) + 1, len(lives) - LEAST))
+    if share < KNOWN:
+        return found
+    return np.append(found[0], at), np.append(found[1], len(lives))
+
+
+def _by_name(trace: Trace) -> list[NDArray[np.int64]]:
+    """Where the ranges of each name begin and end, in events. The numbers of a profiler's steps do
+    not count."""
+    ranges = trace.meta.get("ranges") if isinstance(trace.meta, dict) else None
+    found: dict[str, list[tuple[int, int]]] = {}
+    for row in ranges if isinstance(ranges, list) else ():
+        if not isinstance(row, list) or [type(each) for each in row] != [str, int, int]:
+            continue
+        name, begin, end = row
+        if 0 <= begin < end <= len(trace):
+            found.setdefault(name.rstrip("0123456789"), []).append((begin, end))
+    return [np.array(its, np.int64) for its in found.values()]
 
 
 def marked(trace: Trace, marks: Iterable[Any]) -> Iterations:

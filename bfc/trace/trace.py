@@ -1025,12 +1025,14 @@ class Trace:
     def iterations(self) -> Iterations:
         """The iterations of the run, such as the steps of a training.
 
-        The marks of the recording name them, where it has some. Else its stacks show the loops of
-        the program: an iteration begins where a function goes back to an earlier line, and holds
-        nothing. Without stacks they are found by structure: windows of requests that come once in
-        each iteration say how many there are, and each begins where computation holds the least.
-        Which block is born after which, and how many requests it outlives, counts, and not its
-        size: so batches may vary in length, and a few requests may be left out or put in.
+        The marks of the recording name them, where it has some. Else ranges that the program named
+        may tell them, as PyTorch records those of `record_function`, of its profiler and of
+        optimizers; or its stacks show the loops of the program: an iteration begins where a
+        function goes back to an earlier line, and holds nothing. Else they are found by structure:
+        windows of requests that come once in each iteration say how many there are, and each begins
+        where computation holds the least. Which block is born after which, and how many requests it
+        outlives, counts, and not its size: so batches may vary in length, and a few requests may be
+        left out or put in.
 
         Returns
         -------
@@ -1045,8 +1047,8 @@ class Trace:
 
         Notes
         -----
-        What comes between iterations, such as an evaluation, has the kind "other". Annotations of
-        a recording are not used. Cost: O(n log n), some seconds for a million requests.
+        What comes between iterations, such as an evaluation, has the kind "other". Cost:
+        O(n log n), some seconds for a million requests.
 
         Examples
         --------
