@@ -8,6 +8,7 @@ from bfc._core cimport PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
+from bfc.allocators.mapping._address_ranges cimport AddressRange
 from bfc.allocators.mapping._stitching cimport Stitching
 
 
@@ -89,6 +90,8 @@ cdef class Planned:
     cdef bint take_range(self, int which) except -1
     cdef bint enter_mapping(self) except -1
     cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1
+    cdef bint has_ranges(self, PlanServer* plan, int which) noexcept
+    cdef bint is_range_of(self, AddressRange* addresses, PlanServer* plan, int which) noexcept
     cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
     cdef uint64_t bytes_of_plan(self) noexcept
     cdef int retire(self) except -1

@@ -536,27 +536,38 @@ cdef class Planned:
     cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1:
         """Gives back a region of a plan, or (NULL) those of all plans that are not in use, where nothing lives in it.
         Returns whether all of them went."""
-        cdef AddressRange addresses
         cdef Faults faults = Faults()
-        cdef list found = []
+        cdef size_t i = 0, before
         cdef bint all_went = True
-        for addresses in self.stitching.ranges[:]:
-            if addresses.plan != NULL and addresses.is_known and (
-                    addresses.plan != self.server if plan == NULL else
-                    addresses.plan == plan and addresses.region == which):
-                found.append(addresses)
-        if not found:
+        if not self.has_ranges(plan, which):
             return True
         if not self.enter_mapping():
             return False
         try:
-            for addresses in found:
-                if addresses.is_known:
-                    all_went = self.stitching.give_region_up(addresses, faults) and all_went
+            while i < self.stitching.ranges.size():
+                before = self.stitching.ranges.size()
+                if self.is_range_of(self.stitching.ranges.at(i), plan, which):
+                    all_went = self.stitching.give_region_up(self.stitching.ranges.at(i), faults) and all_went
+                i += self.stitching.ranges.size() == before     # else it left the list
         finally:
             self.stitching.leave()
         raise_faults(self.source.sub_allocator, faults)
         return all_went
+
+    cdef bint has_ranges(self, PlanServer* plan, int which) noexcept:
+        cdef bint found = False
+        cdef size_t i
+        self.stitching.guard.begin_reading(self.lock[0])    # another thread may map
+        for i in range(self.stitching.ranges.size()):
+            found = found or self.is_range_of(self.stitching.ranges.at(i), plan, which)
+        self.stitching.guard.end_reading(self.lock[0])
+        return found
+
+    cdef bint is_range_of(self, AddressRange* addresses, PlanServer* plan, int which) noexcept:
+        """Whether a range is that region of a plan, or (NULL) one of any plan that is not in use."""
+        if addresses.plan == NULL or not addresses.is_known:
+            return False
+        return addresses.plan != self.server if plan == NULL else addresses.plan == plan and addresses.region == which
 
     cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
         """Brings memory to the place that a request is to have, if it is the first to touch it."""

@@ -88,7 +88,7 @@ cdef class Source:
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil
     cdef void keep_block(self, uint64_t ptr, uint64_t nbytes) noexcept
-    cdef void keep_bytes(self, int64_t nbytes) noexcept
+    cdef void keep_bytes(self, int64_t nbytes) noexcept nogil
     cdef int offer_rejected_again(self) except -1
 
     cdef bint is_calling(self) noexcept

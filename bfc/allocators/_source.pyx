@@ -303,7 +303,7 @@ cdef class Source:
         self.keep_unreturned(Region(ptr, ptr + nbytes, NO_CHUNK, 0))
         self.lock.release()
 
-    cdef void keep_bytes(self, int64_t nbytes) noexcept:
+    cdef void keep_bytes(self, int64_t nbytes) noexcept nogil:
         """Counts memory that the sub-allocator did not take back against the limit. A negative number: it took so much
         back after all."""
         acquire_lock(self.lock[0])

@@ -23,9 +23,13 @@ cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
 cdef class StitchedPages(Backing):
     cdef Stitching stitching
 
-    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil
-    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) except? 0xFFFFFFFF
-    cdef bint place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) except -1
+    cdef int map_with_gil(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil
+    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) noexcept nogil
+    cdef int check_awake(self, Allocator allocator, Request* request) noexcept nogil
+    cdef int keep_asleep(self, Allocator allocator, uint64_t tag) noexcept with gil
+    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) noexcept nogil
+    cdef int place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) noexcept nogil
+    cdef int keep_closed(self) noexcept with gil
     cdef int trim_for(self, Allocator allocator, uint64_t nbytes) except -1 with gil
 
 

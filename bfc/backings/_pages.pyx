@@ -1,18 +1,27 @@
 """Memory that is mapped page by page, as both policies have it. `Stitching` says which page is mapped where."""
 
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
-from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
+from bfc.allocators.mapping._address_ranges cimport Faults, PyThreadState, let_gil_go, raise_faults, take_gil_back
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.backings._backing cimport Backing
 
-from bfc.errors import ClosedError, out_of_host_memory
+from bfc.errors import ClosedError
 from bfc.suballocators.base import SubAllocator, check_mapping_members
 from bfc.units import format_bytes, parse_bytes
+
+cdef int raise_kept(PyObject* kept) except -1 with gil:
+    """Raises an error that is held, and lets it go."""
+    error = <object>kept
+    Py_DECREF(error)
+    raise error
+
 
 cdef enum:
     LARGEST_PAGE = 32 << 20
@@ -91,52 +100,100 @@ cdef class StitchedPages(Backing):
         return handle
 
     cdef int grow(self, Allocator allocator, Request* request, Placement* placed) except -1 nogil:
-        return self.map_for(allocator, request, placed) if request.rounded <= allocator.limit else 0
+        cdef PyThreadState* state
+        cdef PyObject* error = NULL
+        if request.rounded > allocator.limit:
+            return 0
+        if not self.stitching.is_native():
+            return self.map_with_gil(allocator, request, placed)
+        state = let_gil_go()
+        if not self.stitching.enter_natively(0):
+            take_gil_back(state)
+            return self.map_with_gil(allocator, request, placed)
+        if self.map_for(allocator, request, placed) < 0:
+            self.stitching.guard.pause()
+            error = self.stitching.take_error()
+            self.stitching.guard.go_on()
+        self.stitching.leave_natively()
+        take_gil_back(state)
+        return raise_kept(error) if error != NULL else 0
 
-    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil:
-        """Makes, moves and stitches pages until the request fits, or nothing more can be done."""
-        cdef uint64_t changes, calls
-        cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
+    cdef int map_with_gil(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil:
+        cdef int result
         request.blocked = not self.stitching.enter(0)
         if request.blocked:
             return 0
-        changes, calls = self.stitching.changes, self.stitching.count_calls()
-        self.stitching.is_refused = False
+        result = self.map_for(allocator, request, placed)
         try:
-            if request.tag:
-                allocator.tags.refuse_if_asleep(request.tag)
-            # Between two locks other threads take and free memory: so each round looks at all of it again.
-            while not self.place(allocator, request, placed, wanted.handle):
-                if not self.stitching.provide(self.bin_set_now(allocator, request), &wanted):
-                    break
+            self.stitching.check(result)
         finally:
-            request.asking.changes += self.stitching.changes - changes
-            self.stitching.note_request(calls)
             self.stitching.leave()
         return 0
 
-    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) except? 0xFFFFFFFF:
+    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) noexcept nogil:
+        """Makes, moves and stitches pages until the request fits, or nothing more can be done. -1: that failed."""
+        cdef uint64_t changes = self.stitching.changes, calls = self.stitching.count_calls()
+        cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
+        cdef uint32_t bin_set
+        cdef int placed_now = self.check_awake(allocator, request), provided = 1
+        request.blocked = False
+        self.stitching.is_refused = False
+        # Between two locks other threads take and free memory: so each round looks at all of it again.
+        while placed_now == 0 and provided > 0:
+            placed_now = self.place(allocator, request, placed, wanted.handle)
+            if placed_now == 0:
+                bin_set = self.bin_set_now(allocator, request)
+                provided = (self.stitching.fail_for_memory() if bin_set == NO_LANE else
+                            self.stitching.provide(bin_set, &wanted))
+        request.asking.changes += self.stitching.changes - changes
+        self.stitching.note_request(calls)
+        return -1 if placed_now < 0 or provided < 0 else 0
+
+    cdef int check_awake(self, Allocator allocator, Request* request) noexcept nogil:
+        cdef cbool asleep
+        allocator.acquire()
+        asleep = request.tag and allocator.tags.is_asleep(request.tag)
+        allocator.lock.release()
+        if not asleep:
+            return 0
+        self.stitching.guard.pause()
+        self.keep_asleep(allocator, request.tag)
+        self.stitching.guard.go_on()
+        return -1
+
+    cdef int keep_asleep(self, Allocator allocator, uint64_t tag) noexcept with gil:
+        try:
+            return allocator.tags.refuse_if_asleep(tag)
+        except BaseException as error:
+            return self.stitching.fail(error)
+
+    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) noexcept nogil:
+        """NO_LANE: the host has no memory for it."""
         allocator.acquire()
         cdef uint32_t bin_set = allocator.bin_set_of(request)
         # Its range may have to be reserved first, without the lock: until then no other lane may get this record.
         allocator.pool.kept_lane = bin_set & ~<uint32_t>1
         allocator.lock.release()
-        if bin_set == NO_LANE:
-            raise out_of_host_memory()
         return bin_set
 
-    cdef bint place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) except -1:
-        """Serves the request if it fits by now, unless it is `served` already. Returns True if it did, and also if the
-        host has no memory."""
+    cdef int place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) noexcept nogil:
+        """Serves the request if it fits by now, unless it is `served` already. Returns 1 if it did, and also if the
+        host has no memory. -1: the allocator was closed."""
         allocator.acquire()
-        cdef bint closed = allocator.is_closed
+        cdef cbool closed = allocator.is_closed
         if not closed:
             allocator.fill(served if served != NO_CHUNK else allocator.place(request), request, placed)
         allocator.lock.release()
-        if closed:      # close() could not enter: what was mapped since goes when this thread leaves
-            self.stitching.must_close = True
-            raise ClosedError("this allocator was closed while it asked for memory")
-        return placed.handle != NO_CHUNK
+        if not closed:
+            return placed.handle != NO_CHUNK
+        self.stitching.must_close = True    # close() could not enter: what was mapped since goes with `leave`
+        self.stitching.guard.pause()
+        self.keep_closed()
+        self.stitching.guard.go_on()
+        return -1
+
+    cdef int keep_closed(self) noexcept with gil:
+        return self.stitching.fail(ClosedError("this allocator was closed while it asked for memory"))
 
     cdef int make_room(self, Allocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
         if request.asking.without_gil or self.serves(allocator, request):

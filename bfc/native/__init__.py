@@ -48,6 +48,7 @@ knows an allocator. In order:
     plan_server.hpp     which places of a plan are taken, and room for guests
     source.h            a sub-allocator's calls as C functions
     mapping.pxd         those that map memory (include/bfc_mapping.h), for Cython
+    mapped_ranges.hpp   an allocator's ranges of addresses, its pages, and what guards their records
     mapping_books.hpp   where the pages of a sub-allocator are mapped
     mapping_books.pxd   the same, for Cython
     fake_device.hpp     a device that PyTorch asks, for tensors that are only shapes

@@ -1,8 +1,12 @@
 """Ranges of addresses, and the transactions in which memory is mapped into them and given back.
 
 All mapped memory goes through `AddressRanges`; its subclasses choose what is mapped where. The sub-allocator is called
-with the GIL and without the lock, between `enter` and `leave`, by one thread at a time; other threads allocate and free
-meanwhile. So each transaction takes the lock more than once. That is safe between two locks for these reasons:
+without the lock, between `enter` and `leave`, by one thread at a time; other threads allocate and free meanwhile. Where
+the sub-allocator has C functions, a request maps without the GIL (`enter_natively`); the records are structs, and what
+guards them then is a lock in the GIL's place (native/mapped_ranges.hpp). A method that is `nogil` answers -1 where it
+has failed, and keeps the error in `error`, for `check`.
+
+Each transaction takes the allocator's lock more than once. That is safe between two locks for these reasons:
 
 - Chunks that are UNMAPPED, LEAVING or MAPPED_ELSEWHERE are in no bin, and nothing merges with them. Only the mapper
   changes them, and it alone changes which page is in which slot.
@@ -11,20 +15,25 @@ meanwhile. So each transaction takes the lock more than once. That is safe betwe
 - Each page is in a list or a slot at any time: it is entered in the next one before it leaves the last one, and what
   leaves a list needs no memory of the host. A call whose undoing fails leaves its pages where `settle`, `unmap_again`
   or `try_unreleased_again` finds them.
-- A child may be forked whenever the GIL is free: in each call, and while a lock is waited for. What a call is about
-  stands in `touched`, `leaving`, `offered` or `going` from before it until the records say what came of it.
+- A child may be forked whenever the guard of the records is free: in each call, and while a lock is waited for with the
+  GIL. What a call is about stands in `touched`, `leaving`, `offered` or `going` from before it until the records say
+  what came of it.
 """
 
 import time
 
 cimport cython
 from cpython.number cimport PyNumber_Index
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.mapping cimport bfc_mapping_fault
+from bfc.native.nothrow cimport try_push_back, try_reserve
+from bfc.native.mapping cimport BFC_NO_ROOM, bfc_mapping_fault
 from bfc.interpreter._process cimport defer_handlers, resume_handlers
 from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, UNMAPPED, ChunkHandle, Pool
 from bfc.allocators._changes cimport IS_GROWING, add_range, cancel_mapping, end_mapping, end_unmapping, remove_range
@@ -53,9 +62,6 @@ cdef extern from *:     # time.perf_counter() needs memory of the host
     """
     double seconds_now "bfc_seconds_now"() noexcept nogil
 
-cdef enum:
-    NOWHERE = 0xFFFFFFFFFFFFFFFF        # the start of a range whose addresses are being asked for
-
 _POLL_SECONDS = 0.001
 
 
@@ -66,22 +72,35 @@ cdef uint64_t call_reserve(sub_allocator, device, uint64_t nbytes) except 0:
     cdef uint64_t place = 0, granularity = sub_allocator.mapping_granularity
     answer = device.reserve(nbytes)
     if answer is None:
-        raise SubAllocatorError(
-            f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. Memory is not short: "
-            f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
+        raise no_addresses(sub_allocator, nbytes)
     try:
         place = PyNumber_Index(answer)      # nothing here needs memory of the host: the addresses would be lost
     except (TypeError, OverflowError):
         pass
-    if 0 < place <= (<uint64_t>1 << 63) - nbytes and place % granularity == 0:
+    if is_address(place, nbytes, granularity):
         return place
     if place:
         try:
             device.unreserve(place, nbytes)
         except Exception:
             pass    # it was no reservation
-    raise SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
-                            f"multiple of mapping_granularity")
+    raise no_address(sub_allocator, answer)
+
+
+cdef cbool is_address(uint64_t place, uint64_t nbytes, uint64_t granularity) noexcept nogil:
+    """Whether a reservation may begin there."""
+    return 0 < place <= (<uint64_t>1 << 63) - nbytes and place % granularity == 0
+
+
+cdef object no_addresses(sub_allocator, uint64_t nbytes):
+    return SubAllocatorError(
+        f"{sub_allocator!r} has no {format_bytes(nbytes)} of addresses left to reserve. Memory is not short: "
+        f"each stream and private pool reserves that much. Use fewer of them, or expandable_segments:False")
+
+
+cdef object no_address(sub_allocator, answer):
+    return SubAllocatorError(f"{sub_allocator!r}.reserve returned {answer!r}: an address is an int above 0, and a "
+                             f"multiple of mapping_granularity")
 
 
 cdef object call_create(sub_allocator, device, uint64_t nbytes):
@@ -93,6 +112,24 @@ cdef object call_create(sub_allocator, device, uint64_t nbytes):
     if number is None or isinstance(number, int):
         return number
     raise SubAllocatorError(f"{sub_allocator!r}.create returned {number!r}: a page is an int, or None")
+
+
+cdef dict odd_numbers = {}      # of pages, which a record has no room for; what stands for each there
+
+
+cdef int note_number(Page* page, object number) except -1:
+    """Enters the number of a page that was made."""
+    if not 0 <= number < 1 << 63:
+        number = odd_numbers.setdefault(number, (1 << 64) - 1 - len(odd_numbers))
+    page.number = number
+    page.is_made = True
+    return 0
+
+
+cdef object number_of(uint64_t kept):
+    """The number of a page, as the sub-allocator gave it."""
+    cdef uint64_t which = ~kept
+    return list(odd_numbers)[which] if which < <uint64_t>len(odd_numbers) else kept
 
 
 cdef bint lies_in(uint64_t address, runs) noexcept:
@@ -133,74 +170,45 @@ cdef class Faults:
             self.interrupt = error
 
 
-@cython.final
-@cython.no_gc_clear
-@cython.trashcan(True)      # a list of them that is dropped is as deep as it is long
-cdef class Page:
-    """A page, made before the sub-allocator is asked for one: what goes wrong later needs no memory of the host."""
-
-
-cdef uint64_t bytes_from(Page page) noexcept:
-    """The bytes of a page and of those that are listed after it."""
-    cdef uint64_t nbytes = 0
-    while page is not None:
-        nbytes += page.nbytes
-        page = page.next
-    return nbytes
-
-
-cdef list driver_numbers(list pages):
-    cdef list numbers = []
-    cdef Page page
-    for page in pages:
-        numbers.append(page.number)
-    return numbers
-
-
-# -- ranges and what is in them ----------------------------------------------------------------------------------------
-
-@cython.final
-@cython.no_gc_clear
-cdef class AddressRange:
-    """Reserved addresses for one stream, one pool, and small or large chunks: slots of one size, each with a page of
-    memory or with none."""
-
-    def __cinit__(self):
-        self.ptr = NOWHERE
-        self.tail = NO_CHUNK
-        self.pages = []
-
+# -- what is in ranges -------------------------------------------------------------------------------------------------
 
 @cython.final
 cdef class MappedRun:
     """Mapped memory that lies end to end, or the addresses for it."""
 
     cdef void note_unmapped(self) noexcept:
-        cdef Page page
+        cdef size_t i
         self.is_mapped = False
-        for page in self.pages:
-            page.is_mapped = False
+        for i in range(self.pages.size()):
+            self.pages[i].get().is_mapped = False
 
 
 @cython.final
 cdef class TagTransition:
     """A tag that is falling asleep, or waking."""
 
+    cdef int add(self, MappedRun run) except -1:
+        """Adds a run. Its pages must be new here."""
+        cdef size_t i
+        self.runs.append(run)
+        for i in range(run.pages.size()):
+            self.pages.push_back(run.pages[i])
+        return 0
+
     cdef bint misses_pages(self) noexcept:
-        cdef Page page
-        for page in self.pages:
-            if page.number is None:
+        cdef size_t i
+        for i in range(self.pages.size()):
+            if not self.pages[i].get().is_made:
                 return True
         return False
 
     cdef void settle_pages(self) noexcept:
         """Notes which pages are mapped anywhere, after something has failed."""
         cdef MappedRun run
-        cdef Page page
+        cdef size_t i
         for run in self.runs:
-            if run.is_mapped:
-                for page in run.pages:
-                    page.is_mapped = True
+            for i in range(run.pages.size() if run.is_mapped else 0):
+                run.pages[i].get().is_mapped = True
 
 
 @cython.no_gc_clear
@@ -208,9 +216,7 @@ cdef class AddressRanges:
     """The ranges of an allocator, and the memory in them. It never calls the allocator."""
 
     def __cinit__(self):
-        self.ranges = []
         self.closing = Faults()
-        self.lost = ()
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1:
         """Takes the allocator's lock and its list of tags that sleep, which must live as long, and its parts."""
@@ -223,42 +229,74 @@ cdef class AddressRanges:
 
     # -- one thread at a time -----------------------------------------------------------------------------------------
 
+    cdef int find_device(self) except -1:
+        """Finds what maps, when first asked: the C functions of the sub-allocator, if it has some."""
+        cdef NativeMapping native
+        if self.device is None:
+            native = native_calls(self.source.sub_allocator)
+            if native is not None:
+                self.granularity = self.source.sub_allocator.mapping_granularity
+                self.native = native
+                self.table = native.table
+            self.device = self.source.sub_allocator if native is None else native
+        return 0
+
+    cdef cbool is_native(self) noexcept nogil:
+        """Whether a request needs no Python, neither to map nor to learn what streams have finished with."""
+        return self.table != NULL and self.fences.native != NULL and not self.fences.capture_is_marked()
+
     cdef bint enter(self, uint64_t set_aside) except -1:
         """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
         one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
         its calls must not forget."""
-        cdef cbool entered, others = False
-        if self.device is None:
-            self.native = native_calls(self.source.sub_allocator)
-            self.device = self.source.sub_allocator if self.native is None else self.native
+        cdef int entered
+        self.find_device()
+        entered = self.become_mapper(set_aside, True)
+        if entered < 0:
+            raise out_of_host_memory()
+        if not entered:
+            return False
+        defer_handlers(&self.deferral)
+        if entered > 1:
+            self.guard.reset()
+            self.take_over()
+        self.ranges.forget_gone()
+        return True
+
+    cdef int become_mapper(self, uint64_t set_aside, cbool takes_over) noexcept nogil:
+        """Enters this thread as the one that maps. 0: another one does, or (-1) the host has no memory. 2: one has
+        that is there no more, behind which `take_over` must tidy up."""
+        cdef int entered
         # The call begins before this thread is the mapper, and ends after that: a mapper in no call has been stopped.
         if not self.source.begin_call(set_aside, 0):
-            raise out_of_host_memory()
+            return -1
         acquire_lock(self.lock[0])
         # a mapper that is in no call is gone: it did not survive a fork, or the interpreter's shutdown stopped it
-        entered = self.mapper == 0 or not self.source.is_listed(self.mapper)
+        entered = 1 if self.mapper == 0 else 2 if takes_over and not self.source.is_listed(self.mapper) else 0
         if entered:
-            others = self.mapper != 0
             self.mapper = PyThread_get_thread_ident()
         self.lock.release()
-        if not entered:
+        if entered:
+            self.source.refused_bytes.set(0)
+        else:
             self.source.end_call(True, 0)
-            return False
-        self.source.refused_bytes.set(0)
-        defer_handlers(&self.deferral)
-        if others:
-            self.take_over()
-        return True
+        return entered
 
     cdef void leave(self) noexcept:
         """Ends what `enter` began. Also closes, if the allocator was closed in one of the calls meanwhile."""
-        cdef uint64_t refused
         if self.must_close:
             self.close_late()
         resume_handlers(&self.deferral)
+        self.stop_mapping()
+
+    cdef void stop_mapping(self) noexcept nogil:
+        cdef uint64_t refused
+        cdef size_t count = self.count_what_is_mapped()
+        if self.guard.is_native():
+            self.guard.end()        # before another thread may map
         acquire_lock(self.lock[0])
         self.mapper = 0
-        self.count = self.count_what_is_mapped()
+        self.count = count
         self.touched.nbytes = 0
         self.lock.release()
         refused = self.source.refused_bytes.get()
@@ -266,6 +304,22 @@ cdef class AddressRanges:
         self.source.refused_bytes.set(refused)      # a page, and that is the answer
         if self.must_close:     # somebody wanted that after it was looked at above, and could not enter yet
             self.close_after_all()
+
+    cdef cbool enter_natively(self, uint64_t set_aside) noexcept nogil:
+        """Lets this thread, which has no GIL, map and unmap. False: it cannot now, or must tidy up first behind one
+        that is gone. No signal handler is deferred, since no Python runs."""
+        if self.become_mapper(set_aside, False) <= 0:
+            return False
+        self.guard.begin()
+        self.ranges.forget_gone()
+        return True
+
+    cdef void leave_natively(self) noexcept nogil:
+        if self.must_close:
+            self.guard.pause()
+            self.close_late()
+            self.guard.go_on()
+        self.stop_mapping()
 
     cdef int give_all_back(self) except -1:
         """Gives everything back, for an allocator that closes."""
@@ -287,7 +341,7 @@ cdef class AddressRanges:
             self.leave()
         return raise_faults(self.source.sub_allocator, faults)
 
-    cdef void close_after_all(self) noexcept:
+    cdef void close_after_all(self) noexcept with gil:
         """Closes now, unless another thread maps by now: then that one does, when it leaves."""
         try:
             if self.enter(0):
@@ -301,71 +355,144 @@ cdef class AddressRanges:
 
     cdef set streams_asked(self):
         """The streams that say when earlier work on the ranges is done."""
-        cdef AddressRange range
         cdef set streams = set()
-        for range in list(self.ranges):     # a copy: where another thread maps, it may change the list
-            streams |= self.streams_of(range)
-        return streams
-
-    cdef set streams_of(self, AddressRange range):
-        """The streams that say when earlier work on a range is done: of a plan's region, all that the plan serves."""
-        cdef set streams = {range.asked_of}
         cdef vector[uint64_t] handles
-        cdef uint64_t handle
-        acquire_lock(self.lock[0])
-        try:
-            if range.plan != NULL:
-                handles = range.plan.bound()
-        finally:
-            self.lock.release()
-        for handle in handles:
-            streams.add(handle)
+        cdef size_t i
+        cdef cbool listed = True
+        self.guard.begin_reading(self.lock[0])      # another thread may map
+        for i in range(self.ranges.size()):
+            listed = self.list_streams(self.ranges.at(i), handles) and listed
+        self.guard.end_reading(self.lock[0])
+        if not listed:
+            raise out_of_host_memory()
+        for i in range(handles.size()):
+            streams.add(handles[i])
         return streams
 
-    cdef void close_late(self) noexcept:
+    cdef cbool list_streams(self, AddressRange* addresses, vector[uint64_t]& handles) noexcept nogil:
+        """Adds the streams that say when earlier work on a range is done: of a plan's region, all that the plan serves.
+        False: the host has no memory for that. Needs the lock."""
+        cdef uint32_t stream
+        cdef cbool listed = try_push_back(handles, addresses.asked_of)
+        if addresses.plan != NULL:
+            for stream in range(<uint32_t>addresses.plan.streams()):
+                if addresses.plan.is_bound(stream):
+                    listed = try_push_back(handles, addresses.plan.handle_of(stream)) and listed
+        return listed
+
+    cdef void close_late(self) noexcept with gil:
         self.must_close = False
         self.close(self.closing.restart())
         if self.closing.first is not None:
             report_unraisable(self.closing.first, self.source.sub_allocator)
 
+    # -- what has failed ----------------------------------------------------------------------------------------------
+
+    cdef int fail(self, object error) noexcept:
+        """Keeps an error, for `check` or `drop_error`; behind one that is kept already, where this comes of cleaning
+        up."""
+        if self.error is None:
+            self.error = error
+        else:
+            self.later = error
+        return -1
+
+    cdef int fail_for_memory(self) noexcept nogil:
+        self.guard.pause()
+        self.keep_memory_error()
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_memory_error(self) noexcept with gil:
+        return self.fail(out_of_host_memory())
+
+    cdef int drop_error(self, Faults faults, cbool raises_interrupts) noexcept nogil:
+        """Notes the error in `faults`, or drops it (None), but for an interrupt that is to be raised: then it stays,
+        and the answer is -1."""
+        cdef int passed
+        self.guard.pause()
+        passed = self.pass_error_on(faults, raises_interrupts)
+        self.guard.go_on()
+        return passed
+
+    cdef int pass_error_on(self, Faults faults, cbool raises_interrupts) noexcept with gil:
+        newest = self.error if self.later is None else self.later
+        if raises_interrupts and faults is None and not isinstance(newest, Exception):
+            return -1
+        if faults is not None:
+            faults.add(newest)
+        if self.later is None:
+            self.error = None
+        self.later = None
+        return 0
+
+    cdef PyObject* take_error(self) noexcept with gil:
+        """What a step has failed with, for a caller that leaves before it raises that."""
+        cdef PyObject* error = <PyObject*>self.error
+        Py_INCREF(self.error)
+        self.error = self.later = None
+        return error
+
+    cdef int check(self, int64_t result) except -1:
+        """Raises what a step has failed with, where it has answered -1."""
+        if result >= 0:
+            return 0
+        error, self.error, self.later = self.error, None, None
+        raise error
+
+    cdef set streams_of(self, AddressRange* range):
+        """The streams that say when earlier work on a range is done."""
+        cdef set streams = set()
+        cdef vector[uint64_t] handles
+        cdef uint64_t handle
+        cdef cbool listed
+        acquire_lock(self.lock[0])
+        listed = self.list_streams(range, handles)
+        self.lock.release()
+        if not listed:
+            raise out_of_host_memory()
+        for handle in handles:
+            streams.add(handle)
+        return streams
+
     # -- what a subclass keeps ----------------------------------------------------------------------------------------
 
-    cdef cbool open_table(self, AddressRange range) noexcept nogil:
+    cdef cbool open_table(self, AddressRange* range) noexcept nogil:
         """Makes the table of a range's slots. False: the host is out of memory. Needs the lock."""
         return True
 
-    cdef void close_table(self, AddressRange range) noexcept:
+    cdef void close_table(self, AddressRange* range) noexcept nogil:
         """Drops it; no slot has a page. Needs the lock."""
 
-    cdef uint64_t slots_of(self, AddressRange range) noexcept:
+    cdef uint64_t slots_of(self, AddressRange* range) noexcept nogil:
         """How many slots the table has, from the start of the range on: no slot behind them has a page."""
-        return len(range.pages)
+        return range.pages.size()
 
-    cdef bint has_page(self, AddressRange range, uint64_t ptr) noexcept:
+    cdef cbool has_page(self, AddressRange* range, uint64_t ptr) noexcept nogil:
         return False
 
-    cdef bint may_be_unmapped(self, AddressRange range, uint64_t ptr) noexcept:
+    cdef cbool may_be_unmapped(self, AddressRange* range, uint64_t ptr) noexcept nogil:
         """Whether a slot has a page, and it goes once it is unmapped there, as far as is known."""
         return self.has_page(range, ptr)
 
-    cdef int enter_pages(self, AddressRange range, uint64_t ptr, list pages) except -1:
+    cdef int enter_pages(self, AddressRange* range, uint64_t ptr, vector[PageRef]& pages) noexcept nogil:
         """Enters pages in the slots that they are to be mapped into: all, or none."""
         return 0
 
-    cdef void drop_slot(self, AddressRange range, uint64_t ptr, Faults faults) noexcept:
+    cdef void drop_slot(self, AddressRange* range, uint64_t ptr, Faults faults) noexcept nogil:
         """Takes a page that is not mapped there any more out of its slot, if that has one, and releases the page if
         it is mapped nowhere else."""
 
-    cdef bint unmap_elsewhere(self, AddressRange range, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+    cdef cbool unmap_elsewhere(self, AddressRange* range, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept nogil:
         """Unmaps the pages of some slots wherever else they are mapped. False: that failed, and they must stay."""
         return True
 
-    cdef void note_unmapped(self, AddressRange range, ChunkHandle added) noexcept nogil:
+    cdef void note_unmapped(self, AddressRange* range, ChunkHandle added) noexcept nogil:
         """Lists what is unmapped in a range, after some of it has changed and this chunk may be new. Needs the lock
         under which it has changed."""
 
-    cdef size_t count_what_is_mapped(self) noexcept:
-        return len(self.ranges) + (self.unreleased is not None)
+    cdef size_t count_what_is_mapped(self) noexcept nogil:
+        return self.ranges.size() + (self.unreleased.get() != NULL)
 
     cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
         """The bytes of a page at an address that is mapped or unmapped."""
@@ -430,20 +557,17 @@ cdef class AddressRanges:
 
     # -- reserving ----------------------------------------------------------------------------------------------------
 
-    cdef int reserve(self, AddressRange range) except -1:
-        """Reserves the addresses of a new range, and enters it in the pool."""
-        # It makes room in the list before there are addresses. While these are reserved the range is not known to the
-        # pool, so others pass over it, and a child that is forked takes it off the list (NOWHERE).
-        self.ranges.append(range)
-        try:
-            self.add_calls(1)
-            range.ptr = call_reserve(self.source.sub_allocator, self.device, range.nbytes)
-        except BaseException:
+    cdef int reserve(self, AddressRange* range) noexcept nogil:
+        """Reserves the addresses of a new range of the list, and enters it in the pool."""
+        # While these are reserved the range is not known to the pool, so others pass over it, and a child that is
+        # forked takes it off the list (NOWHERE).
+        self.add_calls(1)
+        if self.call_device(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)
-            raise
+            return -1
         return self.take_in(range)
 
-    cdef int take_in(self, AddressRange range) except -1:
+    cdef int take_in(self, AddressRange* range) noexcept nogil:
         cdef ChunkHandle handle = NO_HOST_MEMORY
         cdef cbool overlaps
         acquire_lock(self.lock[0])
@@ -460,175 +584,202 @@ cdef class AddressRanges:
         self.lock.release()
         if overlaps:
             self.remove(range)      # and it is not ours to give back
-            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {range.ptr:#x}, which is in use")
+            return self.refuse_overlap(range.ptr)
         if not range.is_known:
             range.plan = NULL       # which may be gone by the time that the addresses are
             self.unreserve(range, None)
-            raise out_of_host_memory()
+            return self.fail_for_memory()
         return 0
+
+    cdef int refuse_overlap(self, uint64_t ptr) noexcept nogil:
+        self.guard.pause()
+        self.keep_overlap(ptr)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_overlap(self, uint64_t ptr) noexcept with gil:
+        return self.fail(SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use"))
 
     # -- making and mapping -------------------------------------------------------------------------------------------
 
-    cdef uint64_t create(self, uint64_t wanted, uint64_t nbytes) except? 0xFFFFFFFFFFFFFFFF:
+    cdef int64_t create(self, uint64_t wanted, uint64_t nbytes) noexcept nogil:
         """Makes pages, as many as are wanted or as there is memory for, and lists them in `fresh`, which must be empty.
-        Returns how many. An interrupt leaves those that were made there."""
-        cdef Page page, last = None
+        Returns how many. What is made before an interrupt stays there."""
+        cdef PageRef page, last
         cdef uint64_t made = 0
+        cdef int result = 0
         cdef double begun = seconds_now()
-        try:
-            while made < wanted:    # a child that is forked in a call releases those of `fresh` that have numbers
-                page = Page()       # its record first: what goes wrong later needs no memory of the host
-                page.nbytes = nbytes
-                if last is None:
-                    self.fresh = page
-                else:
-                    last.next = page
-                self.add_calls(1)
-                page.number = call_create(self.source.sub_allocator, self.device, nbytes)
-                if page.number is None:
-                    self.is_refused = True
-                    self.source.refused_bytes.set(nbytes)
-                    break
+        while made < wanted and result == 0:    # a child that is forked in a call releases what has a number
+            page = new_page(nbytes)             # its record first: what goes wrong later needs no memory of the host
+            if page.get() == NULL:
+                result = self.fail_for_memory()
+                break
+            if last.get() == NULL:
+                self.fresh = page
+            else:
+                last.get().next = page
+            self.add_calls(1)
+            result = self.call_device(CREATE, 0, nbytes, &page.get().number)
+            if result == 0:
+                page.get().is_made = True
                 made += 1
                 last = page
-        finally:
-            self.calls.creates += made
-            self.calls.seconds += seconds_now() - begun
-            if last is None:
-                self.fresh = None
-            else:
-                last.next = None
-        return made
+        if result > 0:
+            self.is_refused = True
+            self.source.refused_bytes.set(nbytes)
+        self.calls.creates += made
+        self.calls.seconds += seconds_now() - begun
+        if last.get() == NULL:
+            self.fresh.reset()
+        else:
+            last.get().next.reset()
+        return -1 if result < 0 else <int64_t>made
 
-    cdef void release_fresh(self) noexcept:
+    cdef void release_fresh(self) noexcept nogil:
         """Releases the pages that were made and could not be mapped, the first first."""
-        cdef Page page
-        while self.fresh is not None:
+        cdef PageRef page
+        while self.fresh.get() != NULL:
             page = self.fresh
-            self.fresh, page.next = page.next, None
-            if page.number is not None:
+            self.fresh = page.get().next
+            page.get().next.reset()
+            if page.get().is_made:
                 self.calls.releases += 1
                 self.release_page(page, None)
 
-    cdef uint64_t map_fresh(self, AddressRange range, ChunkHandle handle) except 0:
+    cdef int64_t map_fresh(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Maps as many new pages to a chunk as it has slots, after which it is free. Returns how many. The chunk is one
         that `begin_mapping` has cut, so nobody else touches it."""
         cdef FreePart part = self.part_of(handle)
-        cdef Py_ssize_t count = part.size // range.slot, listed = 0
-        cdef list mapped = []
-        cdef Page page = self.fresh
-        cdef cbool done
         self.forget_lost()
-        try:
-            while listed < count:
-                mapped.append(page)
-                page = page.next
-                listed += 1
-            self.enter_pages(range, part.ptr, mapped)
-            self.fresh = page           # from here on `give_up` releases them
-            for page in mapped:
-                page.next = None
-            self.put(part.ptr, mapped, part.size)
-            acquire_lock(self.lock[0])      # `handle` is what it was: nobody finds it, or joins it, until it is free
-            done = end_mapping(self.pool, handle)
-            self.note_unmapped(range, NO_CHUNK)
-            self.touched.nbytes = 0 if done else self.touched.nbytes    # under the lock: no fork comes in between
-            self.lock.release()
-            if not done:
-                self.undo_mapping(part.ptr, part.size)
-                raise out_of_host_memory()
-        except BaseException:
+        if self.try_to_map_fresh(range, handle, part) < 0:
             self.give_up(range, handle)
             self.touched.nbytes = 0
-            raise
+            return -1
         self.note_change()
-        return count
+        return part.size // range.slot
 
-    cdef int put(self, uint64_t ptr, list pages, uint64_t nbytes) except -1:
+    cdef int try_to_map_fresh(self, AddressRange* range, ChunkHandle handle, FreePart part) noexcept nogil:
+        cdef uint64_t count = part.size // range.slot
+        cdef vector[PageRef] mapped
+        cdef PageRef page = self.fresh
+        cdef size_t i = 0
+        cdef cbool done
+        if not try_reserve(mapped, count):
+            return self.fail_for_memory()
+        while mapped.size() < count:
+            mapped.push_back(page)
+            page = page.get().next
+        if self.enter_pages(range, part.ptr, mapped) < 0:
+            return -1
+        self.fresh = page           # from here on `give_up` releases them
+        while i < count:
+            mapped[i].get().next.reset()
+            i += 1
+        if self.put(part.ptr, mapped, part.size) < 0:
+            return -1
+        acquire_lock(self.lock[0])      # `handle` is what it was: nobody finds it, or joins it, until it is free
+        done = end_mapping(self.pool, handle)
+        self.note_unmapped(range, NO_CHUNK)
+        self.touched.nbytes = 0 if done else self.touched.nbytes    # under the lock: no fork comes in between
+        self.lock.release()
+        if not done:
+            self.undo_mapping(part.ptr, part.size)
+            return self.fail_for_memory()
+        return 0
+
+    cdef int put(self, uint64_t ptr, vector[PageRef]& pages, uint64_t nbytes) noexcept nogil:
         """Maps pages and lets the device use them: all, or none. If that fails, `is_lost` says what stayed mapped.
         Whoever enters what came of it in the records sets `touched` back."""
-        cdef list numbers
-        cdef Page page
+        cdef vector[uint64_t] numbers
+        cdef size_t i
+        cdef int result
         cdef double begun = seconds_now()
         self.forget_lost()
-        numbers = driver_numbers(pages)
+        if not try_reserve(numbers, pages.size()):
+            return self.fail_for_memory()
+        for i in range(pages.size()):
+            numbers.push_back(pages[i].get().number)
         self.touched = Place(ptr, nbytes)
-        try:
-            self.add_calls(len(numbers))
-            if self.native is None:
-                self.put_by_methods(ptr, numbers, nbytes)
-            else:
-                self.put_natively(ptr, numbers, nbytes)
-        finally:
-            self.calls.seconds += seconds_now() - begun
-        for page in pages:
-            page.is_mapped = True
-        return 0
+        self.add_calls(pages.size())
+        result = (self.put_in_python(ptr, numbers, nbytes) if self.table == NULL else
+                  self.put_natively(ptr, numbers, nbytes))
+        self.calls.seconds += seconds_now() - begun
+        for i in range(pages.size() if result == 0 else 0):
+            pages[i].get().is_mapped = True
+        return result
 
-    cdef int put_by_methods(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1:
+    cdef int put_in_python(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept with gil:
+        cdef list pages = []
+        cdef size_t i
         try:
-            self.device.map(ptr, numbers)
+            for i in range(numbers.size()):
+                pages.append(number_of(numbers[i]))
+            self.device.map(ptr, pages)
         except BaseException as error:
-            self.lost = getattr(error, "lost", ())
-            raise
-        self.calls.maps += len(numbers)
+            self.note_lost(error, ptr, nbytes)
+            return self.fail(error)
+        self.calls.maps += numbers.size()
+        self.calls.set_accesses += 1
+        self.add_calls(1)
         try:
-            self.calls.set_accesses += 1
-            self.add_calls(1)
             self.device.set_access(ptr, nbytes)
-        except BaseException:
+        except BaseException as error:
             self.undo_mapping(ptr, nbytes)
-            raise
+            return self.fail(error)
         return 0
 
-    cdef int put_natively(self, uint64_t ptr, list numbers, uint64_t nbytes) except -1:
-        """The same with both calls behind each other, and the GIL let go once for them: beside threads that run Python
-        it may take five milliseconds to get it back."""
+    cdef int put_natively(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept nogil:
+        """The same with both calls behind each other, and the guard let go once for them."""
         cdef bfc_mapping_fault fault
-        cdef vector[uint64_t] pages = numbers
         cdef cbool is_mapped = False
-        cdef int result
-        with nogil:
-            result = self.native.put(ptr, pages, nbytes, &is_mapped, &fault)
+        cdef PyThreadState* state = self.guard.let_go()
+        cdef int result = self.native.put(ptr, numbers, nbytes, &is_mapped, &fault)
+        self.guard.take_back(state)
         if is_mapped:
-            self.calls.maps += pages.size()
+            self.calls.maps += numbers.size()
             self.calls.set_accesses += 1
             self.add_calls(1)
-        try:
-            self.native.check(result, "set_access" if is_mapped else "map", &fault)
-        except BaseException as error:
-            if is_mapped:
-                self.undo_mapping(ptr, nbytes)
-            else:
-                self.lost = getattr(error, "lost", ())
-            raise
-        return 0
+        if result == 0:
+            return 0
+        if is_mapped:
+            self.undo_mapping(ptr, nbytes)
+        return self.fail_natively(result, "set_access" if is_mapped else "map", &fault)
 
-    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept:
-        """Unmaps what was mapped just now. If that fails, all of it is lost."""
+    cdef void note_lost(self, object error, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Notes what a `map` says that has stayed mapped; where that cannot be read, all of it."""
         try:
-            self.call_unmap(ptr, nbytes)
-        except BaseException:
+            for start, size in getattr(error, "lost", ()):
+                self.lost.push_back(Place(start, size))
+        except Exception:
+            self.lost.clear()
             self.lost_row = Place(ptr, nbytes)
 
-    cdef void forget_lost(self) noexcept:
-        self.lost = ()
+    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        """Unmaps what was mapped just now. If that fails, all of it is lost."""
+        if self.call_unmap(ptr, nbytes) < 0:
+            self.drop_error(None, False)
+            self.lost_row = Place(ptr, nbytes)
+
+    cdef void forget_lost(self) noexcept nogil:
+        self.lost.clear()
         self.lost_row.nbytes = 0
 
-    cdef bint has_lost(self) noexcept:
-        return self.lost_row.nbytes != 0 or bool(self.lost)
+    cdef cbool has_lost(self) noexcept nogil:
+        return self.lost_row.nbytes != 0 or not self.lost.empty()
 
-    cdef bint is_lost(self, uint64_t ptr) noexcept:
+    cdef cbool is_lost(self, uint64_t ptr) noexcept nogil:
         """Whether a page stayed mapped there after a `put` that failed."""
-        if self.lost_row.nbytes and self.lost_row.ptr <= ptr < self.lost_row.ptr + self.lost_row.nbytes:
-            return True
-        return lies_in(ptr, self.lost)
+        cdef size_t i
+        for i in range(self.lost.size()):
+            if self.lost[i].has(ptr):
+                return True
+        return self.lost_row.has(ptr)
 
-    cdef void give_up(self, AddressRange range, ChunkHandle handle) noexcept:
+    cdef void give_up(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Takes a mapping that failed out of the records. What is lost stays, and is to be unmapped later."""
         cdef FreePart part = self.part_of(handle)
         cdef uint64_t ptr = part.ptr
-        cdef bint some = False
+        cdef cbool some = False
         while ptr < part.ptr + part.size:
             if self.is_lost(ptr):
                 some = True
@@ -644,7 +795,8 @@ cdef class AddressRanges:
 
     # -- unmapping ----------------------------------------------------------------------------------------------------
 
-    cdef uint64_t unmap_leaving(self, AddressRange range, ChunkHandle handle, bint one_by_one, Faults faults) noexcept:
+    cdef uint64_t unmap_leaving(self, AddressRange* range, ChunkHandle handle, cbool one_by_one,
+                                Faults faults) noexcept nogil:
         """Unmaps what a LEAVING chunk has, in rows as long as they can be or `one_by_one`, and releases the pages.
         What cannot be unmapped stays LEAVING. Returns the bytes that went."""
         cdef FreePart part = self.part_of(handle)
@@ -659,16 +811,13 @@ cdef class AddressRanges:
             start = max(stop, start + range.slot)
         return self.settle(range, handle)
 
-    cdef void unmap_slots(self, AddressRange range, uint64_t ptr, uint64_t nbytes, uint64_t step,
-                          Faults faults) noexcept:
+    cdef void unmap_slots(self, AddressRange* range, uint64_t ptr, uint64_t nbytes, uint64_t step,
+                          Faults faults) noexcept nogil:
         """Unmaps slots, `step` bytes in each call, and drops their pages. Those that cannot be unmapped keep theirs."""
         cdef uint64_t at = ptr, slot
         while at < ptr + nbytes:
-            try:
-                self.call_unmap(at, step)
-            except BaseException as error:
-                if faults is not None:
-                    faults.add(error)
+            if self.call_unmap(at, step) < 0:
+                self.drop_error(faults, False)
             else:
                 slot = at
                 while slot < at + step:
@@ -677,12 +826,12 @@ cdef class AddressRanges:
                 self.touched.nbytes = 0     # only now: a child that is forked in a release drops the other slots, too
             at += step
 
-    cdef uint64_t settle(self, AddressRange range, ChunkHandle handle) noexcept:
+    cdef uint64_t settle(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Tells the pool which slots of a leaving chunk have gone. Returns the bytes that have."""
         cdef uint64_t gone = 0, size, end
         cdef FreePart part
         cdef ChunkHandle rest
-        cdef bint has_gone
+        cdef cbool has_gone
         while handle < NO_HOST_MEMORY:
             part = self.part_of(handle)     # holds after the lock, since only the mapper cuts a chunk that is leaving
             end = part.ptr + part.size
@@ -700,7 +849,7 @@ cdef class AddressRanges:
         self.note_change()
         return gone
 
-    cdef uint64_t unmap_again(self, AddressRange range, bint one_by_one, Faults faults) noexcept:
+    cdef uint64_t unmap_again(self, AddressRange* range, bint one_by_one, Faults faults) noexcept:
         """Tries again to unmap what should have left a range. Returns the bytes that went."""
         cdef uint64_t released = 0, end
         cdef FreePart part
@@ -713,7 +862,7 @@ cdef class AddressRanges:
             handle = self.leaving_from(range, end)
         return released
 
-    cdef ChunkHandle leaving_from(self, AddressRange range, uint64_t ptr) noexcept:
+    cdef ChunkHandle leaving_from(self, AddressRange* range, uint64_t ptr) noexcept:
         """The first chunk that is to leave a range, from this address on; or NO_CHUNK. The mapper's handle lasts."""
         cdef ChunkHandle handle = NO_CHUNK
         acquire_lock(self.lock[0])
@@ -724,14 +873,14 @@ cdef class AddressRanges:
         self.lock.release()
         return handle
 
-    cdef FreePart part_of(self, ChunkHandle handle) noexcept:
+    cdef FreePart part_of(self, ChunkHandle handle) noexcept nogil:
         """A chunk that only the mapper changes, which the caller is: of any other it may be wrong after the lock."""
         acquire_lock(self.lock[0])
         cdef FreePart part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
         self.lock.release()
         return part
 
-    cdef uint64_t count_mapped(self, AddressRange range) noexcept:
+    cdef uint64_t count_mapped(self, AddressRange* range) noexcept nogil:
         """How many slots of a range have pages. Only the mapper changes that."""
         cdef uint64_t ptr = range.ptr, slots, count = 0
         slots = self.slots_of(range) if range.has_table else 0
@@ -741,7 +890,7 @@ cdef class AddressRanges:
             slots -= 1
         return count
 
-    cdef bint wait_for(self, AddressRange range, Faults faults) noexcept:
+    cdef bint wait_for(self, AddressRange* range, Faults faults) noexcept:
         """Waits for the work of a range's stream. False: that failed, or the stream captures a graph."""
         try:
             streams = self.streams_of(range)
@@ -759,13 +908,15 @@ cdef class AddressRanges:
 
     cdef void forget_ranges(self) noexcept:
         """Takes all ranges out of the pool, whose memory goes next. Needs the lock."""
-        cdef AddressRange range
-        for range in self.ranges:
-            if range.is_known:
-                remove_range(self.pool, range.ptr, range.nbytes)
-                range.is_known = False
+        cdef AddressRange* addresses
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
+            if addresses.is_known:
+                remove_range(self.pool, addresses.ptr, addresses.nbytes)
+                addresses.is_known = False
 
-    cdef void empty(self, AddressRange range, Faults faults) noexcept:
+    cdef void empty(self, AddressRange* range, Faults faults) noexcept:
         """Unmaps all that may be unmapped in a range, in rows as long as they can be."""
         cdef uint64_t start = range.ptr, end, last
         if not range.has_table:
@@ -779,7 +930,7 @@ cdef class AddressRanges:
                 self.unmap_slots(range, start, end - start, end - start, faults)
             start = max(end, start + range.slot)
 
-    cdef void unreserve(self, AddressRange range, Faults faults) noexcept:
+    cdef void unreserve(self, AddressRange* range, Faults faults) noexcept nogil:
         """Gives back the addresses of a range that the pool has forgotten, if nothing is mapped there. If that fails,
         the range stays in the list, for another try."""
         if self.count_mapped(range):
@@ -789,50 +940,54 @@ cdef class AddressRanges:
             self.close_table(range)
             range.has_table = False
             self.lock.release()
-        try:
-            if not range.is_gone:
-                self.call_unreserve(range.ptr, range.nbytes)
+        if not range.is_gone and self.call_unreserve(range.ptr, range.nbytes) < 0:
+            self.drop_error(faults, False)
+        else:
             self.remove(range)
-        except BaseException as error:
-            if faults is not None:
-                faults.add(error)
 
-    cdef void remove(self, AddressRange range) noexcept:
-        """Takes a range that has no addresses off the list. If the host has no memory for that, the next release does
-        it."""
+    cdef void remove(self, AddressRange* range) noexcept nogil:
+        """Takes a range that has no addresses off the list."""
         range.is_gone = True
-        try:
-            self.ranges.remove(range)
-        except MemoryError:
-            pass
+        self.ranges.remove(range)
 
     # -- pages that the sub-allocator did not take back ---------------------------------------------------------------
 
-    cdef void release_page(self, Page page, Faults faults) noexcept:
+    cdef void release_page(self, PageRef page, Faults faults) noexcept nogil:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
         self.add_calls(1)
         self.leaving = page     # it is in no slot any more: a child that is forked in the call finds it here
-        try:
-            self.device.release(page.number)
-        except BaseException as error:
-            self.source.keep_bytes(page.nbytes)
-            page.next = self.unreleased
+        if self.call_device(RELEASE, page.get().number, 0, NULL) < 0:
+            self.source.keep_bytes(page.get().nbytes)
+            page.get().next = self.unreleased
             self.unreleased = page
-            if faults is not None:
-                faults.add(error)
-        self.leaving = None
+            self.drop_error(faults, False)
+        self.leaving.reset()
 
     cdef uint64_t unreleased_bytes(self) noexcept:
         """The bytes of the pages that the sub-allocator failed to release."""
-        return bytes_from(self.unreleased) + bytes_from(self.offered)
+        cdef uint64_t nbytes = 0
+        cdef Page* page
+        self.guard.begin_reading(self.lock[0])      # another thread may map
+        page = self.unreleased.get()
+        while page != NULL:
+            nbytes += page.nbytes
+            page = page.next.get()
+        page = self.offered.get()
+        while page != NULL:
+            nbytes += page.nbytes
+            page = page.next.get()
+        self.guard.end_reading(self.lock[0])
+        return nbytes
 
-    cdef void try_unreleased_again(self, Faults faults) noexcept:
-        cdef Page page
-        self.offered, self.unreleased = self.unreleased, None
-        while self.offered is not None:
+    cdef void try_unreleased_again(self, Faults faults) noexcept nogil:
+        cdef PageRef page
+        self.offered = self.unreleased
+        self.unreleased.reset()
+        while self.offered.get() != NULL:
             page = self.offered     # not counted in the call: a child that is forked there releases it for certain
-            self.source.keep_bytes(-<int64_t>page.nbytes)
-            self.offered, page.next = page.next, None
+            self.source.keep_bytes(-<int64_t>page.get().nbytes)
+            self.offered = page.get().next
+            page.get().next.reset()
             self.release_page(page, faults)
 
     # -- a thread that is there no more -------------------------------------------------------------------------------
@@ -840,33 +995,35 @@ cdef class AddressRanges:
     cdef void take_over(self) noexcept:
         """Tidies up behind a thread that stopped for ever while it mapped or unmapped: releases the pages that it had
         made and had not mapped, or had unmapped."""
-        cdef AddressRange range
+        cdef AddressRange* addresses
         cdef ChunkHandle handle
-        cdef Py_ssize_t i = len(self.ranges)
+        cdef size_t i = self.ranges.size()
         self.end_calls_of_other()
         while i > 0:
             i -= 1
-            range = self.ranges[i]
-            if range.ptr == NOWHERE:        # the thread stopped while it reserved its addresses
-                del self.ranges[i]
-            elif self.going.nbytes and range.ptr == self.going.ptr:
-                self.remove(range)
-            elif self.touched.nbytes and range.has_table and range.ptr <= self.touched.ptr < range.ptr + range.nbytes:
-                self.forget_touched(range)
+            addresses = self.ranges.at(i)
+            if addresses.ptr == NOWHERE:        # the thread stopped while it reserved its addresses
+                self.ranges.remove(addresses)
+            elif self.going.nbytes and addresses.ptr == self.going.ptr:
+                self.remove(addresses)
+            elif (self.touched.nbytes and addresses.has_table
+                  and addresses.ptr <= self.touched.ptr < addresses.ptr + addresses.nbytes):
+                self.forget_touched(addresses)
         self.touched.nbytes = self.going.nbytes = 0
         self.forget_lost()
         self.release_fresh()
-        for range in self.ranges:
-            range.some_stuck = True         # there may be chunks that are LEAVING
-            handle = self.growing_in(range)
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
+            addresses.some_stuck = True         # there may be chunks that are LEAVING
+            handle = self.growing_in(addresses)
             if handle != NO_CHUNK:
-                self.give_up(range, handle)
+                self.give_up(addresses, handle)
 
     cdef void end_calls_of_other(self) noexcept:
         """Does again what a stopped thread was in the middle of, so that it is known: nothing is mapped where it mapped
         or unmapped, page by page, and what it released or unreserved has gone. What was done already fails here, and
         that is no error. `touched` and `going` are left to those who keep the records of it."""
-        cdef Page page = self.offered, following
+        cdef PageRef page = self.offered, following
         cdef uint64_t done = 0, step = self.page_bytes_at(self.touched.ptr) if self.touched.nbytes else 1
         while done < self.touched.nbytes:
             try:
@@ -875,29 +1032,31 @@ cdef class AddressRanges:
                 pass
             done += step
         try:
-            if self.leaving is not None:
-                self.device.release(self.leaving.number)
+            if self.leaving.get() != NULL:
+                self.device.release(number_of(self.leaving.get().number))
         except BaseException:
             pass
-        self.leaving = self.offered = None
+        self.leaving.reset()
+        self.offered.reset()
         try:
             if self.going.nbytes:
                 self.device.unreserve(self.going.ptr, self.going.nbytes)
         except BaseException:
             pass
-        while page is not None:     # these it had not come to
-            following, page.next = page.next, self.unreleased
+        while page.get() != NULL:       # these it had not come to
+            following = page.get().next
+            page.get().next = self.unreleased
             self.unreleased = page
             page = following
 
-    cdef void forget_touched(self, AddressRange range) noexcept:
+    cdef void forget_touched(self, AddressRange* range) noexcept:
         """Drops the pages from the slots that `end_calls_of_other` has unmapped."""
         cdef uint64_t ptr = self.touched.ptr
         while ptr < self.touched.ptr + self.touched.nbytes:
             self.drop_slot(range, ptr, None)
             ptr += range.slot
 
-    cdef ChunkHandle growing_in(self, AddressRange range) noexcept:
+    cdef ChunkHandle growing_in(self, AddressRange* range) noexcept:
         """The chunk of a range that memory is being mapped for, or NO_CHUNK."""
         cdef ChunkHandle handle = NO_CHUNK
         acquire_lock(self.lock[0])
@@ -911,31 +1070,110 @@ cdef class AddressRanges:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1:
+    cdef int call_device(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
+        """Makes a call. 1: there is no memory for a page; -1: it has failed. `taken`: what `reserve` or `create`
+        gave."""
+        return (self.call_in_python(verb, address, nbytes, taken) if self.table == NULL else
+                self.call_natively(verb, address, nbytes, taken))
+
+    cdef int call_natively(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
+        cdef bfc_mapping_fault fault
+        cdef uint64_t got = 0
+        cdef int result = 0
+        cdef const char* call = "reserve"
+        cdef PyThreadState* state = self.guard.let_go()
+        memset(&fault, 0, sizeof(fault))
+        if verb == RESERVE:
+            result = self.table.reserve(self.table.self, nbytes, &got, &fault)
+        elif verb == UNRESERVE:
+            call, result = "unreserve", self.table.unreserve(self.table.self, address, nbytes, &fault)
+        elif verb == CREATE:
+            call, result = "create", self.table.create(self.table.self, nbytes, &got, &fault)
+        elif verb == RELEASE:
+            call, result = "release", self.table.release(self.table.self, address, &fault)
+        else:
+            call, result = "unmap", self.table.unmap(self.table.self, address, nbytes, &fault)
+        if verb == RESERVE and result == 0 and got and not is_address(got, nbytes, self.granularity):
+            self.table.unreserve(self.table.self, got, nbytes, &fault)      # it was no reservation
+        self.guard.take_back(state)
+        if verb == CREATE and result == BFC_NO_ROOM:
+            return 1
+        if verb == RESERVE and (result == BFC_NO_ROOM
+                                or (result == 0 and not is_address(got, nbytes, self.granularity))):
+            return self.refuse_addresses(nbytes, got, result == BFC_NO_ROOM)
+        if result != 0:
+            return self.fail_natively(result, call, &fault)
+        if taken != NULL:
+            taken[0] = got
+        return 0
+
+    cdef int call_in_python(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept with gil:
+        cdef Page page
+        try:
+            if verb == RESERVE:
+                taken[0] = call_reserve(self.source.sub_allocator, self.device, nbytes)
+            elif verb == CREATE:
+                number = call_create(self.source.sub_allocator, self.device, nbytes)
+                if number is None:
+                    return 1
+                note_number(&page, number)
+                taken[0] = page.number
+            elif verb == RELEASE:
+                self.device.release(number_of(address))
+            elif verb == UNRESERVE:
+                self.device.unreserve(address, nbytes)
+            else:
+                self.device.unmap(address, nbytes)
+        except BaseException as error:
+            return self.fail(error)
+        return 0
+
+    cdef int fail_natively(self, int result, const char* call, bfc_mapping_fault* fault) noexcept nogil:
+        self.guard.pause()
+        self.keep_native_error(result, call, fault)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_native_error(self, int result, const char* call, bfc_mapping_fault* fault) noexcept with gil:
+        try:
+            self.native.check(result, call.decode(), fault)
+        except BaseException as error:
+            self.note_lost(error, fault.address, fault.nbytes)      # what a `map` that has failed left mapped
+            return self.fail(error)
+        return 0
+
+    cdef int refuse_addresses(self, uint64_t nbytes, uint64_t address, cbool none) noexcept nogil:
+        self.guard.pause()
+        self.keep_refusal(nbytes, address, none)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil:
+        sub_allocator = self.source.sub_allocator
+        return self.fail(no_addresses(sub_allocator, nbytes) if none else no_address(sub_allocator, address))
+
+    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         """Unmaps pages. Whoever enters in the records that nothing is mapped there any more sets `touched` back."""
         cdef Place before = self.touched
         cdef double begun = seconds_now()
+        cdef int result
         self.calls.unmaps += 1
         self.touched = Place(ptr, nbytes)
-        try:
-            self.add_calls(1)
-            self.device.unmap(ptr, nbytes)
-        except BaseException:
+        self.add_calls(1)
+        result = self.call_device(UNMAP, ptr, nbytes, NULL)
+        if result < 0:
             self.touched = before       # that of a `put` which failed
-            raise
-        finally:
-            self.calls.seconds += seconds_now() - begun
-        return 0
+        self.calls.seconds += seconds_now() - begun
+        return result
 
-    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) except -1:
+    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         """Gives a reservation back. Whoever keeps it in a list must take it off at once, before any other call."""
+        cdef int result
         self.add_calls(1)
         self.going = Place(ptr, nbytes)
-        try:
-            self.device.unreserve(ptr, nbytes)
-        finally:
-            self.going.nbytes = 0
-        return 0
+        result = self.call_device(UNRESERVE, ptr, nbytes, NULL)
+        self.going.nbytes = 0
+        return result
 
     cdef void add_calls(self, uint64_t count) noexcept nogil:
         """Counts calls of the sub-allocator that are about to be made; of `map`, one for each page."""
@@ -954,22 +1192,22 @@ cdef class AddressRanges:
         cdef uint64_t* pool = self.pool.bin_sets[bin_set].lane.pool
         return number != NO_TAG and self.tags.tag_of(pool) == number
 
-    cdef bint belongs_to(self, AddressRange range, uint64_t tag) noexcept:
+    cdef cbool belongs_to(self, AddressRange* range, uint64_t tag) noexcept nogil:
         acquire_lock(self.lock[0])
-        cdef bint found = range.is_known and self.is_of_tag(range.bin_set, tag)
+        cdef cbool found = range.is_known and self.is_of_tag(range.bin_set, tag)
         self.lock.release()
         return found
 
-    cdef bint is_set_asleep(self, uint32_t bin_set) noexcept:
+    cdef cbool is_set_asleep(self, uint32_t bin_set) noexcept nogil:
         acquire_lock(self.lock[0])
-        cdef bint found = self.pool.bin_sets[bin_set].asleep != 0
+        cdef cbool found = self.pool.bin_sets[bin_set].asleep != 0
         self.lock.release()
         return found
 
-    cdef list ranges_of(self, uint64_t tag):
-        cdef AddressRange range
-        cdef list found = []
-        for range in self.ranges:
-            if self.belongs_to(range, tag):
-                found.append(range)
-        return found
+    cdef int list_ranges(self, uint64_t tag, vector[AddressRange*]& found) except -1:
+        """Adds the ranges of a tag."""
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            if self.belongs_to(self.ranges.at(i), tag):
+                found.push_back(self.ranges.at(i))
+        return 0

@@ -12,8 +12,11 @@ from bfc._core cimport BinSet, Region
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._tags cimport NO_TAG
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRanges, MappedRun, Page, TagTransition, call_create, call_reserve, round_up_to,
+    AddressRanges, MappedRun, Page, TagTransition, call_create, call_reserve, new_page, note_number, number_of,
+    round_up_to,
 )
+
+from bfc.errors import out_of_host_memory
 
 
 cdef class Blocks:
@@ -40,10 +43,13 @@ cdef class Blocks:
         """Like that of a sub-allocator."""
         sub_allocator = self.sub_allocator()
         cdef MappedRun run = MappedRun()
-        cdef Page page = Page()
+        cdef Page* page
         run.is_block = True
-        run.pages = [page]
-        run.nbytes = page.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
+        run.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
+        run.pages.push_back(new_page(run.nbytes))
+        page = run.pages[0].get()
+        if page == NULL:
+            raise out_of_host_memory()
         run.ptr = call_reserve(sub_allocator, sub_allocator, run.nbytes)
         try:
             self.by_address[run.ptr] = run
@@ -51,8 +57,9 @@ cdef class Blocks:
             sub_allocator.unreserve(run.ptr, run.nbytes)
             raise
         try:
-            page.number = call_create(sub_allocator, sub_allocator, page.nbytes)
-            if page.number is not None:
+            number = call_create(sub_allocator, sub_allocator, page.nbytes)
+            if number is not None:
+                note_number(page, number)
                 map_block(sub_allocator, run)
                 return run.ptr, run.nbytes
         except BaseException:
@@ -73,14 +80,14 @@ cdef class Blocks:
         """Like that of a sub-allocator; also what sleeps. What has been done already is not done again."""
         sub_allocator = self.sub_allocator()
         cdef MappedRun run = self.by_address[address]
-        cdef Page page = run.pages[0]
+        cdef Page* page = run.pages[0].get()
         if run.is_mapped or run.lost:
             sub_allocator.unmap(run.ptr, run.nbytes)
             run.note_unmapped()
             run.lost = None
-        if page.number is not None:
-            sub_allocator.release(page.number)
-            page.number = None
+        if page.is_made:
+            sub_allocator.release(number_of(page.number))
+            page.is_made = False
         sub_allocator.unreserve(run.ptr, run.nbytes)
         del self.by_address[address]
 
@@ -89,8 +96,7 @@ cdef class Blocks:
         cdef MappedRun run
         for run in list(self.by_address.values()):
             if bool(run.is_mapped or run.lost) == mapped and tag_of(self.memory, run) == transition.tag.number:
-                transition.runs.append(run)
-                transition.pages.extend(run.pages)
+                transition.add(run)
         return 0
 
     cdef uint64_t bytes_of(self, bint asleep, bint mapped) noexcept:
@@ -104,9 +110,9 @@ cdef class Blocks:
 
 
 cdef int map_block(sub_allocator, MappedRun run) except -1:
-    cdef Page page = run.pages[0]
+    cdef Page* page = run.pages[0].get()
     try:
-        sub_allocator.map(run.ptr, [page.number])
+        sub_allocator.map(run.ptr, [number_of(page.number)])
     except BaseException as error:
         run.lost = list(getattr(error, "lost", ()))     # what stays mapped
         raise

@@ -28,30 +28,29 @@ cdef class ExpandableSegments(AddressRanges):
     cdef bint checks_range              # a range that is smaller than the request is given back at once
     cdef object wanted_reserve          # the addresses of a range: a fraction of the memory, or bytes; None: 9/8 of it
 
-    cdef Page page_at(self, AddressRange range, uint64_t ptr)
+    cdef Page* page_at(self, AddressRange* range, uint64_t ptr) noexcept nogil
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
     cdef bint map_more(self, Growing* growing) except -1
     cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)
     cdef bint is_on_its_way(self, Growing* growing) noexcept
-    cdef int choose_start(self, Growing* growing)
+    cdef void choose_start(self, Growing* growing) noexcept nogil
     cdef bint reserve_for(self, Growing* growing) except -1
     cdef uint64_t bytes_to_reserve(self, uint64_t total)
     cdef bint refuses(self, uint64_t rounded, uint64_t total)
-    cdef int reserve_in_vain(self, AddressRange range) except -1
-    cdef void sort_last(self) noexcept
-    cdef AddressRange range_of(self, uint64_t ptr)
+    cdef int reserve_in_vain(self, AddressRange* range) except -1
+    cdef AddressRange* range_of(self, uint64_t ptr) noexcept nogil
     cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
-    cdef uint64_t unmap_part(self, AddressRange range, FreePart* part, Faults faults) noexcept
-    cdef ChunkHandle begin_to_unmap(self, AddressRange range, FreePart* part) noexcept
-    cdef bint make_room(self, AddressRange range) noexcept
+    cdef uint64_t unmap_part(self, AddressRange* range, FreePart* part, Faults faults) noexcept
+    cdef ChunkHandle begin_to_unmap(self, AddressRange* range, FreePart* part) noexcept
+    cdef bint make_room(self, AddressRange* range) noexcept
     cdef uint64_t try_stuck_again(self, Faults faults) noexcept
     cdef void drop_unused(self, Faults faults) noexcept
-    cdef void drop_if_unused(self, AddressRange range, Faults faults) noexcept
-    cdef cbool list_slots(self, AddressRange range, cbool live_only, vector[Span]& out) noexcept nogil
-    cdef bint is_asleep(self, AddressRange range) noexcept
-    cdef uint64_t lost_in(self, AddressRange range) noexcept
+    cdef void drop_if_unused(self, AddressRange* range, Faults faults) noexcept
+    cdef cbool list_slots(self, AddressRange* range, cbool live_only, vector[Span]& out) noexcept nogil
+    cdef cbool is_asleep(self, AddressRange* range) noexcept nogil
+    cdef uint64_t lost_in(self, AddressRange* range) noexcept nogil
 
 
 cdef int check_mapping(sub_allocator) except -1

@@ -6,19 +6,19 @@ docs/behaviour/pytorch.md.
 
 cimport cython
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_push_back
+from bfc.native.nothrow cimport try_make_room, try_push_back
 from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED, Chunk, ChunkHandle, Pool
 from bfc.allocators._changes cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, TagTransition, call_reserve, raise_faults,
-    round_up_to,
+    RESERVE, AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, PageRef, TagTransition, new_page,
+    raise_faults, round_up_to,
 )
-from bfc.allocators.mapping._sleep cimport add_run, take_over_transitions
+from bfc.allocators.mapping._sleep cimport take_over_transitions
 
 from bfc.errors import SettingsError, out_of_host_memory
 from bfc.suballocators.base import check_mapping_members, checked_memory_info
@@ -61,34 +61,36 @@ cdef class ExpandableSegments(AddressRanges):
 
     # -- which page is in which slot ----------------------------------------------------------------------------------
 
-    cdef Page page_at(self, AddressRange range, uint64_t ptr):
+    cdef Page* page_at(self, AddressRange* range, uint64_t ptr) noexcept nogil:
         cdef size_t slot = (ptr - range.ptr) // range.slot
-        return <Page>range.pages[slot] if slot < <size_t>len(range.pages) else None
+        return range.pages[slot].get() if slot < range.pages.size() else NULL
 
-    cdef bint has_page(self, AddressRange range, uint64_t ptr) noexcept:
-        return self.page_at(range, ptr) is not None
+    cdef cbool has_page(self, AddressRange* range, uint64_t ptr) noexcept nogil:
+        return self.page_at(range, ptr) != NULL
 
-    cdef int enter_pages(self, AddressRange range, uint64_t ptr, list pages) except -1:
-        cdef Py_ssize_t i, first = (ptr - range.ptr) // range.slot, count = len(pages), known = len(range.pages)
-        if known < first + count:
-            range.pages.extend([None] * (first + count - known))
-        i = 0
-        while i < count:        # there is room: nothing can fail any more
+    cdef int enter_pages(self, AddressRange* range, uint64_t ptr, vector[PageRef]& pages) noexcept nogil:
+        cdef size_t i = 0, first = (ptr - range.ptr) // range.slot, count = first + pages.size()
+        if not try_make_room(range.pages, count):
+            return self.fail_for_memory()
+        if range.pages.size() < count:
+            range.pages.resize(count)
+        while i < pages.size():     # there is room: nothing can fail any more
             range.pages[first + i] = pages[i]
             i += 1
         return 0
 
-    cdef void drop_slot(self, AddressRange range, uint64_t ptr, Faults faults) noexcept:
-        cdef Page page = self.page_at(range, ptr)
-        if page is None:
+    cdef void drop_slot(self, AddressRange* range, uint64_t ptr, Faults faults) noexcept nogil:
+        cdef PageRef page
+        if self.page_at(range, ptr) == NULL:
             return
-        page.is_mapped = False
-        range.pages[(ptr - range.ptr) // range.slot] = None
-        if page.number is not None:
+        page = range.pages[(ptr - range.ptr) // range.slot]
+        page.get().is_mapped = False
+        range.pages[(ptr - range.ptr) // range.slot].reset()
+        if page.get().is_made:
             self.calls.releases += 1
             self.release_page(page, faults)
 
-    cdef void note_unmapped(self, AddressRange range, ChunkHandle added) noexcept nogil:
+    cdef void note_unmapped(self, AddressRange* range, ChunkHandle added) noexcept nogil:
         """Needs room in the list of holes."""
         cdef size_t kept = 0, i
         cdef ChunkHandle handle
@@ -106,7 +108,7 @@ cdef class ExpandableSegments(AddressRanges):
                 i -= 1
             range.holes[i] = added
 
-    cdef bint make_room(self, AddressRange range) noexcept:
+    cdef bint make_room(self, AddressRange* range) noexcept:
         """Makes room in the list of holes."""
         try:
             range.holes.reserve(range.holes.size() + 2)
@@ -189,42 +191,51 @@ cdef class ExpandableSegments(AddressRanges):
         return chunk.size >= growing.size or (chunk.next != NO_CHUNK
                                               and self.pool.chunks[chunk.next].state == UNMAPPED)
 
-    cdef int choose_start(self, Growing* growing):
+    cdef void choose_start(self, Growing* growing) noexcept nogil:
         """Chooses the first run of free and unmapped chunks, by address, that is large enough (PyTorch's behaviour,
         11.5). Needs the lock."""
-        cdef AddressRange range
+        cdef AddressRange* addresses
         cdef ChunkHandle hole, start
+        cdef size_t i, k
         growing.start = NO_CHUNK
-        for range in self.ranges:
-            if range.bin_set != growing.bin_set or not range.is_known:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
+            if addresses.bin_set != growing.bin_set or not addresses.is_known:
                 continue
-            for hole in range.holes:
+            for k in range(addresses.holes.size()):
+                hole = addresses.holes[k]
                 start = self.pool.chunks[hole].prev
                 if start == NO_CHUNK or self.pool.chunks[start].state != FREE:
                     start = hole
                 if is_run_of(self.pool, start, growing.size):
                     growing.start = start
                     growing.ptr = self.pool.chunks[start].ptr
-                    return 0
-        return 0
+                    return
 
     cdef bint reserve_for(self, Growing* growing) except -1:
         """Reserves addresses for a range (PyTorch's behaviour, 11.2). False: they would be too few for the request."""
         cdef object sub_allocator = self.source.sub_allocator
-        cdef AddressRange range = AddressRange()
+        cdef uint64_t slot, nbytes
+        cdef AddressRange* range
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
-        range.slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
+        slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
+        nbytes = round_up_to(self.bytes_to_reserve(total), slot)
+        if self.checks_range and nbytes < growing.size and not (self.strict and nbytes):
+            return False
+        range = self.ranges.open()
+        if range == NULL:
+            raise out_of_host_memory()
+        range.slot, range.nbytes, range.bin_set = slot, nbytes, growing.bin_set
+        if not self.make_room(range):
+            self.remove(range)
+            raise out_of_host_memory()
         acquire_lock(self.lock[0])
         range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
         self.lock.release()     # the lane stays: `kept_lane` keeps its record from others
-        range.nbytes = round_up_to(self.bytes_to_reserve(total), range.slot)
-        range.bin_set = growing.bin_set
-        range.holes.reserve(2)
-        if self.checks_range and range.nbytes < growing.size:
-            if self.strict and range.nbytes:    # PyTorch reserves nothing, too: no driver takes that
-                self.reserve_in_vain(range)
+        if self.checks_range and nbytes < growing.size:
+            self.reserve_in_vain(range)     # PyTorch reserves it, too; but nothing, which no driver takes
             return False
-        self.reserve(range)
+        self.check(self.reserve(range))
         growing.start = range.holes[0]      # unmapped: only this thread touches it
         growing.ptr = range.ptr
         return True
@@ -237,55 +248,45 @@ cdef class ExpandableSegments(AddressRanges):
         wanted = self.wanted_reserve
         return int(min(wanted * total if isinstance(wanted, float) else wanted, most))
 
-    cdef int reserve_in_vain(self, AddressRange range) except -1:
+    cdef int reserve_in_vain(self, AddressRange* range) except -1:
         """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
         cdef Faults faults = Faults()
-        self.ranges.append(range)       # makes room in the list before there are addresses
-        try:
-            self.add_calls(1)
-            range.ptr = call_reserve(self.source.sub_allocator, self.device, range.nbytes)
-        except BaseException:
+        self.add_calls(1)
+        if self.call_device(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)
-            raise
-        self.sort_last()
+            self.check(-1)
+        self.ranges.sort_last()
         self.unreserve(range, faults)
         raise_faults(self.source.sub_allocator, faults)
         return 0
 
-    cdef int take_in(self, AddressRange range) except -1:
-        self.sort_last()
+    cdef int take_in(self, AddressRange* range) noexcept nogil:
+        self.ranges.sort_last()
         return AddressRanges.take_in(self, range)
 
-    cdef void sort_last(self) noexcept:
-        """Puts the last range where it belongs by address."""
-        cdef Py_ssize_t i = len(self.ranges) - 1
-        cdef AddressRange last = self.ranges[i]
-        while i > 0 and (<AddressRange>self.ranges[i - 1]).ptr > last.ptr:
-            self.ranges[i] = self.ranges[i - 1]
-            i -= 1
-        self.ranges[i] = last
-
-    cdef AddressRange range_of(self, uint64_t ptr):
+    cdef AddressRange* range_of(self, uint64_t ptr) noexcept nogil:
         """The range that an address lies in."""
-        cdef Py_ssize_t low = 0, high = len(self.ranges), middle
+        cdef size_t low = 0, high = self.ranges.size(), middle
         while high - low > 1:
             middle = (low + high) // 2
-            if (<AddressRange>self.ranges[middle]).ptr <= ptr:
+            if self.ranges.at(middle).ptr <= ptr:
                 low = middle
             else:
                 high = middle
-        return <AddressRange>self.ranges[low]
+        return self.ranges.at(low)
 
     cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1:
         """Maps memory to the first bytes of an unmapped chunk, rounded up to whole slots. False: there is none."""
-        cdef AddressRange range = self.range_of(self.part_of(handle).ptr)
-        cdef uint64_t slots
+        cdef AddressRange* range = self.range_of(self.part_of(handle).ptr)
+        cdef int64_t slots, made
         cdef cbool begun
         nbytes = round_up_to(nbytes, range.slot)
         slots = nbytes // range.slot
         range.holes.reserve(range.holes.size() + 2)
         try:
-            if self.create(slots, range.slot) < slots:      # meanwhile `handle` stays as it is: UNMAPPED, and as large
+            made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
+            self.check(made)
+            if made < slots:
                 return False
             acquire_lock(self.lock[0])
             begun = begin_mapping(self.pool, handle, nbytes)    # unmapped still: nobody else maps
@@ -294,7 +295,7 @@ cdef class ExpandableSegments(AddressRanges):
             self.lock.release()
             if not begun:
                 raise out_of_host_memory()
-            self.map_fresh(range, handle)
+            self.check(self.map_fresh(range, handle))
         finally:
             self.release_fresh()
         return True
@@ -310,7 +311,7 @@ cdef class ExpandableSegments(AddressRanges):
             released += self.unmap_part(self.range_of(part.ptr), &part, faults)
         return released
 
-    cdef uint64_t unmap_part(self, AddressRange range, FreePart* part, Faults faults) noexcept:
+    cdef uint64_t unmap_part(self, AddressRange* range, FreePart* part, Faults faults) noexcept:
         cdef uint64_t gone
         cdef ChunkHandle handle = self.begin_to_unmap(range, part)
         if handle >= NO_HOST_MEMORY:
@@ -326,7 +327,7 @@ cdef class ExpandableSegments(AddressRanges):
         self.drop_if_unused(range, faults)
         return gone
 
-    cdef ChunkHandle begin_to_unmap(self, AddressRange range, FreePart* part) noexcept:
+    cdef ChunkHandle begin_to_unmap(self, AddressRange* range, FreePart* part) noexcept:
         """Lets the whole slots inside of a free chunk leave. NO_CHUNK: there are none, or another thread has taken it.
         NO_HOST_MEMORY: there is none for the records."""
         cdef uint64_t start = range.ptr + round_up_to(part.ptr - range.ptr, range.slot)
@@ -345,14 +346,14 @@ cdef class ExpandableSegments(AddressRanges):
     cdef uint64_t try_stuck_again(self, Faults faults) noexcept:
         """Tries again to unmap, to release and to unreserve what the sub-allocator failed with. Returns the bytes that
         went."""
-        cdef AddressRange range
-        cdef Py_ssize_t i = len(self.ranges)
+        cdef AddressRange* range
+        cdef size_t i = self.ranges.size()
         cdef uint64_t released = 0
         cdef bint was_stuck
         self.try_unreleased_again(faults)
         while i > 0:
             i -= 1
-            range = self.ranges[i]
+            range = self.ranges.at(i)
             was_stuck = range.some_stuck
             if was_stuck and range.is_known and self.make_room(range):
                 if not range.must_wait or self.wait_for(range, faults):
@@ -364,12 +365,12 @@ cdef class ExpandableSegments(AddressRanges):
 
     cdef void drop_unused(self, Faults faults) noexcept:
         """Gives the addresses of ranges back that have never held memory, which PyTorch keeps."""
-        cdef Py_ssize_t i = len(self.ranges)
+        cdef size_t i = self.ranges.size()
         while i > 0:
             i -= 1
-            self.drop_if_unused(self.ranges[i], faults)
+            self.drop_if_unused(self.ranges.at(i), faults)
 
-    cdef void drop_if_unused(self, AddressRange range, Faults faults) noexcept:
+    cdef void drop_if_unused(self, AddressRange* range, Faults faults) noexcept:
         """Gives the addresses of a range back if it is one unmapped chunk, or the pool has forgotten it."""
         acquire_lock(self.lock[0])      # the pool forgets it under the lock: nobody finds it when its addresses go
         if range.is_known and range.holes.size() == 1 and self.pool.chunks[range.holes[0]].size == range.nbytes:
@@ -380,72 +381,74 @@ cdef class ExpandableSegments(AddressRanges):
             self.unreserve(range, faults)
 
     cdef void close(self, Faults faults) noexcept:
-        cdef AddressRange range
-        cdef Py_ssize_t i = 0, before
+        cdef AddressRange* range
+        cdef size_t i = 0, before
         acquire_lock(self.lock[0])
         self.forget_ranges()
         self.lock.release()     # from here on nobody is handed any of it, and a free finds no chunk
         self.try_unreleased_again(faults)
-        while i < len(self.ranges):
-            before = len(self.ranges)
-            range = self.ranges[i]
+        while i < self.ranges.size():
+            before = self.ranges.size()
+            range = self.ranges.at(i)
             if self.count_mapped(range):
                 self.wait_for(range, faults)    # even if the device fails, its memory is given back
                 self.empty(range, faults)
             self.unreserve(range, faults)
-            i += len(self.ranges) == before
+            i += self.ranges.size() == before
 
     # -- sleep --------------------------------------------------------------------------------------------------------
 
-    cdef bint is_asleep(self, AddressRange range) noexcept:
+    cdef cbool is_asleep(self, AddressRange* range) noexcept nogil:
         return range.is_known and self.is_set_asleep(range.bin_set)
 
     cdef int list_mapped(self, TagTransition transition) except -1:
-        cdef AddressRange range
-        cdef uint64_t start, end, last
-        cdef list pages
-        for range in self.ranges_of(transition.tag.number):
-            start = range.ptr
-            last = range.ptr + <uint64_t>len(range.pages) * range.slot
-            while start < last:
-                pages = []
-                end = start
-                while end < last and self.page_at(range, end) is not None:
-                    pages.append(self.page_at(range, end))
-                    end += range.slot
-                if pages:
-                    add_run(transition, start, end - start, pages, True)
-                start = max(end, start + range.slot)
+        cdef vector[AddressRange*] found
+        cdef AddressRange* addresses
+        cdef MappedRun run
+        cdef size_t slot
+        self.list_ranges(transition.tag.number, found)
+        for addresses in found:
+            slot = 0
+            while slot < addresses.pages.size():
+                run = MappedRun()
+                run.ptr = addresses.ptr + slot * addresses.slot
+                run.is_mapped = True
+                while slot < addresses.pages.size() and addresses.pages[slot].get() != NULL:
+                    run.pages.push_back(addresses.pages[slot])
+                    slot += 1
+                run.nbytes = run.pages.size() * addresses.slot
+                if run.nbytes:
+                    transition.add(run)
+                slot += 1
         return 0
 
     cdef int list_needed(self, TagTransition transition) except -1:
-        cdef AddressRange range
-        cdef Page page
+        cdef vector[AddressRange*] found
+        cdef AddressRange* addresses
+        cdef MappedRun run
         cdef Span span
         cdef vector[Span] spans
         cdef cbool listed
-        cdef uint64_t done
-        cdef list pages
-        for range in self.ranges_of(transition.tag.number):
+        self.list_ranges(transition.tag.number, found)
+        for addresses in found:
             spans.clear()
             acquire_lock(self.lock[0])
-            listed = self.list_slots(range, False, spans)
+            listed = self.list_slots(addresses, False, spans)
             self.lock.release()
             if not listed:
                 raise out_of_host_memory()
             # What is freed after the lock gets memory all the same: it is free memory when the tag is awake.
             for span in spans:
-                pages = []
-                done = 0
-                while done < span.nbytes:
-                    page = Page()
-                    page.nbytes = range.slot
-                    pages.append(page)
-                    done += range.slot
-                add_run(transition, span.ptr, span.nbytes, pages, False)
+                run = MappedRun()
+                run.ptr, run.nbytes = span.ptr, span.nbytes
+                while run.pages.size() * addresses.slot < span.nbytes:
+                    run.pages.push_back(new_page(addresses.slot))
+                    if run.pages.back().get() == NULL:
+                        raise out_of_host_memory()
+                transition.add(run)
         return 0
 
-    cdef cbool list_slots(self, AddressRange range, cbool live_only, vector[Span]& out) noexcept nogil:
+    cdef cbool list_slots(self, AddressRange* range, cbool live_only, vector[Span]& out) noexcept nogil:
         """The slots of a range that chunks lie in, or live ones, where they lie end to end together. False: the host
         has no memory for the list. Needs the lock."""
         cdef ChunkHandle handle = self.pool.regions[range.ptr + range.nbytes].first
@@ -466,27 +469,29 @@ cdef class ExpandableSegments(AddressRanges):
 
     cdef void note_runs(self, TagTransition transition) noexcept:
         cdef MappedRun run
-        cdef AddressRange range
-        cdef Page page
-        cdef uint64_t ptr
+        cdef AddressRange* addresses
+        cdef size_t i, first
         for run in transition.runs:
             if run.is_block:
                 continue
-            range = self.range_of(run.ptr)
-            ptr = run.ptr
-            for page in run.pages:
-                range.pages[(ptr - range.ptr) // range.slot] = page if page.is_mapped else None
-                ptr += range.slot
+            addresses = self.range_of(run.ptr)
+            first = (run.ptr - addresses.ptr) // addresses.slot
+            for i in range(run.pages.size()):
+                addresses.pages[first + i] = run.pages[i] if run.pages[i].get().is_mapped else PageRef()
 
     cdef void shrink(self, uint64_t tag) noexcept:
-        cdef AddressRange range
+        cdef AddressRange* addresses
         cdef ChunkHandle handle
         cdef FreePart part
         cdef vector[FreePart] parts
-        for range in self.ranges_of(tag):
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
+            if not self.belongs_to(addresses, tag):
+                continue
             parts.clear()
             acquire_lock(self.lock[0])
-            handle = self.pool.regions[range.ptr + range.nbytes].first
+            handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
             while handle != NO_CHUNK:
                 part = FreePart(handle, self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
                 if self.pool.chunks[handle].state == FREE and not try_push_back(parts, part):
@@ -494,36 +499,38 @@ cdef class ExpandableSegments(AddressRanges):
                 handle = self.pool.chunks[handle].next
             self.lock.release()     # a free may join one meanwhile: `begin_to_unmap` looks again
             for part in parts:
-                handle = self.begin_to_unmap(range, &part)
+                handle = self.begin_to_unmap(addresses, &part)
                 if handle < NO_HOST_MEMORY:
-                    self.settle(range, handle)      # its slots have no pages any more
-            handle = self.leaving_from(range, range.ptr)
-            while handle != NO_CHUNK and self.make_room(range):
+                    self.settle(addresses, handle)      # its slots have no pages any more
+            handle = self.leaving_from(addresses, addresses.ptr)
+            while handle != NO_CHUNK and self.make_room(addresses):
                 part = self.part_of(handle)
-                self.settle(range, handle)
-                handle = self.leaving_from(range, part.ptr + part.size)
+                self.settle(addresses, handle)
+                handle = self.leaving_from(addresses, part.ptr + part.size)
 
     cdef uint64_t bytes_held(self) noexcept:
-        cdef AddressRange range
         cdef uint64_t held = 0
-        for range in self.ranges:
-            if self.is_asleep(range):
-                held += self.count_mapped(range) * range.slot
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            if self.is_asleep(self.ranges.at(i)):
+                held += self.count_mapped(self.ranges.at(i)) * self.ranges.at(i).slot
         return held
 
     cdef uint64_t bytes_asleep(self) noexcept:
-        cdef AddressRange range
+        cdef AddressRange* addresses
         cdef Span span
         cdef vector[Span] spans
         cdef uint64_t found = 0
-        for range in list(self.ranges):     # a copy: where the lock is waited for, the mapper may change the list
+        cdef size_t i
+        self.guard.begin_reading(self.lock[0])      # another thread may map
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             spans.clear()
-            acquire_lock(self.lock[0])
-            if range.is_known and self.pool.bin_sets[range.bin_set].asleep:
-                self.list_slots(range, True, spans)
-            self.lock.release()
+            if addresses.is_known and self.pool.bin_sets[addresses.bin_set].asleep:
+                self.list_slots(addresses, True, spans)
             for span in spans:
                 found += span.nbytes
+        self.guard.end_reading(self.lock[0])
         return found
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
@@ -539,41 +546,41 @@ cdef class ExpandableSegments(AddressRanges):
         return self.is_on and self.checks_range and self.bytes_to_reserve(total) < rounded <= total
 
     cdef dict stats(self):
-        cdef AddressRange range
-        cdef Page page
+        cdef AddressRange* addresses
+        cdef Page* page
         cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
-        for range in list(self.ranges):
-            reservations += not range.is_gone
-            reserved += 0 if range.is_gone else range.nbytes
-            pages += self.count_mapped(range)
-            bytes += self.count_mapped(range) * range.slot
-            leaving = self.lost_in(range)
+        cdef size_t i
+        self.guard.begin_reading(self.lock[0])      # another thread may map
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
+            reservations += not addresses.is_gone
+            reserved += 0 if addresses.is_gone else addresses.nbytes
+            pages += self.count_mapped(addresses)
+            bytes += self.count_mapped(addresses) * addresses.slot
+            leaving = self.lost_in(addresses)
             lost += leaving
-            lost_bytes += leaving * range.slot
-        page = self.unreleased
-        while page is not None:
+            lost_bytes += leaving * addresses.slot
+        page = self.unreleased.get()
+        while page != NULL:
             pages += 1
             bytes += page.nbytes
             lost_bytes += page.nbytes
-            page = page.next
+            page = page.next.get()
+        self.guard.end_reading(self.lock[0])
         return {"reservations": reservations, "reserved_address_bytes": reserved, "pages": pages,
                 "page_bytes": bytes, "lost_slots": lost, "lost_bytes": lost_bytes}
 
-    cdef uint64_t lost_in(self, AddressRange range) noexcept:
-        """The slots of a range that could not be unmapped; while a thread maps or unmaps, 0."""
+    cdef uint64_t lost_in(self, AddressRange* range) noexcept nogil:
+        """The slots of a range that could not be unmapped; while a thread maps or unmaps, 0. Needs the lock."""
         cdef uint64_t lost = 0
         cdef ChunkHandle handle
         if self.mapper:
             return 0
-        if not range.is_known:
+        if not range.is_known or self.pool.bin_sets[range.bin_set].asleep:
             return self.count_mapped(range)
-        if self.is_asleep(range):
-            return self.count_mapped(range)
-        acquire_lock(self.lock[0])      # one lock: another thread may begin to map, and then no handle lasts
-        handle = self.pool.regions[range.ptr + range.nbytes].first if range.is_known else <ChunkHandle>NO_CHUNK
+        handle = self.pool.regions[range.ptr + range.nbytes].first
         while handle != NO_CHUNK:
             if self.pool.chunks[handle].state == LEAVING:
                 lost += self.pool.chunks[handle].size // range.slot
             handle = self.pool.chunks[handle].next
-        self.lock.release()
         return lost

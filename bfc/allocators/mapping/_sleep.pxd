@@ -7,6 +7,5 @@ from bfc.allocators.mapping._address_ranges cimport AddressRanges, Page, TagTran
 cdef object put_to_sleep(AddressRanges memory, dict ways, object keep_limit)
 cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFFFFFFFFFFFFFFFF
 cdef void take_over_transitions(AddressRanges memory) noexcept
-cdef void give_page_up(AddressRanges memory, Page page) noexcept
+cdef void give_page_up(AddressRanges memory, Page* page) noexcept
 cdef uint64_t bytes_asleep(AddressRanges memory) noexcept
-cdef void add_run(TagTransition transition, uint64_t ptr, uint64_t nbytes, list pages, bint is_mapped)

@@ -26,7 +26,8 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
 from bfc.allocators._tags cimport TAG_POOLS, Tag
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRanges, Live, MappedRun, Page, TagTransition, call_create, lies_in,
+    AddressRanges, Live, MappedRun, Page, PageRef, TagTransition, call_create, lies_in, new_page, note_number,
+    number_of,
 )
 from bfc.allocators.mapping._blocks cimport Blocks
 
@@ -42,15 +43,13 @@ cdef extern from "history.hpp":     # what _core.pxd only names
 _POLL_SECONDS = 0.001
 
 
-cdef void add_run(TagTransition transition, uint64_t ptr, uint64_t nbytes, list pages, bint is_mapped):
-    """Adds pages that lie end to end. They must be new to the transition."""
-    cdef MappedRun run = MappedRun()
-    run.ptr = ptr
-    run.nbytes = nbytes
-    run.pages = pages
-    run.is_mapped = is_mapped
-    transition.runs.append(run)
-    transition.pages.extend(pages)
+cdef uint64_t page_bytes(TagTransition transition) noexcept:
+    """The bytes of all pages of a transition."""
+    cdef uint64_t nbytes = 0
+    cdef size_t i
+    for i in range(transition.pages.size()):
+        nbytes += transition.pages[i].get().nbytes
+    return nbytes
 
 
 def by_number(Tag tag):
@@ -69,7 +68,6 @@ cdef list transitions_of(ways, bint are_asleep):
             transition.way = None if are_asleep else ways[tag]
             transition.kept = tag.kept if are_asleep else None
             transition.runs = []
-            transition.pages = []
             transition.is_waking = are_asleep
             transitions.append(transition)
     return transitions
@@ -90,7 +88,6 @@ cdef object put_to_sleep(AddressRanges memory, dict ways, object keep_limit):
     """Puts tags to sleep, all of them or none. Their contents go where `ways` says."""
     cdef list transitions
     cdef TagTransition transition
-    cdef Page page
     cdef list names = []
     cdef uint64_t released = 0, kept = 0
     begun = time.monotonic()
@@ -101,8 +98,7 @@ cdef object put_to_sleep(AddressRanges memory, dict ways, object keep_limit):
         for transition in transitions:
             names.append(transition.tag.name)
             kept += transition.kept.nbytes if transition.kept is not None else 0
-            for page in transition.pages:
-                released += page.nbytes
+            released += page_bytes(transition)
         return SleepReport(tuple(names), released, kept, time.monotonic() - begun)
     finally:
         memory.moving = None
@@ -288,16 +284,18 @@ cdef int take_down(AddressRanges memory, list transitions) except -1:
     blocked, what lives there may not be read, and only the mapper looks at pages."""
     cdef TagTransition transition
     cdef MappedRun run
-    cdef Page page
+    cdef Page* page
+    cdef size_t i
     sub_allocator = memory.source.sub_allocator
     for transition in transitions:
         for run in transition.runs:
             sub_allocator.unmap(run.ptr, run.nbytes)
             run.note_unmapped()
     for transition in transitions:
-        for page in transition.pages:
-            sub_allocator.release(page.number)
-            page.number = None
+        for i in range(transition.pages.size()):
+            page = transition.pages[i].get()
+            sub_allocator.release(number_of(page.number))
+            page.is_made = False
     return 0
 
 
@@ -360,7 +358,6 @@ cdef void fall_asleep(AddressRanges memory, list transitions) noexcept:
 cdef void note_in_history(AddressRanges memory, list transitions, str said) noexcept:
     """Writes into a history which tags fell asleep, or woke, and the bytes of their pages."""
     cdef TagTransition transition
-    cdef Page page
     cdef HistoryRecord record
     acquire_lock(memory.lock[0])
     cdef bint is_recorded = memory.pool.history != NULL
@@ -371,11 +368,10 @@ cdef void note_in_history(AddressRanges memory, list transitions, str said) noex
         except BaseException:
             continue    # no memory or no number for the name: what has happened stands
         record.action = <uint32_t>HISTORY_ANNOTATE
-        record.addr = record.size = record.stream = 0
+        record.addr = record.stream = 0
+        record.size = page_bytes(transition)
         record.pool[0], record.pool[1] = TAG_POOLS, transition.tag.number
         record.allocation_id = 0
-        for page in transition.pages:
-            record.size += page.nbytes
         acquire_lock(memory.lock[0])
         if memory.pool.history != NULL:
             memory.pool.history.add(record)
@@ -428,18 +424,15 @@ cdef int put_up(AddressRanges memory, list transitions) except -1:
     """
     cdef TagTransition transition
     cdef MappedRun run
-    cdef Page page, spare
-    cdef list mapped = [], made = []
+    cdef vector[PageRef] made
+    cdef list mapped = []
+    cdef size_t i
     try:
         for transition in transitions:
-            for page in transition.pages:
-                if page.number is None:
-                    made.append((page, Page()))
-                    page.number = call_create(memory.source.sub_allocator, memory.source.sub_allocator,
-                                              page.nbytes)
-                    if page.number is None:
-                        memory.source.refused_bytes.set(page.nbytes)
-                        raise NoRoomError
+            for i in range(transition.pages.size()):
+                if not transition.pages[i].get().is_made:
+                    made.push_back(transition.pages[i])
+                    make_page(memory, transition.pages[i].get())
         for transition in transitions:
             for run in transition.runs:
                 if not run.is_mapped:
@@ -449,23 +442,32 @@ cdef int put_up(AddressRanges memory, list transitions) except -1:
             unmap_quietly(memory, run)
         for transition in transitions:
             transition.settle_pages()
-        for page, spare in made:
-            if page.number is not None and not page.is_mapped:
-                spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
-                memory.release_page(spare, None)
+        for i in range(made.size()):
+            if made[i].get().is_made and not made[i].get().is_mapped:
+                give_page_up(memory, made[i].get())
         raise
     for transition in transitions:
-        for page in transition.pages:
-            page.is_mapped = True
+        for i in range(transition.pages.size()):
+            transition.pages[i].get().is_mapped = True
     return 0
 
 
+cdef int make_page(AddressRanges memory, Page* page) except -1:
+    sub_allocator = memory.source.sub_allocator
+    number = call_create(sub_allocator, sub_allocator, page.nbytes)
+    if number is None:
+        memory.source.refused_bytes.set(page.nbytes)
+        raise NoRoomError
+    return note_number(page, number)
+
+
 cdef int map_run(AddressRanges memory, MappedRun run, list mapped) except -1:
-    cdef Page page
+    cdef Page* page
     cdef uint64_t ptr = run.ptr
     cdef list numbers = []
-    for page in run.pages:
-        numbers.append(page.number)
+    cdef size_t i
+    for i in range(run.pages.size()):
+        numbers.append(number_of(run.pages[i].get().number))
     sub_allocator = memory.source.sub_allocator
     mapped.append(run)
     try:
@@ -473,7 +475,8 @@ cdef int map_run(AddressRanges memory, MappedRun run, list mapped) except -1:
     except BaseException as error:
         lost = getattr(error, "lost", ())
         run.lost = list(lost)
-        for page in run.pages:
+        for i in range(run.pages.size()):
+            page = run.pages[i].get()
             page.is_mapped = page.is_mapped or (len(lost) > 0 and lies_in(ptr, lost))
             ptr += page.nbytes
         raise
@@ -495,16 +498,13 @@ cdef void go_down(AddressRanges memory, list transitions) noexcept:
     """Unmaps and releases what can be, after something has failed."""
     cdef TagTransition transition
     cdef MappedRun run
-    cdef Page page
     for transition in transitions:
         for run in transition.runs:
             unmap_quietly(memory, run)
     for transition in transitions:
         transition.settle_pages()
     for transition in transitions:
-        for page in transition.pages:
-            if page.number is not None and not page.is_mapped:
-                give_page_up(memory, page)
+        give_pages_up(memory, transition)
         memory.note_runs(transition)
 
 
@@ -554,10 +554,8 @@ cdef int give_up_held(AddressRanges memory, TagTransition transition) except -1:
     """Unmaps what is still mapped in a tag that sleeps, and releases it."""
     cdef TagTransition before = TagTransition()
     cdef MappedRun run
-    cdef Page page
     before.tag = transition.tag
     before.runs = []
-    before.pages = []
     list_mapped(memory, before)
     try:
         for run in before.runs:
@@ -565,38 +563,42 @@ cdef int give_up_held(AddressRanges memory, TagTransition transition) except -1:
             run.note_unmapped()
     finally:
         before.settle_pages()
-        for page in before.pages:
-            if page.number is not None and not page.is_mapped:
-                give_page_up(memory, page)
+        give_pages_up(memory, before)
         memory.note_runs(before)
     return 0
 
 
-cdef void give_page_up(AddressRanges memory, Page page) noexcept:
+cdef void give_pages_up(AddressRanges memory, TagTransition transition) noexcept:
+    """Releases those pages of a transition that are mapped nowhere."""
+    cdef Page* page
+    cdef size_t i
+    for i in range(transition.pages.size()):
+        page = transition.pages[i].get()
+        if page.is_made and not page.is_mapped:
+            give_page_up(memory, page)
+
+
+cdef void give_page_up(AddressRanges memory, Page* page) noexcept:
     """Releases a page that a subclass has in its books, and that is to be made anew."""
-    cdef Page spare
-    try:
-        spare = Page()
-    except MemoryError:
+    cdef PageRef spare = new_page(page.nbytes)
+    if spare.get() == NULL:
         return      # it stays held
-    spare.number, spare.nbytes, page.number = page.number, page.nbytes, None
+    spare.get().number = page.number
+    spare.get().is_made = True
+    page.is_made = False
     memory.release_page(spare, None)
 
 
 cdef bint take_room(AddressRanges memory, list transitions, uint64_t* needed) except -1:
     """Sets what is to be mapped aside from the limit. Whether there is room."""
     cdef TagTransition transition
-    cdef Page page
     cdef vector[uint64_t] wanted
-    cdef uint64_t taken, nbytes
+    cdef uint64_t taken
     cdef size_t i
     cdef cbool fits
     for transition in transitions:
-        nbytes = 0
-        for page in transition.pages:
-            nbytes += page.nbytes
-        wanted.push_back(nbytes)
-        needed[0] += nbytes
+        wanted.push_back(page_bytes(transition))
+        needed[0] += wanted.back()
     acquire_lock(memory.lock[0])
     taken = memory.source.taken()
     fits = needed[0] == 0 or (needed[0] <= memory.limit and taken <= memory.limit - needed[0])
@@ -649,8 +651,9 @@ cdef void take_over_transitions(AddressRanges memory) noexcept:
     cdef list transitions = memory.moving
     cdef TagTransition transition
     cdef MappedRun run
-    cdef Page page
+    cdef Page* page
     cdef uint64_t ptr
+    cdef size_t i
     memory.moving = None
     for transition in transitions or ():
         try:
@@ -660,21 +663,23 @@ cdef void take_over_transitions(AddressRanges memory) noexcept:
             pass
         for run in transition.runs:
             ptr = run.ptr
-            for page in run.pages:
+            for i in range(run.pages.size()):
+                page = run.pages[i].get()
                 try:
                     memory.source.sub_allocator.unmap(ptr, page.nbytes)
                 except BaseException:
                     pass
                 ptr += page.nbytes
             run.note_unmapped()
-        for page in transition.pages:
+        for i in range(transition.pages.size()):
+            page = transition.pages[i].get()
             page.is_mapped = False
             try:
-                if page.number is not None:
-                    memory.source.sub_allocator.release(page.number)
+                if page.is_made:
+                    memory.source.sub_allocator.release(number_of(page.number))
             except BaseException:
                 pass
-            page.number = None
+            page.is_made = False
         transition.tag.is_broken = not transition.is_waking and transition.way is not None
         transition.kept = transition.tag.kept if transition.is_waking else None
         transition.aside = 0       # what was set aside for that thread's calls is forgotten with them

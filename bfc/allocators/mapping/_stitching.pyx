@@ -12,16 +12,21 @@ meanwhile are forgotten before their tag wakes.
 """
 
 cimport cython
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.algorithm cimport sort
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_push_back, try_reserve
+from bfc.native.nothrow cimport try_assign, try_make_room, try_push_back, try_reserve
 from bfc._core cimport (
     DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane,
     PageBitmap, PlanPages, PlanServer,
 )
+from bfc.drivers.cuda._driver cimport CUresult, failure
+from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._changes cimport (
     IS_GROWING, begin_mapping, bytes_behind, cancel_mapping, cut, cut_absent, forget_absent, has_records, join_absent,
     merge_unmapped, remove_range,
@@ -30,13 +35,16 @@ from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRe
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._reading cimport fault_in_pages
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, Place, TagTransition, call_reserve, lies_in,
+    RESERVE, AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, PageRef, Place, Retired, RetiredRef,
+    PyThreadState, TagTransition, new_retired,
 )
 from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
 from bfc.errors import SettingsError, SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes
 
+cdef extern from "source.h":
+    int BFC_NOT_REACHED
 cdef extern from "page_bitmap.hpp":
     pass
 cdef extern from "starts.hpp":
@@ -56,19 +64,13 @@ cdef uint64_t stream_to_ask(const Lane* lane) noexcept nogil:
 
 cdef int add_pages(TagTransition transition, MappedRun run, set seen) except -1:
     """Adds a run to a transition, and those of its pages that are new to it."""
-    cdef Page page
+    cdef size_t i
     transition.runs.append(run)
-    for page in run.pages:
-        if id(page) not in seen:
-            seen.add(id(page))
-            transition.pages.append(page)
+    for i in range(run.pages.size()):
+        if <size_t>run.pages[i].get() not in seen:
+            seen.add(<size_t>run.pages[i].get())
+            transition.pages.push_back(run.pages[i])
     return 0
-
-
-@cython.final
-@cython.no_gc_clear
-cdef class Retired:
-    """A view that is to be unmapped once its stream has finished with it."""
 
 
 @cython.final
@@ -78,14 +80,13 @@ cdef class Stitching(AddressRanges):
 
     def __cinit__(self):
         self.pages = Pages()
-        self.made = []
-        self.retired = []
         self.left = []
 
     def __dealloc__(self):
         # NULL where the host had no memory for what AddressRanges holds: then nothing of this class was made
         if <void*>self.pages != NULL and self.pages is not None:
             self.pages.leave()
+        self.drop_fences()
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1:
         self.limit = self.highest_limit = limit
@@ -102,17 +103,17 @@ cdef class Stitching(AddressRanges):
             shift += 1
         return shift
 
-    cdef uint64_t count_calls(self) noexcept:
+    cdef uint64_t count_calls(self) noexcept nogil:
         """The calls made so far, without waits."""
         cdef Calls* calls = &self.calls
         return calls.creates + calls.maps + calls.set_accesses + calls.unmaps + calls.releases
 
-    cdef void note_request(self, uint64_t calls_before) noexcept:
+    cdef void note_request(self, uint64_t calls_before) noexcept nogil:
         self.calls.most = max(self.calls.most, self.count_calls() - calls_before)
 
     # -- which page is in which slot ----------------------------------------------------------------------------------
 
-    cdef cbool open_table(self, AddressRange addresses) noexcept nogil:
+    cdef cbool open_table(self, AddressRange* addresses) noexcept nogil:
         cdef cbool opened = self.pages.open_bitmap(addresses.bin_set, addresses.ptr)
         addresses.bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
         if opened and addresses.plan != NULL:       # whose places know no order: there is room for all of it at once
@@ -122,40 +123,42 @@ cdef class Stitching(AddressRanges):
                 addresses.bitmap = NULL
         return opened
 
-    cdef void close_table(self, AddressRange addresses) noexcept:
+    cdef void close_table(self, AddressRange* addresses) noexcept nogil:
         self.pages.close_bitmap(addresses.bin_set)
         addresses.bitmap = NULL
 
-    cdef uint64_t slots_of(self, AddressRange addresses) noexcept:
+    cdef uint64_t slots_of(self, AddressRange* addresses) noexcept nogil:
         return addresses.bitmap.slots()
 
-    cdef uint32_t page_in(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef uint32_t page_in(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
         """The page in a slot, or NO_PAGE. It needs no lock: only the mapper changes the table, and opens and closes it.
         """
         return addresses.bitmap.page_at((ptr - addresses.ptr) // self.page_size)
 
-    cdef bint has_page(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef cbool has_page(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
         return self.page_in(addresses, ptr) != NO_PAGE
 
-    cdef bint may_be_unmapped(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef cbool may_be_unmapped(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
         """Pages that views still have must stay."""
         cdef uint32_t page = self.page_in(addresses, ptr)
         return page != NO_PAGE and self.pages.records[page].views == 0
 
-    cdef void note_unmapped(self, AddressRange addresses, ChunkHandle added) noexcept nogil:
+    cdef void note_unmapped(self, AddressRange* addresses, ChunkHandle added) noexcept nogil:
         cdef ChunkHandle last = self.pool.chunk_at_end(&self.pool.regions[addresses.ptr + addresses.nbytes])
         addresses.tail = last if self.pool.chunks[last].state == UNMAPPED else <ChunkHandle>NO_CHUNK
 
     cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
         return self.page_size
 
-    cdef int enter_pages(self, AddressRange addresses, uint64_t ptr, list pages) except -1:
+    cdef int enter_pages(self, AddressRange* addresses, uint64_t ptr, vector[PageRef]& pages) noexcept nogil:
         cdef PageBitmap* bitmap
         cdef uint32_t number = NO_PAGE
         cdef uint64_t first
-        cdef Py_ssize_t entered = 0, count = len(pages)
+        cdef size_t entered = 0, count = pages.size(), known = max(self.made.size(), self.pages.count + count)
         cdef cbool done
-        self.made.extend([None] * max(0, <Py_ssize_t>self.pages.count + count - len(self.made)))
+        if not try_make_room(self.made, known):
+            return self.fail_for_memory()
+        self.made.resize(known)
         acquire_lock(self.lock[0])
         bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
         first = bitmap.slot_at(ptr)
@@ -170,20 +173,20 @@ cdef class Stitching(AddressRanges):
             entered -= 1
             number = bitmap.page_at(first + entered)
             self.pages.forget_page(number)
-            self.made[number] = None
+            self.made[number].reset()
         self.lock.release()
-        if not done:
-            raise out_of_host_memory()
-        return 0
+        return 0 if done else self.fail_for_memory()
 
-    cdef list pages_of(self, list numbers):
-        cdef list pages = []
-        cdef uint32_t number
-        for number in numbers:
-            pages.append(self.made[number])
-        return pages
+    cdef cbool pages_of(self, vector[uint32_t]& numbers, vector[PageRef]& found) noexcept nogil:
+        """The pages of these numbers. False: the host has no memory for that."""
+        cdef size_t i
+        if not try_reserve(found, numbers.size()):
+            return False
+        for i in range(numbers.size()):
+            found.push_back(self.made[numbers[i]])
+        return True
 
-    cdef void drop_slot(self, AddressRange addresses, uint64_t ptr, Faults faults) noexcept:
+    cdef void drop_slot(self, AddressRange* addresses, uint64_t ptr, Faults faults) noexcept nogil:
         cdef uint64_t slot = (ptr - addresses.ptr) // self.page_size
         cdef uint32_t page = self.page_in(addresses, ptr)
         cdef cbool is_mapped
@@ -197,31 +200,33 @@ cdef class Stitching(AddressRanges):
         if not is_mapped:       # in no slot and no view: nobody else finds it
             self.drop_page(page, faults)
 
-    cdef void drop_page(self, uint32_t number, Faults faults) noexcept:
+    cdef void drop_page(self, uint32_t number, Faults faults) noexcept nogil:
         """Releases a page that has been unmapped. Of a tag that sleeps it went before; if it is still mapped, it is
         released when its tag wakes."""
-        cdef Page page = self.made[number]      # in `leaving` during the call, for a child that is forked there
-        self.made[number] = None
+        cdef PageRef page = self.made[number]   # in `leaving` during the call, for a child that is forked there
+        self.made[number].reset()
         acquire_lock(self.lock[0])
         self.pages.forget_page(number)
         self.lock.release()
-        if self.without_calls and (page.number is None or page.is_mapped):
+        if self.without_calls and (not page.get().is_made or page.get().is_mapped):
             return
         self.calls.releases += 1
         self.is_refused = False
         self.release_page(page, faults)
 
-    cdef bint unmap_elsewhere(self, AddressRange addresses, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+    cdef cbool unmap_elsewhere(self, AddressRange* addresses, uint64_t ptr, uint64_t nbytes,
+                               Faults faults) noexcept nogil:
         cdef uint64_t at = ptr
-        cdef bint only_here = True
+        cdef cbool only_here = True
         while at < ptr + nbytes:
             only_here = self.unmap_further_slots(addresses.bin_set, self.page_in(addresses, at), faults) and only_here
             at += self.page_size
-        if not only_here:
-            faults.add(SubAllocatorError(f"pages at {ptr:#x} are mapped elsewhere, too"))
+        if not only_here and faults is not None:
+            with gil:
+                faults.add(SubAllocatorError(f"pages at {ptr:#x} are mapped elsewhere, too"))
         return only_here
 
-    cdef bint unmap_further_slots(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept:
+    cdef cbool unmap_further_slots(self, uint32_t bin_set, uint32_t page, Faults faults) noexcept nogil:
         """Unmaps a page from the slots of other ranges. False: it is still mapped in some."""
         cdef uint32_t k = 0, count = 1
         cdef Slot slot
@@ -236,14 +241,13 @@ cdef class Stitching(AddressRanges):
                 k += 1
         return count == 1
 
-    cdef bint unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept:
+    cdef cbool unmap_slot(self, uint32_t page, Slot slot, Faults faults) noexcept nogil:
         """Takes one of its further slots from a page. False: that failed."""
         cdef Run run = Run(slot.set, slot.number, 1)
-        cdef AddressRange addresses
-        try:
-            self.call_unmap(self.page_ptr(slot.set, slot.number), self.page_size)
-        except BaseException as error:
-            faults.add(error)
+        cdef AddressRange* addresses
+        cdef size_t i
+        if self.call_unmap(self.page_ptr(slot.set, slot.number), self.page_size) < 0:
+            self.drop_error(faults, False)
             return False
         # The slot is MAPPED_ELSEWHERE until here, so no thread used it in the call.
         acquire_lock(self.lock[0])
@@ -251,88 +255,100 @@ cdef class Stitching(AddressRanges):
         self.pool.bin_sets[slot.set].bitmap.set_page(slot.number, NO_PAGE)
         forget_absent(self.pool, self.pages.chunk_of(&run))
         self.touched.nbytes = 0
-        for addresses in self.ranges:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if addresses.bin_set == slot.set and addresses.is_known:
                 self.note_unmapped(addresses, NO_CHUNK)
         self.lock.release()
         return True
 
-    cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept:
+    cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept nogil:
         acquire_lock(self.lock[0])
         cdef uint64_t ptr = self.pool.bin_sets[bin_set].bitmap.address_of(slot)
         self.lock.release()
         return ptr
 
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) except -1:
+    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         return 0 if self.without_calls else AddressRanges.call_unmap(self, ptr, nbytes)
 
-    cdef size_t count_what_is_mapped(self) noexcept:
-        return AddressRanges.count_what_is_mapped(self) + len(self.retired) + len(self.left)
+    cdef size_t count_what_is_mapped(self) noexcept nogil:
+        return AddressRanges.count_what_is_mapped(self) + self.retired.size() + self.left_count
 
     # -- a request ----------------------------------------------------------------------------------------------------
 
-    cdef bint provide(self, uint32_t bin_set, Wanted* wanted) except -1:
-        """Brings memory for a request nearer, by one step, and may serve it. False: there is no step that would."""
-        cdef AddressRange addresses = self.range_for(bin_set)
-        self.sweep(None, False, False)
-        if self.has_failed():
-            self.try_again()
-        if addresses is None:
+    cdef int provide(self, uint32_t bin_set, Wanted* wanted) noexcept nogil:
+        """Brings memory for a request nearer, by one step, and may serve it. 0: there is no step that would."""
+        cdef AddressRange* addresses = self.range_for(bin_set)
+        if self.sweep(None, False, False) < 0 or (self.has_failed() and self.try_again() < 0):
+            return -1
+        if addresses == NULL:
             addresses = self.open_range(bin_set)
+        if addresses == NULL:
+            return -1
         if addresses.bin_set & 1 == LARGE:
             return self.provide_large(addresses, wanted)
         return self.provide_small(addresses)
 
-    cdef bint has_failed(self) noexcept:
+    cdef cbool has_failed(self) noexcept nogil:
         """Whether the sub-allocator failed to unmap or to release something that is to be tried again."""
-        cdef AddressRange addresses
-        cdef Retired retired
-        for addresses in self.ranges:
+        cdef AddressRange* addresses
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if not addresses.is_known or (addresses.some_stuck and not self.is_set_asleep(addresses.bin_set)):
                 return True
-        for retired in self.retired:
-            if retired.is_stuck:
+        for i in range(self.retired.size()):
+            if self.retired[i].get().is_stuck:
                 return True
-        return self.unreleased is not None
+        return self.unreleased.get() != NULL
 
-    cdef int try_again(self) except -1:
+    cdef int try_again(self) noexcept nogil:
+        cdef int result
+        self.guard.pause()
+        result = self.try_again_with_gil()
+        self.guard.go_on()
+        return result
+
+    cdef int try_again_with_gil(self) noexcept with gil:
         """Unmaps and releases what the sub-allocator failed to take back before."""
         cdef Faults faults = Faults()
-        cdef AddressRange addresses
+        cdef AddressRange* addresses
         cdef dict idle = {}
+        cdef size_t i
         self.try_unreleased_again(faults)
         self.unreserve_again(faults)
         self.sweep(faults, False, True)
-        for addresses in self.ranges:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if not addresses.is_known or not addresses.some_stuck or self.is_set_asleep(addresses.bin_set):
                 continue
             if self.is_idle(addresses.asked_of, False, idle, faults):
                 self.unmap_again(addresses, False, faults)
-        if faults.interrupt is not None:
-            raise faults.interrupt
-        return 0
+        return 0 if faults.interrupt is None else self.fail(faults.interrupt)
 
     cdef void unreserve_again(self, Faults faults) noexcept:
         """Tries again to give back the addresses of ranges that the pool could not take in."""
-        cdef AddressRange addresses
-        cdef Py_ssize_t i = len(self.ranges)
+        cdef AddressRange* addresses
+        cdef size_t i = self.ranges.size()
         while i > 0:
             i -= 1
-            addresses = self.ranges[i]
+            addresses = self.ranges.at(i)
             if not addresses.is_known:
                 self.unreserve(addresses, faults)
 
-    cdef bint provide_small(self, AddressRange addresses) except -1:
+    cdef int provide_small(self, AddressRange* addresses) noexcept nogil:
         """One page: a free one of the stream's large chunks, a new one, or one of another stream."""
-        if self.move_pages_to(addresses, 1, False):
-            return True
-        if self.room() and self.grow(addresses, 1, NO_CHUNK):
-            return True
-        return self.move_pages_to(addresses, 1, True) > 0 or self.trim_other_tags(addresses, 1)
+        cdef int64_t got = self.move_pages_to(addresses, 1, False)
+        if got == 0 and self.room():
+            got = self.grow(addresses, 1, NO_CHUNK)
+        if got == 0:
+            got = self.move_pages_to(addresses, 1, True)
+        return self.trim_other_tags(addresses, 1) if got == 0 else -1 if got < 0 else 1
 
-    cdef bint provide_large(self, AddressRange addresses, Wanted* wanted) except -1:
+    cdef int provide_large(self, AddressRange* addresses, Wanted* wanted) noexcept nogil:
         cdef uint64_t pages = self.pages.pages_for(wanted.rounded), room = self.room(), others, own, missing, first
         cdef uint64_t missing_at_end = self.missing_at_end(addresses, wanted.rounded)
+        cdef int64_t got = 0
         acquire_lock(self.lock[0])
         own = self.pages.count_free(addresses.bin_set) + self.pages.count_free(addresses.bin_set - 1)
         own += self.pages.count_lendable(addresses.bin_set)
@@ -343,17 +359,20 @@ cdef class Stitching(AddressRanges):
         room = min(room, max(first, missing - min(missing, others)))
         if missing_at_end <= room and (missing_at_end <= missing
                                        or self.is_within_headroom(missing_at_end, wanted.rounded)):
-            return self.grow(addresses, missing_at_end, NO_CHUNK) > 0
+            got = self.grow(addresses, missing_at_end, NO_CHUNK)
+            return -1 if got < 0 else got > 0
         if missing == 0:
             return self.stitch(addresses, pages, wanted)
         if missing > room + others:
             return self.trim_other_tags(addresses, missing - room - others)
-        if room and self.grow(addresses, min(missing, room), NO_CHUNK):
-            return True
-        if self.move_pages_to(addresses, missing, True):
-            return True
-        room = self.room()      # perhaps more than what may be made before others are asked
-        return room > 0 and self.grow(addresses, min(missing, room), NO_CHUNK) > 0
+        if room:
+            got = self.grow(addresses, min(missing, room), NO_CHUNK)
+        if got == 0:
+            got = self.move_pages_to(addresses, missing, True)
+        if got == 0:
+            room = self.room()      # perhaps more than what may be made before others are asked
+            got = self.grow(addresses, min(missing, room), NO_CHUNK) if room else 0
+        return -1 if got < 0 else got > 0
 
     cdef bint extend(self, uint64_t address, uint64_t rounded) except -1:
         cdef uint64_t calls
@@ -390,9 +409,11 @@ cdef class Stitching(AddressRanges):
             return False
         # `behind` stays UNMAPPED, since only the mapper changes that. What is free in between may be taken, or the
         # allocation be freed: then the new pages are free memory like any other, and `try_extend` looks again.
-        return self.grow(self.range_for(bin_set), missing, behind) == missing
+        cdef int64_t got = self.grow(self.range_for(bin_set), missing, behind)
+        self.check(got)
+        return got == <int64_t>missing
 
-    cdef uint64_t missing_at_end(self, AddressRange addresses, uint64_t rounded) noexcept:
+    cdef uint64_t missing_at_end(self, AddressRange* addresses, uint64_t rounded) noexcept nogil:
         """The pages that a chunk for the request would need at the end of a range, beside what is free there. Another
         thread may take that after the lock. Then the new pages are free memory, and the request is looked at again."""
         cdef uint64_t size = 0, missing
@@ -410,14 +431,14 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return missing
 
-    cdef uint64_t room(self) noexcept:
+    cdef uint64_t room(self) noexcept nogil:
         """How many pages may still be made; `grow` looks again, since other threads take regions."""
         acquire_lock(self.lock[0])
         cdef uint64_t taken = self.source.taken()
         self.lock.release()
         return 0 if self.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
 
-    cdef uint64_t room_before_others(self, AddressRange addresses) noexcept:
+    cdef uint64_t room_before_others(self, AddressRange* addresses) noexcept nogil:
         """How many pages may be made before free ones of other streams are taken. The areas that a plan gives its
         streams are not full at the same time: where they have as many pages as were ever live at once in the recording,
         they take idle ones of each other."""
@@ -427,18 +448,20 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return self.room_in_plan() if shares else ~<uint64_t>0
 
-    cdef uint64_t free_of_others(self, AddressRange addresses) noexcept:
-        cdef AddressRange other
+    cdef uint64_t free_of_others(self, AddressRange* addresses) noexcept nogil:
+        cdef AddressRange* other
         cdef uint64_t count
+        cdef size_t i
         acquire_lock(self.lock[0])
         count = self.pages.count_of_others(addresses.bin_set)
-        for other in self.ranges:
+        for i in range(self.ranges.size()):
+            other = self.ranges.at(i)
             if self.has_same_tag(other, addresses):
                 count += self.pages.count_free(other.bin_set)
         self.lock.release()     # fewer may be free by the time they are held, as in `provide_large`
         return count
 
-    cdef bint has_same_tag(self, AddressRange other, AddressRange addresses) noexcept:
+    cdef cbool has_same_tag(self, AddressRange* other, AddressRange* addresses) noexcept nogil:
         """Whether a range belongs to another stream and to the same tag: what sleeps shares no page with what is awake.
         Needs the lock."""
         cdef uint64_t* theirs = self.pool.bin_sets[other.bin_set].lane.pool
@@ -446,35 +469,51 @@ cdef class Stitching(AddressRanges):
         return (other.is_known and other.bin_set | 1 != addresses.bin_set | 1
                 and theirs[0] == ours[0] and theirs[1] == ours[1])
 
-    cdef bint has_other_tag(self, AddressRange other, AddressRange addresses) noexcept:
+    cdef cbool has_other_tag(self, AddressRange* other, AddressRange* addresses) noexcept nogil:
         """Whether a range belongs to another tag, and is awake. Needs the lock."""
         return (other.is_known and other.bin_set | 1 != addresses.bin_set | 1
                 and not self.has_same_tag(other, addresses) and not self.pool.bin_sets[other.bin_set].asleep)
 
-    cdef bint trim_other_tags(self, AddressRange addresses, uint64_t wanted) except -1:
+    cdef int trim_other_tags(self, AddressRange* addresses, uint64_t wanted) noexcept nogil:
         """Releases free pages of other tags, which cannot be lent. Returns whether any went."""
-        cdef uint64_t before = self.pages.count, there = 0
-        cdef Faults faults = Faults()
-        cdef AddressRange other
-        cdef bint is_other
+        cdef uint64_t there = 0
+        cdef AddressRange* other
+        cdef size_t i
+        cdef int result
         acquire_lock(self.lock[0])
-        for other in self.ranges:
+        for i in range(self.ranges.size()):
+            other = self.ranges.at(i)
             if self.has_other_tag(other, addresses):
                 there += self.pages.count_free(other.bin_set)
         self.lock.release()
         if there == 0:
-            return False
-        self.retire_all()
-        self.sweep(faults, True, False)
-        for other in self.ranges:
-            acquire_lock(self.lock[0])
-            is_other = self.has_other_tag(other, addresses)
-            self.lock.release()     # it stays so: only the mapper puts a tag to sleep or wakes it
-            if is_other and before - self.pages.count < wanted:
-                self.trim_range(other, wanted - (before - self.pages.count), True, True, faults)
+            return 0
+        self.guard.pause()
+        result = self.trim_with_gil(addresses, wanted)
+        self.guard.go_on()
+        return result
+
+    cdef int trim_with_gil(self, AddressRange* addresses, uint64_t wanted) noexcept with gil:
+        cdef uint64_t before = self.pages.count
+        cdef Faults faults = Faults()
+        cdef AddressRange* other
+        cdef cbool is_other
+        cdef size_t i
+        try:
+            self.check(self.retire_all())
+            self.check(self.sweep(faults, True, False))
+            for i in range(self.ranges.size()):
+                other = self.ranges.at(i)
+                acquire_lock(self.lock[0])
+                is_other = self.has_other_tag(other, addresses)
+                self.lock.release()     # it stays so: only the mapper puts a tag to sleep or wakes it
+                if is_other and before - self.pages.count < wanted:
+                    self.trim_range(other, wanted - (before - self.pages.count), True, True, faults)
+        except BaseException as error:
+            return self.fail(error)
         return self.pages.count < before
 
-    cdef bint is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept:
+    cdef cbool is_within_headroom(self, uint64_t pages, uint64_t rounded) noexcept nogil:
         """Whether so many more pages are less above the most that was ever in use than the user allows."""
         cdef uint64_t peak
         if self.headroom == 0:
@@ -486,17 +525,20 @@ cdef class Stitching(AddressRanges):
 
     # -- new pages ----------------------------------------------------------------------------------------------------
 
-    cdef AddressRange range_for(self, uint32_t bin_set):
-        cdef AddressRange addresses
-        for addresses in self.ranges:
-            if addresses.bin_set == bin_set and addresses.is_known:
-                return addresses
-        return None
+    cdef AddressRange* range_for(self, uint32_t bin_set) noexcept nogil:
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            if self.ranges.at(i).bin_set == bin_set and self.ranges.at(i).is_known:
+                return self.ranges.at(i)
+        return NULL
 
-    cdef AddressRange open_range(self, uint32_t bin_set):
+    cdef AddressRange* open_range(self, uint32_t bin_set) noexcept nogil:
         """Reserves addresses for as many pages as there can be, as each is mapped into a range once at most; and some
-        more, in case that a few cannot be unmapped."""
-        cdef AddressRange addresses = AddressRange()
+        more, in case that a few cannot be unmapped. NULL: that failed."""
+        cdef AddressRange* addresses = self.ranges.open()
+        if addresses == NULL:
+            self.fail_for_memory()
+            return NULL
         addresses.nbytes = (self.highest_limit // self.page_size * 17 // 16 + 16) * self.page_size
         addresses.slot = self.page_size
         addresses.bin_set = bin_set
@@ -504,13 +546,15 @@ cdef class Stitching(AddressRanges):
         addresses.stream = self.pool.bin_sets[bin_set].lane.stream
         addresses.asked_of = stream_to_ask(&self.pool.bin_sets[bin_set].lane)
         self.lock.release()
-        self.reserve(addresses)
+        if self.reserve(addresses) < 0:
+            return NULL
         return addresses
 
-    cdef uint64_t grow(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
+    cdef int64_t grow(self, AddressRange* addresses, uint64_t wanted, ChunkHandle at) noexcept nogil:
         """Makes pages and maps them into a range: at this unmapped chunk, or else (NO_CHUNK) at its end if they fit
         there. Returns how many: fewer where the sub-allocator has no memory for more."""
-        cdef uint64_t set_aside, missing, taken
+        cdef uint64_t set_aside, taken
+        cdef int64_t made
         acquire_lock(self.lock[0])
         taken = self.source.taken()     # other threads may have taken regions since `room` was asked
         wanted = min(wanted, (self.limit - taken) // self.page_size if taken < self.limit else <uint64_t>0)
@@ -518,22 +562,31 @@ cdef class Stitching(AddressRanges):
         self.source.set_aside += set_aside
         self.source.newest_call().nbytes += set_aside   # which a fork in one of these calls must not forget
         self.lock.release()
-        try:
-            wanted = self.create(wanted, self.page_size)
-            missing = wanted
-            while missing > 0:
-                missing -= self.map_fresh(addresses, self.begin(addresses, missing, at))
-        finally:
-            self.release_fresh()
-            acquire_lock(self.lock[0])
-            self.source.set_aside -= set_aside
-            self.source.newest_call().nbytes -= set_aside
-            self.lock.release()
-        return wanted
+        made = self.create(wanted, self.page_size)
+        if made > 0 and self.map_all_fresh(addresses, made, at) < 0:
+            made = -1
+        self.release_fresh()
+        acquire_lock(self.lock[0])
+        self.source.set_aside -= set_aside
+        self.source.newest_call().nbytes -= set_aside
+        self.lock.release()
+        return made
 
-    cdef ChunkHandle begin(self, AddressRange addresses, uint64_t wanted, ChunkHandle at) except? 0xFFFFFFFE:
+    cdef int map_all_fresh(self, AddressRange* addresses, int64_t missing, ChunkHandle at) noexcept nogil:
+        cdef ChunkHandle handle
+        cdef int64_t mapped
+        while missing > 0:
+            handle = self.begin(addresses, missing, at)
+            mapped = -1 if handle == NO_CHUNK else self.map_fresh(addresses, handle)
+            if mapped < 0:
+                return -1
+            missing -= mapped
+        return 0
+
+    cdef ChunkHandle begin(self, AddressRange* addresses, uint64_t wanted, ChunkHandle at) noexcept nogil:
         """Takes unmapped addresses, as a chunk of their own: at the end of a range, or else where it has a hole, and
-        then perhaps fewer. There are some, since each page is mapped into a range once at most."""
+        then perhaps fewer. There are some, since each page is mapped into a range once at most. NO_CHUNK: that failed.
+        """
         cdef ChunkHandle handle
         cdef uint64_t nbytes = 0
         cdef cbool begun = False
@@ -548,14 +601,21 @@ cdef class Stitching(AddressRanges):
             if begun and handle == addresses.tail:
                 addresses.tail = self.pool.chunks[handle].next
         self.lock.release()
-        if handle == NO_CHUNK:
-            raise SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
-                                    f"unmapped: release_free_regions() tries that again")
-        if not begun:
-            raise out_of_host_memory()
-        return handle
+        if begun:
+            return handle
+        if handle != NO_CHUNK:
+            self.fail_for_memory()
+        else:
+            self.guard.pause()
+            self.keep_no_addresses(addresses)
+            self.guard.go_on()
+        return NO_CHUNK
 
-    cdef ChunkHandle first_hole(self, AddressRange addresses) noexcept:
+    cdef int keep_no_addresses(self, AddressRange* addresses) noexcept with gil:
+        return self.fail(SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
+                                           f"unmapped: release_free_regions() tries that again"))
+
+    cdef ChunkHandle first_hole(self, AddressRange* addresses) noexcept nogil:
         """The first unmapped chunk of a range, or NO_CHUNK. Needs the lock."""
         cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
         while handle != NO_CHUNK and self.pool.chunks[handle].state != UNMAPPED:
@@ -564,13 +624,12 @@ cdef class Stitching(AddressRanges):
 
     # -- pages that change hands --------------------------------------------------------------------------------------
 
-    cdef uint64_t move_pages_to(self, AddressRange addresses, uint64_t wanted,
-                                bint from_others) except? 0xFFFFFFFFFFFFFFFF:
+    cdef int64_t move_pages_to(self, AddressRange* addresses, uint64_t wanted, cbool from_others) noexcept nogil:
         """Lets a range use free pages of the stream's large chunks, or `from_others`. Returns how many."""
         cdef uint64_t got
-        cdef bint for_good
-        if from_others:
-            self.ask_captures()
+        cdef cbool for_good
+        if from_others and self.ask_captures() < 0:
+            return -1
         got = self.hold_free(addresses, wanted, from_others)
         if got == 0:
             return 0
@@ -580,17 +639,24 @@ cdef class Stitching(AddressRanges):
         for_good = from_others or self.pool.bin_sets[addresses.bin_set].bitmap.slots() == 0
         for_good = for_good and not self.are_planned        # a plan's places need theirs again
         self.lock.release()
-        self.give_held_to(addresses, addresses.stream, NO_CHUNK, from_others, for_good)
+        if self.give_held_to(addresses, addresses.stream, NO_CHUNK, from_others, for_good) < 0:
+            return -1
         return got
 
-    cdef int ask_captures(self) except -1:
+    cdef int ask_captures(self) noexcept nogil:
         """Asks which streams are captured: nobody may wait for one of them, so their pages stay."""
         cdef vector[uint64_t] handles
         cdef uint64_t handle
-        cdef AddressRange other
+        cdef AddressRange* other
         cdef uint32_t stream
-        for other in self.ranges:
-            other.is_captured = self.fences.is_captured(other.asked_of)
+        cdef size_t i
+        cdef int captured
+        for i in range(self.ranges.size()):
+            other = self.ranges.at(i)
+            captured = self.is_captured(other.asked_of)
+            if captured < 0:
+                return -1
+            other.is_captured = captured
         self.orderable.clear()
         acquire_lock(self.lock[0])
         if self.pool.plan != NULL:
@@ -598,30 +664,46 @@ cdef class Stitching(AddressRanges):
                 if self.pool.plan.is_bound(stream):
                     try_push_back(handles, self.pool.plan.handle_of(stream))
         self.lock.release()
-        for handle in handles:
-            if not self.fences.is_captured(handle):
-                self.orderable.push_back(handle)
+        for i in range(handles.size()):
+            handle = handles[i]
+            captured = self.is_captured(handle)
+            if captured < 0 or (not captured and not try_push_back(self.orderable, handle)):
+                return -1 if captured < 0 else self.fail_for_memory()
         return 0
 
-    cdef int give_held_to(self, AddressRange addresses, uint64_t stream, ChunkHandle at, bint from_others,
-                          bint for_good) except -1:
-        """Lets a stream use what is held, in a range: at a chunk of it or (NO_CHUNK) wherever there is room."""
+    cdef int is_captured(self, uint64_t stream) noexcept nogil:
+        """Whether a stream captures a graph, and can be neither waited for nor marked."""
+        cdef int captured
+        if self.fences.strict or not self.fences.capture_is_marked():
+            return 0
+        self.guard.pause()
+        captured = self.ask_capture(stream)
+        self.guard.go_on()
+        return captured
+
+    cdef int ask_capture(self, uint64_t stream) noexcept with gil:
         try:
-            if from_others:
-                self.order_after(stream)
-            self.map_held(addresses, at)
-            self.activate_held(addresses, for_good)
-        except BaseException:
+            return self.fences.is_captured(stream)
+        except BaseException as error:
+            return self.fail(error)
+
+    cdef int give_held_to(self, AddressRange* addresses, uint64_t stream, ChunkHandle at, cbool from_others,
+                          cbool for_good) noexcept nogil:
+        """Lets a stream use what is held, in a range: at a chunk of it or (NO_CHUNK) wherever there is room."""
+        if ((from_others and self.order_after(stream) < 0) or self.map_held(addresses, at) < 0
+                or self.activate_held(addresses, for_good) < 0):
             self.let_held_go()
-            raise
+            return -1
         self.note_change()
         return 0
 
-    cdef uint64_t hold_free(self, AddressRange addresses, uint64_t wanted, bint from_others) noexcept:
+    cdef uint64_t hold_free(self, AddressRange* addresses, uint64_t wanted, cbool from_others) noexcept nogil:
         """Holds free pages one by one: of other streams, those that were here before, then those of the stream that
         has most of them."""
         cdef uint64_t got = 0, most
-        cdef AddressRange other, best
+        cdef AddressRange* other
+        cdef AddressRange* best
+        cdef size_t i
         acquire_lock(self.lock[0])
         self.are_planned = False
         if not from_others:
@@ -630,15 +712,18 @@ cdef class Stitching(AddressRanges):
                 got = self.pages.hold_from_plan(self.pages.stream_in_plan(addresses.bin_set), wanted, 1, True,
                                                 self.held)
                 self.are_planned = got > 0
-        for other in self.ranges:
+        for i in range(self.ranges.size()):
+            other = self.ranges.at(i)
             if from_others and self.may_give(other, addresses):
                 got += self.pages.hold_again(addresses.bin_set, other.bin_set, wanted - got, self.held)
         while from_others and got < wanted:
-            most, best = 0, None
-            for other in self.ranges:
+            most = 0
+            best = NULL
+            for i in range(self.ranges.size()):
+                other = self.ranges.at(i)
                 if self.may_give(other, addresses) and self.pages.count_free(other.bin_set) > most:
                     most, best = self.pages.count_free(other.bin_set), other
-            if best is not None:
+            if best != NULL:
                 if self.pages.hold_highest(best.bin_set, wanted - got, self.held) == 0:
                     break
             elif self.pages.hold_from_plan(self.best_lender(addresses), wanted - got, 1, True, self.held) == 0:
@@ -647,11 +732,11 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return got
 
-    cdef bint may_give(self, AddressRange other, AddressRange addresses) noexcept:
+    cdef cbool may_give(self, AddressRange* other, AddressRange* addresses) noexcept nogil:
         """Whether a range may take the free pages of another stream's. Needs the lock."""
         return self.has_same_tag(other, addresses) and not other.is_captured
 
-    cdef uint32_t best_lender(self, AddressRange addresses) noexcept:
+    cdef uint32_t best_lender(self, AddressRange* addresses) noexcept nogil:
         """The plan's stream that has most idle pages for another one, or NO_STREAM. Needs the lock."""
         cdef PlanServer* plan = self.pages.plan_for(addresses.bin_set)
         cdef uint32_t own = self.pages.stream_in_plan(addresses.bin_set), best = NO_STREAM, stream
@@ -669,30 +754,46 @@ cdef class Stitching(AddressRanges):
                         most, best = count, stream
         return best
 
-    cdef int order_after(self, uint64_t stream) except -1:
+    cdef int order_after(self, uint64_t stream) noexcept nogil:
         """Makes a stream wait for what the streams of the held pages have queued."""
-        cdef AddressRange other
-        cdef Run run
-        cdef uint64_t passed = 0
-        cdef set streams = set()
+        cdef AddressRange* other
+        cdef uint64_t passed = 0, user
+        cdef vector[uint64_t] users
+        cdef size_t i, k
+        cdef int result = 0
         # What is held was free before: the work that used it is queued already, and no more is added meanwhile.
-        for run in self.held:
-            for other in self.ranges:
-                if other.bin_set == run.set:
-                    user = self.user_of(other, run.first)
+        for k in range(self.held.size()):
+            for i in range(self.ranges.size()):
+                other = self.ranges.at(i)
+                if other.bin_set == self.held[k].set:
+                    user = self.user_of(other, self.held[k].first)
                     if user != stream:
-                        passed += run.count * self.page_size
-                        streams.add(user)
-        for user in sorted(streams):
-            self.calls.stream_waits += 1
-            self.source.sub_allocator.order(user, stream)
+                        passed += self.held[k].count * self.page_size
+                        if not try_push_back(users, user):
+                            return self.fail_for_memory()
+        sort(users.begin(), users.end())
+        for i in range(users.size()):
+            if result == 0 and (i == 0 or users[i] != users[i - 1]):
+                self.calls.stream_waits += 1
+                self.guard.pause()
+                result = self.order(users[i], stream)
+                self.guard.go_on()
+        if result < 0:
+            return -1
         acquire_lock(self.lock[0])
         if self.pool.plan != NULL:
             self.pool.plan.passed += passed
         self.lock.release()
         return 0
 
-    cdef uint64_t user_of(self, AddressRange addresses, uint32_t slot) noexcept:
+    cdef int order(self, uint64_t first, uint64_t then) noexcept with gil:
+        try:
+            self.source.sub_allocator.order(first, then)
+        except BaseException as error:
+            return self.fail(error)
+        return 0
+
+    cdef uint64_t user_of(self, AddressRange* addresses, uint32_t slot) noexcept nogil:
         """The stream that has used a page in a slot."""
         cdef uint64_t user = addresses.asked_of
         cdef uint32_t stream
@@ -703,48 +804,39 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return user
 
-    cdef int map_held(self, AddressRange addresses, ChunkHandle at) except -1:
+    cdef int map_held(self, AddressRange* addresses, ChunkHandle at) noexcept nogil:
         """Maps the held pages into a range, but for those that are mapped there already. They are absent there. `at`:
         into this unmapped chunk first, or (NO_CHUNK) wherever there is room."""
-        cdef list pages = []
+        cdef vector[uint32_t] pages
         cdef uint32_t page
-        cdef Run run
-        cdef cbool is_new
-        for run in self.held:
-            acquire_lock(self.lock[0])
-            page = self.pool.bin_sets[run.set].bitmap.page_at(run.first)
-            is_new = self.pages.records[page].in_set(addresses.bin_set) == NO_SLOT
-            self.lock.release()
-            if is_new:      # what needs memory of the host comes after the lock
-                pages.append(page)
-        while pages:
-            self.map_again(addresses, pages, at)
+        cdef size_t k
+        if not try_reserve(pages, self.held.size()):
+            return self.fail_for_memory()
+        acquire_lock(self.lock[0])
+        for k in range(self.held.size()):
+            page = self.pool.bin_sets[self.held[k].set].bitmap.page_at(self.held[k].first)
+            if self.pages.records[page].in_set(addresses.bin_set) == NO_SLOT:
+                pages.push_back(page)
+        self.lock.release()
+        while not pages.empty():
+            if self.map_again(addresses, pages, at) < 0:
+                return -1
             at = NO_CHUNK
         return 0
 
-    cdef int map_again(self, AddressRange addresses, list pages, ChunkHandle at) except -1:
+    cdef int map_again(self, AddressRange* addresses, vector[uint32_t]& pages, ChunkHandle at) noexcept nogil:
         """Maps as many of these pages as one row of addresses has room for, and takes them off the list."""
-        cdef ChunkHandle handle = self.begin(addresses, len(pages), at)
-        cdef uint64_t ptr, nbytes, count
-        cdef list mapped
-        cdef cbool done
+        cdef ChunkHandle handle = self.begin(addresses, pages.size(), at)
+        cdef Place place
+        cdef vector[uint32_t] mapped
+        if handle == NO_CHUNK:
+            return -1
         acquire_lock(self.lock[0])
-        ptr, nbytes = self.pool.chunks[handle].ptr, self.pool.chunks[handle].size
+        place = Place(self.pool.chunks[handle].ptr, self.pool.chunks[handle].size)
         self.lock.release()     # `begin` has cut the chunk, so nobody else touches it
-        count = nbytes // self.page_size
         self.forget_lost()
-        try:
-            mapped = pages[:count]
-            self.put(ptr, self.pages_of(mapped), nbytes)
-            acquire_lock(self.lock[0])
-            # the pages have a further address, and are still used through the old one: nothing is free yet
-            done = self.add_slots(addresses, handle, mapped)
-            self.touched.nbytes = 0 if done else self.touched.nbytes
-            self.lock.release()
-            if not done:
-                self.undo_mapping(ptr, nbytes)
-                raise out_of_host_memory()
-        except BaseException:
+        if self.list_first(pages, place.nbytes // self.page_size, mapped) < 0 or self.put_again(
+                addresses, handle, place, mapped) < 0:
             acquire_lock(self.lock[0])
             if self.has_lost():
                 self.pool.chunks[handle].state = MAPPED_ELSEWHERE     # until it has been unmapped
@@ -753,39 +845,60 @@ cdef class Stitching(AddressRanges):
             self.note_unmapped(addresses, NO_CHUNK)
             self.lock.release()
             if self.has_lost():
-                self.keep_stuck(mapped, ptr, 0)
+                self.keep_stuck(mapped, place.ptr, 0)
             self.touched.nbytes = 0
-            raise
-        del pages[:count]
+            return -1
+        pages.erase(pages.begin(), pages.begin() + mapped.size())
         return 0
 
-    cdef cbool add_slots(self, AddressRange addresses, ChunkHandle handle, list pages):
+    cdef int list_first(self, vector[uint32_t]& pages, size_t count, vector[uint32_t]& found) noexcept nogil:
+        if not try_reserve(found, count):
+            return self.fail_for_memory()
+        while found.size() < count:
+            found.push_back(pages[found.size()])
+        return 0
+
+    cdef int put_again(self, AddressRange* addresses, ChunkHandle handle, Place place,
+                       vector[uint32_t]& numbers) noexcept nogil:
+        cdef vector[PageRef] pages
+        cdef cbool done
+        if not self.pages_of(numbers, pages):
+            return self.fail_for_memory()
+        if self.put(place.ptr, pages, place.nbytes) < 0:
+            return -1
+        acquire_lock(self.lock[0])
+        # the pages have a further address, and are still used through the old one: nothing is free yet
+        done = self.add_slots(addresses, handle, numbers)
+        self.touched.nbytes = 0 if done else self.touched.nbytes
+        self.lock.release()
+        if not done:
+            self.undo_mapping(place.ptr, place.nbytes)
+            return self.fail_for_memory()
+        return 0
+
+    cdef cbool add_slots(self, AddressRange* addresses, ChunkHandle handle, vector[uint32_t]& pages) noexcept nogil:
         """Enters a further slot of each of these pages. False: the host has no memory for it. Needs the lock."""
         cdef PageBitmap* bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
-        cdef size_t slot = bitmap.slot_at(self.pool.chunks[handle].ptr)
-        cdef Py_ssize_t added = 0, count = len(pages)
-        cdef uint32_t page
+        cdef size_t slot = bitmap.slot_at(self.pool.chunks[handle].ptr), added = 0
         if not cut_absent(self.pool, handle, self.page_size):
             return False
-        while added < count:
-            page = pages[added]
-            if not self.pages.records[page].try_add(Slot(addresses.bin_set, <uint32_t>(slot + added))):
+        while added < pages.size():
+            if not self.pages.records[pages[added]].try_add(Slot(addresses.bin_set, <uint32_t>(slot + added))):
                 break
             added += 1
-        if added < count:
+        if added < pages.size():
             while added > 0:
                 added -= 1
-                page = pages[added]
-                self.pages.records[page].slots.pop_back()
-            join_absent(self.pool, handle, count * self.page_size)
+                self.pages.records[pages[added]].slots.pop_back()
+            join_absent(self.pool, handle, pages.size() * self.page_size)
             return False
-        for added in range(count):
+        for added in range(pages.size()):
             bitmap.set_page(slot + added, pages[added])
             bitmap.note_chunk(slot + added, handle)
             handle = self.pool.chunks[handle].next
         return True
 
-    cdef int activate_held(self, AddressRange addresses, bint for_good) except -1:
+    cdef int activate_held(self, AddressRange* addresses, cbool for_good) noexcept nogil:
         """Lets the held pages be used through their slots in a range from now on. `for_good`: views rely on it."""
         cdef Run here, there
         cdef PageRecord* record
@@ -806,11 +919,9 @@ cdef class Stitching(AddressRanges):
                 record.primary = to if for_good else record.primary
                 self.held.pop_back()
         self.lock.release()
-        if not done:
-            raise out_of_host_memory()
-        return 0
+        return 0 if done else self.fail_for_memory()
 
-    cdef void let_held_go(self) noexcept:
+    cdef void let_held_go(self) noexcept nogil:
         acquire_lock(self.lock[0])
         self.pages.let_go(self.held)
         self.lock.release()
@@ -819,16 +930,18 @@ cdef class Stitching(AddressRanges):
 
     # A plan's region is a range. Its pages are made when a place is first touched, and lent while nothing needs them.
 
-    cdef AddressRange region_of(self, PlanServer* plan, int region):
-        cdef AddressRange addresses
-        for addresses in self.ranges:
-            if addresses.plan == plan and addresses.region == region and addresses.is_known:
-                return addresses
-        return None
+    cdef AddressRange* region_of(self, PlanServer* plan, int region) noexcept nogil:
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            if self.ranges.at(i).plan == plan and self.ranges.at(i).region == region and self.ranges.at(i).is_known:
+                return self.ranges.at(i)
+        return NULL
 
     cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1:
         """Reserves the addresses of a region, and gives them to the plan."""
-        cdef AddressRange addresses = AddressRange()
+        cdef AddressRange* addresses = self.ranges.open()
+        if addresses == NULL:
+            raise out_of_host_memory()
         addresses.nbytes = plan.pages(region) * self.page_size
         addresses.slot = self.page_size
         addresses.plan = plan
@@ -837,20 +950,20 @@ cdef class Stitching(AddressRanges):
         acquire_lock(self.lock[0])
         addresses.bin_set = self.pool.set_of_region(plan, region)
         self.lock.release()
-        return self.reserve(addresses)
+        return self.check(self.reserve(addresses))
 
     cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1:
         """Brings pages to the place that a request is to have, unless they are lent, or the plan has as many as it may:
         then the request is served by what is free elsewhere."""
         cdef uint32_t index = NO_STREAM     # the stream's number in the plan
         cdef PlanServer* plan = self.pool.plan
-        cdef AddressRange addresses
+        cdef AddressRange* addresses
         cdef PlanPages row = PlanPages(0, 0, 0), place = PlanPages(0, 0, 0)
         cdef uint64_t got = 1, calls = self.count_calls()
         self.is_refused = False
-        self.sweep(None, False, False)
+        self.check(self.sweep(None, False, False))
         if self.has_failed():
-            self.try_again()
+            self.check(self.try_again())
         while got > 0:
             acquire_lock(self.lock[0])
             row.count = 0
@@ -861,21 +974,24 @@ cdef class Stitching(AddressRanges):
                     place = plan.pages_for(index, rounded)
             self.lock.release()
             got = 0
-            addresses = self.region_of(plan, row.region) if row.count else None
-            if addresses is not None:
+            addresses = NULL
+            if row.count:
+                addresses = self.region_of(plan, row.region)
+            if addresses != NULL:
                 got = self.fill_at(addresses, row.first, row.count, index, stream)
-            if got == 0 and addresses is not None and addresses.bitmap.page_at(row.first) != NO_PAGE:
+            if got == 0 and addresses != NULL and addresses.bitmap.page_at(row.first) != NO_PAGE:
                 got = self.bring_back(addresses, place.first, place.count, stream)
         self.note_request(calls)
         return 0
 
-    cdef uint64_t fill_at(self, AddressRange addresses, uint32_t first, uint32_t count, uint32_t index,
+    cdef uint64_t fill_at(self, AddressRange* addresses, uint32_t first, uint32_t count, uint32_t index,
                           uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
         """Brings pages to a region, up to the first that are lent: pages that lie free beside the plan, and new ones
         while there are fewer than the plan needs. Returns how many. Only a page that no other stream shares may be one
         that the stream has used before."""
         cdef PlanServer* plan = addresses.plan
-        cdef uint64_t got = 0, wanted
+        cdef int64_t got = 0
+        cdef uint64_t wanted
         cdef uint64_t ptr = addresses.ptr + first * self.page_size
         cdef PlanPages row = PlanPages(addresses.region, first, count)
         cdef ChunkHandle at = self.cut_at(addresses, ptr)
@@ -888,12 +1004,13 @@ cdef class Stitching(AddressRanges):
                 got = self.move_into_plan(addresses, stream, wanted, at)
             if got == 0 and wanted <= min(self.room(), self.room_in_plan()):
                 got = self.grow(addresses, wanted, at)
+            self.check(got)
         finally:
-            if got == 0:
+            if got <= 0:
                 self.join_at(addresses, ptr)
         return got
 
-    cdef uint64_t room_in_plan(self) noexcept:
+    cdef uint64_t room_in_plan(self) noexcept nogil:
         """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
         cdef uint64_t most = 0, there = 0
         acquire_lock(self.lock[0])
@@ -902,14 +1019,14 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return most - there if there < most else 0
 
-    cdef uint64_t bring_back(self, AddressRange addresses, uint32_t first, uint32_t count,
+    cdef uint64_t bring_back(self, AddressRange* addresses, uint32_t first, uint32_t count,
                              uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
         """Lets a place of a stream have the pages again that it lacks, if all of them lie free in ranges, of other
         streams, too, or can still be made. Returns how many."""
         cdef uint64_t got, room = min(self.room(), self.room_in_plan())
         cdef uint32_t slot
         cdef cbool are_free = True
-        self.ask_captures()
+        self.check(self.ask_captures())
         acquire_lock(self.lock[0])
         for slot in range(first, first + count):
             if not are_free or not addresses.plan.is_away(addresses.region, slot):
@@ -924,27 +1041,27 @@ cdef class Stitching(AddressRanges):
         got = self.held.size()
         self.lock.release()
         if got > 0:
-            self.give_held_to(addresses, stream, NO_CHUNK, True, True)
+            self.check(self.give_held_to(addresses, stream, NO_CHUNK, True, True))
         return got
 
-    cdef bint hold_moved(self, AddressRange addresses, uint32_t slot) noexcept:
+    cdef bint hold_moved(self, AddressRange* addresses, uint32_t slot) noexcept:
         """Holds the page of a slot where it is used now, if it is free there. Needs the lock."""
         cdef PageRecord* record = &self.pages.records[addresses.bitmap.page_at(slot)]
         cdef Run run = Run(record.slots[record.active].set, record.slots[record.active].number, 1)
-        cdef AddressRange other
-        for other in self.ranges:
-            if other.bin_set == run.set and other.is_captured:
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            if self.ranges.at(i).bin_set == run.set and self.ranges.at(i).is_captured:
                 return False
         return self.pages.is_idle(&run) and self.pages.hold_run(&run, self.held)
 
-    cdef ChunkHandle chunk_around(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef ChunkHandle chunk_around(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
         """The chunk of a range that an address lies in. Needs the lock."""
         cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
         while self.pool.chunks[handle].ptr + self.pool.chunks[handle].size <= ptr:
             handle = self.pool.chunks[handle].next
         return handle
 
-    cdef ChunkHandle cut_at(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef ChunkHandle cut_at(self, AddressRange* addresses, uint64_t ptr) noexcept:
         """The unmapped chunk that begins at an address, cut out there, for memory to be mapped into it. NO_CHUNK:
         something is mapped there, or the host is out of memory."""
         cdef ChunkHandle handle
@@ -962,7 +1079,7 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return handle
 
-    cdef void join_at(self, AddressRange addresses, uint64_t ptr) noexcept:
+    cdef void join_at(self, AddressRange* addresses, uint64_t ptr) noexcept:
         """Undoes `cut_at`, where nothing was mapped."""
         cdef ChunkHandle handle
         acquire_lock(self.lock[0])
@@ -973,7 +1090,7 @@ cdef class Stitching(AddressRanges):
         self.note_unmapped(addresses, NO_CHUNK)
         self.lock.release()
 
-    cdef uint64_t move_into_plan(self, AddressRange addresses, uint64_t stream, uint64_t wanted,
+    cdef uint64_t move_into_plan(self, AddressRange* addresses, uint64_t stream, uint64_t wanted,
                                  ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
         """Lets a plan have pages of a stream that lie free beside it, for good. Returns how many."""
         cdef Lane lane = Lane([0, 0], 0, 0)
@@ -989,17 +1106,17 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         if got == 0:
             return 0
-        self.give_held_to(addresses, stream, at, False, True)
+        self.check(self.give_held_to(addresses, stream, at, False, True))
         return got
 
-    cdef bint give_region_up(self, AddressRange addresses, Faults faults) except -1:
+    cdef bint give_region_up(self, AddressRange* addresses, Faults faults) except -1:
         """Gives a region back: its pages, but for those that moved to other ranges, and its addresses. False: something
         lives there, or in a view of its pages, or the device failed; then it stays, and may be given back later."""
         cdef ChunkHandle first
         cdef bint is_bare
         if not self.is_vacant(addresses):       # before any view goes, and any stream is waited for
             return False
-        self.retire_all()
+        self.check(self.retire_all())
         self.sweep(faults, True, True)
         if addresses.some_stuck:
             self.unmap_again(addresses, False, faults)
@@ -1022,14 +1139,14 @@ cdef class Stitching(AddressRanges):
             self.unreserve(addresses, faults)
         return is_bare
 
-    cdef bint is_vacant(self, AddressRange addresses) noexcept:
+    cdef bint is_vacant(self, AddressRange* addresses) noexcept:
         """Whether nothing lives in the places of a region."""
         acquire_lock(self.lock[0])
         cdef bint is_empty = addresses.plan.is_empty(addresses.region)
         self.lock.release()
         return is_empty
 
-    cdef bint hold_region(self, AddressRange addresses) noexcept:
+    cdef bint hold_region(self, AddressRange* addresses) noexcept:
         """Holds all pages of a region. False: some are in use, and nothing is held."""
         cdef ChunkHandle handle
         cdef PageBitmap* bitmap = addresses.bitmap
@@ -1057,7 +1174,7 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return is_held
 
-    cdef void leave_moved(self, AddressRange addresses, Faults faults) noexcept:
+    cdef void leave_moved(self, AddressRange* addresses, Faults faults) noexcept:
         """Unmaps the pages that are used elsewhere from a region in which nothing lives."""
         cdef uint32_t slot, page
         cdef cbool has_moved
@@ -1073,35 +1190,31 @@ cdef class Stitching(AddressRanges):
 
     # -- views --------------------------------------------------------------------------------------------------------
 
-    cdef bint stitch(self, AddressRange addresses, uint64_t pages, Wanted* wanted) except -1:
-        """Maps free pages of a stream end to end, as a view that is kept, and serves the request there. True, too, if
+    cdef int stitch(self, AddressRange* addresses, uint64_t pages, Wanted* wanted) noexcept nogil:
+        """Maps free pages of a stream end to end, as a view that is kept, and serves the request there. 1, too, if
         another thread has taken some of them meanwhile."""
         cdef uint32_t number = NO_VIEW
-        cdef list held = []
-        self.retire_for(pages)
-        if not self.hold_for_view(addresses, pages, &number):
-            return True
-        try:
-            # the view is in no list of the pool, and its pages are held, until `enter_view` hands it out
-            self.list_pages(number, held)
-            self.map_view(number, held, wanted)
-        except BaseException:
+        cdef int result = self.retire_for(pages)
+        if result == 0:
+            result = self.hold_for_view(addresses, pages, &number)
+        if result <= 0:
+            return -1 if result < 0 else 1
+        # the view is in no list of the pool, and its pages are held, until `enter_view` hands it out
+        if self.map_view(number, wanted) < 0:
             acquire_lock(self.lock[0])
             self.pages.views.forget(number)
             self.lock.release()
-            raise
-        finally:
             self.let_held_go()
+            return -1
         self.calls.stitches += 1
         self.note_change()
-        return True
+        return 1
 
-    cdef bint hold_for_view(self, AddressRange addresses, uint64_t pages, uint32_t* number) except -1:
-        """Holds pages for a view, and opens it. False: there are too few."""
+    cdef int hold_for_view(self, AddressRange* addresses, uint64_t pages, uint32_t* number) noexcept nogil:
+        """Holds pages for a view, and opens it. 0: there are too few."""
         cdef uint64_t held
         cdef uint32_t set_of_views
         cdef StitchedView* view
-        cdef Run run
         cdef cbool opened, is_short
         acquire_lock(self.lock[0])
         held = self.pages.hold(addresses.bin_set, pages, ANY_LENGTH, self.held)
@@ -1120,47 +1233,47 @@ cdef class Stitching(AddressRanges):
             view = &self.pages.views.at(number[0])
             view.pages = <uint32_t>pages
             view.set = set_of_views
-            opened = try_reserve(view.runs, self.held.size())
-            for run in self.held:
-                opened = opened and try_push_back(view.runs, run)
+            opened = try_assign(view.runs, self.held)
             if not opened:
                 self.pages.views.forget(number[0])
         if not opened:
             self.pages.let_go(self.held)
         self.lock.release()
-        if not opened and not is_short:
-            raise out_of_host_memory()
-        return opened
+        return opened if opened or is_short else self.fail_for_memory()
 
-    cdef int map_view(self, uint32_t number, list pages, Wanted* wanted) except -1:
-        cdef uint64_t ptr = 0, nbytes = len(pages) * self.page_size
-        cdef Retired begun = Retired()
-        begun.pages = []
-        begun.mapped = []
+    cdef int map_view(self, uint32_t number, Wanted* wanted) noexcept nogil:
+        cdef vector[uint32_t] numbers
+        cdef vector[PageRef] pages
+        cdef uint64_t ptr = 0, nbytes = self.pages.views.at(number).pages * self.page_size
+        cdef RetiredRef begun = new_retired(0, 0)
         self.forget_lost()
-        self.retired.append(begun)      # for a child that is forked meanwhile, and has nothing else of it
+        if (begun.get() == NULL or not self.list_pages(number, numbers) or not self.pages_of(numbers, pages)
+                or not try_push_back(self.retired, begun)):     # for a child that is forked meanwhile
+            return self.fail_for_memory()
         self.add_calls(1)
-        try:
-            ptr = call_reserve(self.source.sub_allocator, self.device, nbytes)
-            begun.ptr, begun.nbytes = ptr, nbytes
-            self.put(ptr, self.pages_of(pages), nbytes)
-            try:
-                self.enter_view(number, ptr, wanted)
-            except BaseException:
-                self.undo_mapping(ptr, nbytes)
-                raise
-        except BaseException:
-            self.retired.remove(begun)
+        if (self.call_device(RESERVE, 0, nbytes, &ptr) < 0 or self.put_view(number, begun.get(), ptr, nbytes, pages,
+                                                                            wanted) < 0):
+            self.retired.pop_back()
             if self.has_lost():
-                self.keep_stuck(pages, ptr, nbytes)
+                self.keep_stuck(numbers, ptr, nbytes)
             elif ptr:
                 self.give_addresses_up(ptr, nbytes, None)
             self.touched.nbytes = 0
-            raise
-        self.retired.remove(begun)
+            return -1
+        self.retired.pop_back()
         return 0
 
-    cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) except -1:
+    cdef int put_view(self, uint32_t number, Retired* begun, uint64_t ptr, uint64_t nbytes, vector[PageRef]& pages,
+                      Wanted* wanted) noexcept nogil:
+        begun.ptr, begun.nbytes = ptr, nbytes
+        if self.put(ptr, pages, nbytes) < 0:
+            return -1
+        if self.enter_view(number, ptr, wanted) < 0:
+            self.undo_mapping(ptr, nbytes)
+            return -1
+        return 0
+
+    cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) noexcept nogil:
         """Adds a view that is mapped to the pool, and hands it out: nothing is held any more."""
         cdef uint64_t nbytes = self.pages.views.at(number).pages * self.page_size
         acquire_lock(self.lock[0])
@@ -1172,78 +1285,69 @@ cdef class Stitching(AddressRanges):
             self.touched.nbytes = 0
         self.lock.release()
         if overlaps:
-            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
-        if wanted.handle == NO_CHUNK:
-            raise out_of_host_memory()
-        return 0
+            return self.refuse_overlap(ptr)
+        return self.fail_for_memory() if wanted.handle == NO_CHUNK else 0
 
-    cdef int retire_for(self, uint64_t pages) except -1:
+    cdef int retire_for(self, uint64_t pages) noexcept nogil:
         """Retires the views that were used longest ago, so that with one more there are no more views than pages."""
         cdef uint32_t oldest
-        cdef bint some = True
-        while some:
+        cdef int some = True
+        while some > 0:
             acquire_lock(self.lock[0])
             oldest = NO_VIEW
             if self.pages.views.slots() + pages > self.pages.count:
                 oldest = self.pages.oldest_kept_view()
             self.lock.release()     # it may be taken now: `retire` looks again
-            some = oldest != NO_VIEW and self.retire(oldest)
-        return 0
+            some = self.retire(oldest) if oldest != NO_VIEW else 0
+        return some
 
     # -- views that go ------------------------------------------------------------------------------------------------
 
-    cdef void keep_stuck(self, list pages, uint64_t ptr, uint64_t nbytes) noexcept:
+    cdef void keep_stuck(self, vector[uint32_t]& pages, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         """Notes the addresses at which pages stayed mapped after a `put` that failed. Once they are unmapped, the pages
-        are released, and the reservation (0 bytes: there is none) is given back."""
-        cdef Retired stuck
-        cdef uint32_t page
-        try:
-            stuck = Retired()
-            stuck.ptr = ptr
-            stuck.nbytes = nbytes
-            stuck.mapped = [(self.lost_row.ptr, self.lost_row.nbytes)] if self.lost_row.nbytes else list(self.lost)
-            stuck.pages = list(pages)
-            stuck.is_stuck = True
-            self.retired.append(stuck)
-        except MemoryError:
-            pass        # it is not known any more where they are, and the pages below are kept for good
+        are released, and the reservation (0 bytes: there is none) is given back. Where the host has no memory for
+        that, it is not known any more where they are, and the pages are kept for good."""
+        cdef RetiredRef stuck = new_retired(ptr, nbytes)
+        cdef PageRecord* record
+        cdef size_t i
+        if stuck.get() != NULL and try_assign(stuck.get().pages, pages) and (
+                try_push_back(stuck.get().mapped, self.lost_row) if self.lost_row.nbytes else
+                try_assign(stuck.get().mapped, self.lost)):
+            stuck.get().is_stuck = True
+            try_push_back(self.retired, stuck)
         acquire_lock(self.lock[0])      # the pages are held still: nobody could release one before it is counted
-        for page in pages:
-            self.pages.records[page].views += 1
+        for i in range(pages.size()):
+            record = &self.pages.records[pages[i]]
+            record.views += 1
         self.lock.release()
 
-    cdef void keep_addresses(self, uint64_t ptr, uint64_t nbytes) noexcept:
+    cdef void keep_addresses(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         """Notes a reservation that is to be given back."""
-        cdef Retired stuck
-        try:
-            stuck = Retired()
-            stuck.ptr, stuck.nbytes = ptr, nbytes
-            stuck.mapped, stuck.pages = [], []
-            stuck.is_stuck = True
-            self.retired.append(stuck)
-        except MemoryError:
-            pass
+        cdef RetiredRef stuck = new_retired(ptr, nbytes)
+        if stuck.get() != NULL:
+            stuck.get().is_stuck = True
+            try_push_back(self.retired, stuck)
 
-    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept:
+    cdef void give_addresses_up(self, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept nogil:
         """Gives a reservation back. If that fails, it is tried again the next time that memory is given back."""
-        try:
-            self.call_unreserve(ptr, nbytes)
-        except BaseException as error:
+        if self.call_unreserve(ptr, nbytes) < 0:
             self.keep_addresses(ptr, nbytes)
-            if faults is not None:
-                faults.add(error)
+            self.drop_error(faults, False)
 
-    cdef bint retire(self, uint32_t number) except -1:
-        """Takes a kept view out of use, to be unmapped once its stream has finished with it. False: its stream is
-        captured, or cannot be asked, and the view stays; or another thread has taken it."""
-        cdef Retired retired = Retired()
+    cdef int retire(self, uint32_t number) noexcept nogil:
+        """Takes a kept view out of use, to be unmapped once its stream has finished with it. 0: its stream is captured,
+        or cannot be asked, and the view stays; or another thread has taken it."""
+        cdef RetiredRef made = new_retired(0, 0)
+        cdef Retired* retired = made.get()
         cdef StitchedView* view
         cdef Place place
         cdef uint64_t last_used
-        cdef list pages = [], mapped
+        cdef vector[uint32_t] pages
+        cdef vector[Place] mapped
+        cdef int captured, marked
         cdef cbool is_kept
-        retired.pages = []
-        retired.mapped = []
+        if retired == NULL:
+            return self.fail_for_memory()
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
@@ -1253,16 +1357,17 @@ cdef class Stitching(AddressRanges):
         last_used = view.last_used
         is_kept = view.state == KEPT
         self.lock.release()
-        if not is_kept or self.fences.is_captured(retired.stream):
-            return False
-        self.list_pages(number, pages)
-        mapped = [(place.ptr, place.nbytes)]
-        if self.source.sub_allocator.asynchronous:
-            try:
-                retired.fence = self.source.sub_allocator.fence(retired.stream)
-            except Exception:
-                return False
-        self.retired.append(retired)
+        captured = self.is_captured(retired.stream) if is_kept else 0
+        if not is_kept or captured:
+            return -1 if captured < 0 else 0
+        if not self.list_pages(number, pages) or not try_push_back(mapped, place):
+            return self.fail_for_memory()
+        marked = self.mark_stream(retired)
+        if marked <= 0:
+            return marked
+        if not try_push_back(self.retired, made):
+            self.drop_fence(retired)
+            return self.fail_for_memory()
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         # Another thread may have taken the view since it was looked at, and freed it again. Then it may have queued
@@ -1272,82 +1377,159 @@ cdef class Stitching(AddressRanges):
         if is_kept:         # only now, so that a fork finds it either kept or retired
             self.pages.retire_view(number)
             retired.ptr, retired.nbytes = place.ptr, place.nbytes
-            retired.pages, retired.mapped = pages, mapped
+            retired.pages.swap(pages)
+            retired.mapped.swap(mapped)
         self.lock.release()
         if not is_kept:
-            self.retired.pop()
+            self.drop_fence(retired)
+            self.retired.pop_back()
         return is_kept
 
-    cdef int list_pages(self, uint32_t number, list pages) except -1:
-        """The numbers of a view's pages. Only the thread that maps changes what is read here."""
-        cdef vector[uint32_t] found
-        cdef uint32_t page
+    # What a view that goes waits for: an event, where the source has such for callers without the GIL, or a fence.
+
+    cdef int mark_stream(self, Retired* retired) noexcept nogil:
+        """Marks what its stream has queued. 0: the device has failed."""
+        cdef bfc_native_source* source = self.fences.native
+        cdef PyThreadState* state
+        cdef int result
+        if source == NULL:
+            return self.make_fence(retired)
+        state = self.guard.let_go()
+        result = source.mark(source.self, retired.stream, &retired.event)
+        self.guard.take_back(state)
+        return result == 0
+
+    cdef int make_fence(self, Retired* retired) noexcept with gil:
+        try:
+            fence = (self.source.sub_allocator.fence(retired.stream) if self.source.sub_allocator.asynchronous
+                     else None)
+        except Exception:
+            return 0
+        except BaseException as error:
+            return self.fail(error)
+        if fence is not None:
+            Py_INCREF(fence)
+            retired.fence = <PyObject*>fence
+        return 1
+
+    cdef int has_finished(self, Retired* retired, cbool wait) noexcept nogil:
+        """Whether the stream of a view has finished with it; `wait`: waits until it has. -1: the device has failed."""
+        cdef bfc_native_source* source = self.fences.native
+        cdef PyThreadState* state
+        cdef int result
+        if retired.fence != NULL:
+            return self.ask_fence(retired, wait)
+        if retired.event == NULL:
+            return 1
+        state = self.guard.let_go()
+        result = source.reached(source.self, &retired.event, wait)
+        if result == 0:
+            source.drop(source.self, retired.event)
+            retired.event = NULL
+        self.guard.take_back(state)
+        if result == BFC_NOT_REACHED:
+            return 0
+        if result == 0:
+            return 1
+        self.guard.pause()
+        self.keep_event_error(result, wait)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_event_error(self, int result, cbool wait) noexcept with gil:
+        return self.fail(failure(<CUresult>result, "cuEventSynchronize" if wait else "cuEventQuery"))
+
+    cdef int ask_fence(self, Retired* retired, cbool wait) noexcept with gil:
+        try:
+            fence = <object>retired.fence
+            if wait:
+                fence.wait()
+            return bool(fence.done())
+        except BaseException as error:
+            return self.fail(error)
+
+    cdef void drop_fence(self, Retired* retired) noexcept nogil:
+        if retired.event != NULL:
+            self.fences.native.drop(self.fences.native.self, retired.event)
+            retired.event = NULL
+        if retired.fence != NULL:
+            with gil:
+                Py_XDECREF(retired.fence)
+            retired.fence = NULL
+
+    cdef void drop_fences(self) noexcept:
+        cdef size_t i
+        for i in range(self.retired.size()):
+            self.drop_fence(self.retired[i].get())
+
+    cdef cbool list_pages(self, uint32_t number, vector[uint32_t]& pages) noexcept nogil:
+        """Adds the numbers of a view's pages. False: the host has no memory for that. Only the thread that maps changes
+        what is read here."""
         cdef StitchedView* view = &self.pages.views.at(number)
         cdef Run* run
         cdef size_t i, k
-        found.reserve(view.pages)
+        if not try_reserve(pages, view.pages):
+            return False
         acquire_lock(self.lock[0])
-        for k in range(view.runs.size()):   # a loop over the vector itself would copy it
+        for k in range(view.runs.size()):
             run = &view.runs[k]
             for i in range(run.count):
-                found.push_back(self.pool.bin_sets[run.set].bitmap.page_at(run.first + i))
+                pages.push_back(self.pool.bin_sets[run.set].bitmap.page_at(run.first + i))
         self.lock.release()
-        for page in found:
-            pages.append(page)
-        return 0
+        return True
 
-    cdef int sweep(self, Faults faults, bint wait, bint again) except -1:
+    cdef int sweep(self, Faults faults, cbool wait, cbool again) noexcept nogil:
         """Unmaps the retired views that no queued work uses any more. `wait`: waits for that work. `again`: also tries
         what the sub-allocator failed to unmap before. Its errors go to `faults`, and what it failed on is left to the
         next try."""
-        cdef Retired retired
-        cdef Py_ssize_t i = len(self.retired)
+        cdef RetiredRef retired
+        cdef size_t i = self.retired.size()
+        cdef int done
         while i > 0:        # only the mapper changes the list, so `i` is right after each wait and call
             i -= 1
             retired = self.retired[i]
-            if retired.is_stuck and not again:
+            if retired.get().is_stuck and not again:
                 continue
-            try:
-                if retired.fence is not None and wait:
-                    retired.fence.wait()
-                if retired.fence is not None and not retired.fence.done():
-                    continue
-                self.unmap_retired(retired)
-            except BaseException as error:
-                retired.is_stuck = True
-                if faults is None and not isinstance(error, Exception):
-                    raise
-                if faults is not None:
-                    faults.add(error)
-            else:
-                del self.retired[i]
+            done = self.has_finished(retired.get(), wait)
+            if done > 0 and self.unmap_retired(retired.get()) < 0:
+                done = -1
+            if done > 0:
+                self.drop_fence(retired.get())
+                self.retired.erase(self.retired.begin() + i)
+            elif done < 0:
+                retired.get().is_stuck = True
+                if self.drop_error(faults, True) < 0:
+                    return -1
         return 0
 
-    cdef int unmap_retired(self, Retired retired) except -1:
-        cdef uint32_t page
+    cdef int unmap_retired(self, Retired* retired) noexcept nogil:
+        cdef PageRecord* record
+        cdef size_t i
         # The view is in the pool no more, so nobody takes it. Its pages may be in use at their other addresses
         # meanwhile; `views` keeps them from being released until the view is unmapped.
-        while retired.mapped:
-            ptr, nbytes = retired.mapped[0]
-            self.call_unmap(ptr, nbytes)
-            del retired.mapped[0]
+        while retired.mapped.size():
+            if self.call_unmap(retired.mapped[0].ptr, retired.mapped[0].nbytes) < 0:
+                return -1
+            retired.mapped.erase(retired.mapped.begin())
             self.touched.nbytes = 0
         acquire_lock(self.lock[0])
-        for page in retired.pages:
-            self.pages.records[page].views -= 1
-        del retired.pages[:]
+        for i in range(retired.pages.size()):
+            record = &self.pages.records[retired.pages[i]]
+            record.views -= 1
+        retired.pages.clear()
         self.lock.release()
         if retired.nbytes:
-            self.call_unreserve(retired.ptr, retired.nbytes)
-        else:
-            self.free_addresses(retired.ptr)
+            return self.call_unreserve(retired.ptr, retired.nbytes)
+        self.free_addresses(retired.ptr)
         return 0
 
-    cdef void free_addresses(self, uint64_t ptr) noexcept:
+    cdef void free_addresses(self, uint64_t ptr) noexcept nogil:
         """Lets the addresses of a range be used again at which `map_again` failed."""
-        cdef AddressRange addresses
+        cdef AddressRange* addresses
         cdef ChunkHandle handle
-        for addresses in self.ranges:
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if not addresses.is_known or not addresses.ptr <= ptr < addresses.ptr + addresses.nbytes:
                 continue
             acquire_lock(self.lock[0])
@@ -1364,15 +1546,17 @@ cdef class Stitching(AddressRanges):
         the bytes."""
         cdef uint64_t before = self.pages.count, kept = self.pages.pages_for(keep)
         cdef dict idle = {}
-        cdef AddressRange addresses
+        cdef AddressRange* addresses
+        cdef size_t i
         cdef bint views_too
         self.try_unreleased_again(faults)
         self.unreserve_again(faults)
         for views_too in (False, True):
             if views_too and self.pages.count > kept:
-                self.retire_all()
+                self.check(self.retire_all())
             self.sweep(faults, wait, True)
-            for addresses in self.ranges:
+            for i in range(self.ranges.size()):
+                addresses = self.ranges.at(i)
                 if not addresses.is_known or self.is_set_asleep(addresses.bin_set):
                     continue
                 if addresses.some_stuck and self.is_idle(addresses.asked_of, wait, idle, faults):
@@ -1381,7 +1565,7 @@ cdef class Stitching(AddressRanges):
                     self.trim_range(addresses, self.pages.count - kept, views_too, wait, faults)
         return (before - self.pages.count) * self.page_size
 
-    cdef int retire_all(self) except -1:
+    cdef int retire_all(self) noexcept nogil:
         cdef uint32_t number = 0
         cdef cbool is_kept
         while True:
@@ -1393,7 +1577,8 @@ cdef class Stitching(AddressRanges):
             self.lock.release()     # it may be taken now: `retire` looks again
             if not is_kept:
                 return 0
-            self.retire(number)
+            if self.retire(number) < 0:
+                return -1
             number += 1
 
     cdef bint is_idle(self, uint64_t stream, bint wait, dict idle, Faults faults) noexcept:
@@ -1417,7 +1602,7 @@ cdef class Stitching(AddressRanges):
         fence = self.source.sub_allocator.fence(stream) if self.source.sub_allocator.asynchronous else None
         return fence is None or fence.done()
 
-    cdef int trim_range(self, AddressRange addresses, uint64_t most, bint views_too, bint wait,
+    cdef int trim_range(self, AddressRange* addresses, uint64_t most, bint views_too, bint wait,
                         Faults faults) except -1:
         """Releases free pages of a range, if its stream has finished with them."""
         cdef bint is_idle = False
@@ -1436,13 +1621,13 @@ cdef class Stitching(AddressRanges):
             self.let_held_go()
         return 0
 
-    cdef void hold_to_trim(self, AddressRange addresses, uint64_t most, bint views_too) noexcept:
+    cdef void hold_to_trim(self, AddressRange* addresses, uint64_t most, bint views_too) noexcept:
         # A page that no view has gets none before it is unmapped: only the mapper stitches.
         acquire_lock(self.lock[0])
         self.pages.hold_unshared(addresses.bin_set, most, views_too, self.held)
         self.lock.release()
 
-    cdef int unmap_held(self, AddressRange addresses, Faults faults) except -1:
+    cdef int unmap_held(self, AddressRange* addresses, Faults faults) except -1:
         """Unmaps and releases the pages of a range that are held."""
         cdef Run run
         cdef ChunkHandle handle
@@ -1462,21 +1647,22 @@ cdef class Stitching(AddressRanges):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     cdef void close(self, Faults faults) noexcept:
-        cdef AddressRange addresses
-        cdef Py_ssize_t i
+        cdef AddressRange* addresses
+        cdef size_t i
         self.give_up_left(faults)
         self.let_held_go()
         self.forget_chunks()    # from here on nobody is handed any of it, and a free finds no chunk
         self.try_unreleased_again(faults)
-        for addresses in self.ranges:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if self.count_mapped(addresses):        # else its stream may be gone
                 self.wait_for(addresses, faults)    # even if the device fails, its memory is given back
             addresses.plan = NULL
         self.close_views(faults)
-        i = len(self.ranges)
+        i = self.ranges.size()
         while i > 0:
             i -= 1
-            addresses = self.ranges[i]
+            addresses = self.ranges.at(i)
             self.empty(addresses, faults)
             self.unreserve(addresses, faults)
 
@@ -1497,27 +1683,22 @@ cdef class Stitching(AddressRanges):
         cdef StitchedView* view
         cdef uint32_t number
         cdef uint64_t ptr, nbytes
-        try:
-            self.sweep(faults, True, True)
-        except BaseException as error:
-            faults.add(error)
+        self.sweep(faults, True, True)
         for number in range(self.pages.views.count()):
             view = &self.pages.views.at(number)     # stays where it is in the calls: only the mapper opens views
             if view.state != RETIRED:
                 continue
             ptr, nbytes = view.address, view.pages * self.page_size
-            try:
-                if not self.is_set_asleep(view.set):
-                    self.call_unmap(ptr, nbytes)
-                acquire_lock(self.lock[0])
-                self.pages.forget_view(number)
-                self.touched.nbytes = 0
-                self.lock.release()
-                self.give_addresses_up(ptr, nbytes, faults)
-            except BaseException as error:
-                faults.add(error)
+            if not self.is_set_asleep(view.set) and self.call_unmap(ptr, nbytes) < 0:
+                self.drop_error(faults, False)
+                continue
+            acquire_lock(self.lock[0])
+            self.pages.forget_view(number)
+            self.touched.nbytes = 0
+            self.lock.release()
+            self.give_addresses_up(ptr, nbytes, faults)
 
-    cdef void empty(self, AddressRange addresses, Faults faults) noexcept:
+    cdef void empty(self, AddressRange* addresses, Faults faults) noexcept:
         self.without_calls = self.is_set_asleep(addresses.bin_set)
         AddressRanges.empty(self, addresses, faults)
         self.without_calls = False
@@ -1541,20 +1722,22 @@ cdef class Stitching(AddressRanges):
     cdef int retire_views_of(self, uint64_t tag) except -1:
         """Unmaps the views of a tag that nothing lives in."""
         cdef uint32_t number
-        cdef Retired retired
-        cdef cbool is_here
+        cdef Retired* retired
+        cdef size_t i, k
+        cdef cbool is_here = False
         for number in range(self.pages.views.count()):
             if self.is_kept_of(number, tag):
-                self.retire(number)
-        self.sweep(None, True, True)
-        for retired in self.retired:
-            for page in retired.pages:
-                acquire_lock(self.lock[0])
-                is_here = self.is_of_tag(self.pages.records[<uint32_t>page].slots[0].set, tag)
-                self.lock.release()     # a page changes its tag never, and its slots only by the mapper
-                if is_here:
-                    raise SubAllocatorError(f"{self.source.sub_allocator!r} failed to unmap memory that is not in use; "
-                                            f"it is tried again by the next call")
+                self.check(self.retire(number))
+        self.check(self.sweep(None, True, True))
+        acquire_lock(self.lock[0])
+        for i in range(self.retired.size()):
+            retired = self.retired[i].get()
+            for k in range(retired.pages.size()):
+                is_here = is_here or self.is_of_tag(self.pages.records[retired.pages[k]].slots[0].set, tag)
+        self.lock.release()     # a page changes its tag never, and its slots only by the mapper
+        if is_here:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r} failed to unmap memory that is not in use; "
+                                    f"it is tried again by the next call")
         return 0
 
     cdef cbool is_kept_of(self, uint32_t number, uint64_t tag) noexcept:
@@ -1566,25 +1749,25 @@ cdef class Stitching(AddressRanges):
         return found
 
     cdef int list_runs(self, TagTransition transition, bint is_mapped) except -1:
-        cdef AddressRange addresses
+        cdef vector[AddressRange*] found
+        cdef AddressRange* addresses
         cdef PageBitmap* bitmap
-        cdef uint64_t slot, count
+        cdef uint64_t slot
         cdef uint32_t number
         cdef MappedRun run
         cdef set seen = set()
-        for addresses in self.ranges_of(transition.tag.number):
+        self.list_ranges(transition.tag.number, found)
+        for addresses in found:
             bitmap = addresses.bitmap       # needs no lock, as in `page_in`
             slot = 0
             while slot < bitmap.slots():
                 run = MappedRun()
-                run.pages = []
                 run.ptr = bitmap.address_of(slot)
                 run.is_mapped = is_mapped
-                count = slot
                 while slot < bitmap.slots() and bitmap.page_at(slot) != NO_PAGE:
-                    run.pages.append(self.made[bitmap.page_at(slot)])
+                    run.pages.push_back(self.made[bitmap.page_at(slot)])
                     slot += 1
-                run.nbytes = (slot - count) * self.page_size
+                run.nbytes = run.pages.size() * self.page_size
                 if run.nbytes:
                     add_pages(transition, run, seen)
                 slot += 1
@@ -1596,8 +1779,7 @@ cdef class Stitching(AddressRanges):
 
     cdef int add_view(self, TagTransition transition, uint32_t number, bint is_mapped, set seen) except -1:
         cdef MappedRun run = MappedRun()
-        cdef list numbers = []
-        cdef uint32_t page
+        cdef vector[uint32_t] numbers
         cdef cbool is_here
         acquire_lock(self.lock[0])
         run.ptr = self.pages.views.at(number).address
@@ -1606,11 +1788,9 @@ cdef class Stitching(AddressRanges):
         self.lock.release()     # the view keeps its pages: only the mapper opens and retires views
         if not is_here:
             return 0
-        self.list_pages(number, numbers)
-        run.pages = []
         run.is_mapped = is_mapped
-        for page in numbers:
-            run.pages.append(self.made[page])
+        if not self.list_pages(number, numbers) or not self.pages_of(numbers, run.pages):
+            raise out_of_host_memory()
         return add_pages(transition, run, seen)
 
     cdef void note_runs(self, TagTransition transition) noexcept:
@@ -1620,11 +1800,10 @@ cdef class Stitching(AddressRanges):
             i -= 1
             if (<MappedRun>self.left[i]).tag == transition.tag.number:
                 del self.left[i]
-        if transition.is_up:
-            return
-        for run in transition.runs:
+        for run in () if transition.is_up else transition.runs:
             if not run.is_block:
                 self.keep_left(transition, run)
+        self.left_count = len(self.left)
 
     cdef void keep_left(self, TagTransition transition, MappedRun run) noexcept:
         """Keeps the part of a run that stayed mapped, to be unmapped later."""
@@ -1641,41 +1820,46 @@ cdef class Stitching(AddressRanges):
                 part.tag = transition.tag.number
                 part.is_mapped = True
                 first = (part.ptr - run.ptr) // self.page_size
-                part.pages = run.pages[first:first + part.nbytes // self.page_size]
+                part.pages.assign(run.pages.begin() + first,
+                                  run.pages.begin() + first + part.nbytes // self.page_size)
                 self.left.append(part)
 
     cdef void give_up_left(self, Faults faults) noexcept:
         cdef MappedRun run
-        cdef Page page
+        cdef Page* page
+        cdef size_t k
         cdef Py_ssize_t i = len(self.left)
         while i > 0:
             i -= 1
             run = self.left[i]
-            try:
-                if run.is_mapped:
-                    self.call_unmap(run.ptr, run.nbytes)
-                    run.note_unmapped()
-                    self.touched.nbytes = 0
-            except BaseException as error:
-                faults.add(error)
+            if run.is_mapped and self.call_unmap(run.ptr, run.nbytes) < 0:
+                self.drop_error(faults, False)
+            elif run.is_mapped:
+                run.note_unmapped()
+                self.touched.nbytes = 0
         for run in self.left:
-            for page in run.pages:
+            for k in range(run.pages.size()):
+                page = run.pages[k].get()
                 page.is_mapped = page.is_mapped or run.is_mapped
         i = len(self.left)
         while i > 0:
             i -= 1
             run = self.left[i]
-            for page in run.pages if not run.is_mapped else ():
-                if page.number is not None and not page.is_mapped:
+            for k in range(run.pages.size() if not run.is_mapped else 0):
+                page = run.pages[k].get()
+                if page.is_made and not page.is_mapped:
                     give_page_up(self, page)
             if not run.is_mapped:
                 del self.left[i]
+        self.left_count = len(self.left)
 
     cdef uint64_t bytes_held(self) noexcept:
         cdef MappedRun run
         cdef set pages = set()
+        cdef size_t k
         for run in self.left:
-            pages.update(map(id, run.pages))
+            for k in range(run.pages.size()):
+                pages.add(<size_t>run.pages[k].get())
         return len(pages) * self.page_size
 
     cdef uint64_t bytes_asleep(self) noexcept:
@@ -1689,42 +1873,36 @@ cdef class Stitching(AddressRanges):
         return found
 
     cdef void shrink(self, uint64_t tag) noexcept:
-        cdef AddressRange addresses
+        cdef AddressRange* addresses
         cdef Faults faults = Faults()
+        cdef size_t i
         self.without_calls = True
         self.forget_views_of(tag)
-        for addresses in self.ranges:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if self.belongs_to(addresses, tag):
                 self.shrink_range(addresses, faults)
         self.without_calls = False
 
     cdef void forget_views_of(self, uint64_t tag) noexcept:
         """Forgets the views of a sleeping tag that nothing lives in any more, and gives their addresses back."""
-        cdef uint32_t number, page
+        cdef uint32_t number
+        cdef size_t i
         cdef uint64_t ptr, nbytes
-        cdef list pages
-        cdef Retired retired
+        cdef vector[uint32_t] pages
         for number in range(self.pages.views.count()):
-            if not self.is_kept_of(number, tag):
+            pages.clear()       # nobody takes the view between these locks, as its tag is blocked
+            if not self.is_kept_of(number, tag) or not self.list_pages(number, pages):
                 continue
-            pages = []      # nobody takes the view between these locks, as its tag is blocked
-            self.list_pages(number, pages)
             ptr, nbytes = self.pages.views.at(number).address, self.pages.views.at(number).pages * self.page_size
-            retired = Retired()
-            retired.ptr, retired.nbytes = ptr, nbytes
-            retired.pages = []
-            retired.mapped = []
             acquire_lock(self.lock[0])
             self.pages.retire_view(number)
             self.lock.release()
-            for page in pages:      # only the mapper reads and changes how many views a page has
-                self.pages.records[page].views -= 1
-            try:
-                self.call_unreserve(ptr, nbytes)
-            except BaseException:
-                self.retired.append(retired)    # only its addresses are left: the next sweep tries again
+            for i in range(pages.size()):       # only the mapper reads and changes how many views a page has
+                self.pages.records[pages[i]].views -= 1
+            self.give_addresses_up(ptr, nbytes, None)   # if that fails, the next sweep tries again
 
-    cdef void shrink_range(self, AddressRange addresses, Faults faults) noexcept:
+    cdef void shrink_range(self, AddressRange* addresses, Faults faults) noexcept:
         try:
             if addresses.some_stuck:
                 self.unmap_again(addresses, False, faults)
@@ -1751,7 +1929,7 @@ cdef class Stitching(AddressRanges):
         self.let_held_go()
         take_over_transitions(self)
 
-    cdef void forget_touched(self, AddressRange addresses) noexcept:
+    cdef void forget_touched(self, AddressRange* addresses) noexcept:
         cdef uint64_t ptr = self.touched.ptr
         cdef ChunkHandle handle = NO_CHUNK
         if self.is_set_asleep(addresses.bin_set):       # the records of what sleeps stay
@@ -1769,20 +1947,21 @@ cdef class Stitching(AddressRanges):
 
     cdef void forget_retired(self, Place touched, Place gone) noexcept:
         """Enters in the records what `end_calls_of_other` has unmapped and unreserved of views."""
-        cdef Retired retired
+        cdef Retired* retired
         cdef StitchedView* view
         cdef uint32_t number
-        cdef Py_ssize_t i = len(self.retired), k
+        cdef size_t i = self.retired.size(), k
         while i > 0:
             i -= 1
-            retired = self.retired[i]
-            k = len(retired.mapped)
+            retired = self.retired[i].get()
+            k = retired.mapped.size()
             while k > 0:
                 k -= 1
-                if lies_in(retired.mapped[k][0], ((touched.ptr, touched.nbytes),)):
-                    del retired.mapped[k]
+                if touched.has(retired.mapped[k].ptr):
+                    retired.mapped.erase(retired.mapped.begin() + k)
             if gone.nbytes and retired.nbytes and retired.ptr == gone.ptr:
-                del self.retired[i]
+                self.drop_fence(retired)
+                self.retired.erase(self.retired.begin() + i)
         for number in range(self.pages.views.count()):
             view = &self.pages.views.at(number)
             if view.state == RETIRED and touched.nbytes and view.address == touched.ptr:
@@ -1817,13 +1996,14 @@ cdef class Stitching(AddressRanges):
         """How much there is of everything, and what was called so far: for `page_stats`."""
         cdef uint64_t pages, used_pages, asleep, views = 0, slots, lost = 0
         cdef uint32_t number
-        cdef AddressRange addresses
-        cdef Retired retired
+        cdef AddressRange* addresses
         cdef ChunkHandle handle
-        acquire_lock(self.lock[0])
+        cdef size_t i, kept
+        self.guard.begin_reading(self.lock[0])      # another thread may map
         pages = used_pages = self.pages.count
         slots = self.pages.views.slots()
-        for addresses in self.ranges:
+        for i in range(self.ranges.size()):
+            addresses = self.ranges.at(i)
             if not addresses.is_known:    # what is still mapped after close()
                 lost += self.count_mapped(addresses)
                 continue
@@ -1842,10 +2022,11 @@ cdef class Stitching(AddressRanges):
         for number in range(<uint32_t>self.pages.records.size()):
             slots += self.pages.records[number].slots.size()
         used_pages -= self.pages.count_idle()
-        self.lock.release()
-        for retired in list(self.retired):
-            slots += len(retired.pages)
-            lost += len(retired.pages) if retired.is_stuck else 0
+        for i in range(self.retired.size()):
+            kept = self.retired[i].get().pages.size()
+            slots += kept
+            lost += kept if self.retired[i].get().is_stuck else 0
+        self.guard.end_reading(self.lock[0])
         return {
             "page_size": self.page_size, "pages": pages + self.unreleased_bytes() // self.page_size,
             "pages_owned": used_pages, "views": views,
