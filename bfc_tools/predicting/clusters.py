@@ -152,7 +152,8 @@ class RayTries(SideBySide[Any]):
     def __enter__(self) -> RayTries:
         self._ray = ray = client("ray", "ray")
         host, _, port = self._address.rpartition(":")
-        if host and port.isdigit() and not _listens((host, int(port)), cluster.PATIENCE):
+        is_plain = bool(host) and "://" not in host and port.isdigit()
+        if is_plain and not _listens((host, int(port)), cluster.PATIENCE):
             raise OSError(f"no cluster of Ray answers at {self._address}")  # Ray tries for minutes
         try:
             ray.init(
