@@ -24,7 +24,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-drop-ins-own test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-drop-ins-own test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded tsan-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -151,6 +151,16 @@ test-freethreaded: ## build and run the tests on CPython 3.13 without the GIL, w
 		echo "CPython without the GIL cannot be built here: .ci/freethreaded says above what is missing. Nothing was tried."; [ -z "$$BFC_CI" ]; \
 	fi
 
+tsan-freethreaded: ## run threads of Python under ThreadSanitizer, on a CPython 3.13 without the GIL that is built once for it
+	@if [ -x $(FREETHREADED)-tsan/bin/python3.13t ] || TSAN_OPTIONS=report_bugs=0 $(NO_ASLR) .ci/freethreaded $(FREETHREADED)-tsan --with-thread-sanitizer --without-ensurepip; then \
+		$(MAKE) build/tsan-freethreaded/built && cat $(FREETHREADED)-tsan/tsan.supp .ci/tsan.supp >build/tsan-freethreaded/supp && cd build/tsan-freethreaded && \
+		PYTHONPATH=$(CURDIR)/build/tsan-freethreaded:$(CURDIR)/.venv-freethreaded/lib/python3.13t/site-packages \
+		TSAN_OPTIONS=halt_on_error=0:exitcode=66:report_signal_unsafe=0:log_path=stderr:suppressions=supp PYTHON_GIL=0 \
+		$(NO_ASLR) $(FREETHREADED)-tsan/bin/python3.13t -m pytest -q -s -p no:cacheprovider $(or $(ARGS),$(TURN_TESTS)); \
+	else \
+		echo "CPython without the GIL cannot be built here: .ci/freethreaded says above what is missing. Nothing was tried."; [ -z "$$BFC_CI" ]; \
+	fi
+
 soak: $(VENV)/clients $(VENV)/built ## play random histories for SOAK_SECONDS (3600) on all cores, and say how many operations this machine has done; SOAK="places marks" plays only those
 	nice $(BIN)/python tests/soak.py $(SOAK)
 
@@ -262,7 +272,7 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 FREETHREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bfc/python3.13t
 .venv-freethreaded/built: pyproject.toml $(MODULES)
 	[ -x .venv-freethreaded/bin/python ] || $(FREETHREADED)/bin/python3.13t -m venv --upgrade-deps .venv-freethreaded
-	$(INSTALL) --group build 'numpy>=2.1,<2.4' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100'
+	$(INSTALL) --group build 'numpy>=2.1,<2.4' 'pytest>=9' 'pytest-xdist>=3.5' --only-binary hypothesis,pandas,pillow 'hypothesis>=6.100' pandas pillow
 	$(UNWARNED) .venv-freethreaded/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	.venv-freethreaded/bin/python setup.py --quiet build_ext --inplace
 	@touch $@
@@ -320,8 +330,18 @@ build/tsan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="-O1 -fsanitize=thread -g1" BFC_LDFLAGS="-fsanitize=thread" $(call BUILD_APART,tsan)
 	@touch $@
 
+build/tsan-freethreaded/built: $(BUILT_FROM)
+	$(MAKE) .venv-freethreaded/built
+	BFC_DEBUG=1 BFC_CFLAGS="-O1 -fsanitize=thread -g1" BFC_LDFLAGS="-fsanitize=thread" $(call BUILD_APART,tsan-freethreaded,.venv-freethreaded)
+	@touch $@
+
 NO_ASLR = $(shell command -v setarch >/dev/null && echo setarch -R)
 THREAD_TESTS := tests/allocators/test_threads.py tests/policies/test_caching_threads.py tests/cuda/test_torch.py -k 'thread and not child'
+# Pools that four threads share, and what else has threads.
+TURN_TESTS := tests/test_soak.py::test_four_threads_of_python_share_pools tests/allocators/test_threads.py tests/allocators/test_finalisers.py tests/allocators/test_owners.py \
+	tests/allocators/test_fences.py tests/allocators/test_many.py tests/policies/test_caching_threads.py tests/policies/test_captures.py \
+	tests/policies/test_scopes.py tests/mapping/test_mapping_meanwhile.py tests/mapping/test_sleep_faults.py tests/buffers/test_views.py \
+	tests/plans/test_watching.py -k 'thread and not child'
 
 build/asan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="$(SANITIZE)" BFC_LDFLAGS="$(SANITIZE)" $(call BUILD_APART,asan)

@@ -121,6 +121,7 @@ DIRECTIVES = {
     "embedsignature": True,
     "embedsignature.format": "clinic",
     "annotation_typing": False,
+    "freethreading_compatible": True,  # an import leaves the GIL off, where there may be none
     "auto_pickle": False,  # no allocator is pickled; what says so took a tenth of a build
 }
 

@@ -33,7 +33,7 @@ from bfc.integrations.torch_backend import capsule
 
 HERE = Path(__file__).resolve().parents[1]
 TURNS, PAIRS, NBYTES = 15, 400_000, 1000
-PYTHON_PAIRS, REPEATS, HELD = 50_000, 3, 16
+PYTHON_PAIRS, REPEATS, HELD = 200_000, 3, 16
 CASES = {
     "1 thread, first device": [0],
     "1 thread, second device": [1],
@@ -109,48 +109,54 @@ def turn_in_python() -> dict[str, dict[str, float]]:
             pools = [make(bfc.HostSubAllocator("64 MiB")) for _ in range(2)]
             for case, devices in CASES.items():
                 times[case] = min(
-                    statistics.mean(in_threads(work, [pools[device] for device in devices]))
-                    for _ in range(REPEATS)
+                    in_threads(work, [pools[device] for device in devices]) for _ in range(REPEATS)
                 )
             for pool in pools:
                 pool.close()
     return found
 
 
-def in_threads(work: Callable[[bfc.Allocator], None], pools: list[bfc.Allocator]) -> list[float]:
-    """The nanoseconds of a pair, by thread."""
+def in_threads(work: Callable[[bfc.Allocator], None], pools: list[bfc.Allocator]) -> float:
+    """The nanoseconds of a pair of each thread, from the first one's start to the last one's end:
+    with the GIL one thread may be done before another begins."""
     start = threading.Barrier(len(pools))
-    found: list[float] = []
+    spans: list[tuple[int, int]] = []
 
     def run(pool: bfc.Allocator) -> None:
         start.wait()
         begun = time.perf_counter_ns()
         work(pool)
-        found.append((time.perf_counter_ns() - begun) / PYTHON_PAIRS)
+        spans.append((begun, time.perf_counter_ns()))
 
     threads = [threading.Thread(target=run, args=(pool,)) for pool in pools]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    begun, ended = zip(*spans, strict=True)
+    return (max(ended) - min(begun)) / PYTHON_PAIRS
 
 
 def raw_pairs(pool: bfc.Allocator) -> None:
-    allocate, free = pool.allocate_raw, pool.deallocate_raw
-    held = [allocate(NBYTES) for _ in range(HELD)]
+    allocate, free, nbytes = pool.allocate_raw, pool.deallocate_raw, own_int(NBYTES)
+    held = [allocate(nbytes) for _ in range(HELD)]
     for _ in range(PYTHON_PAIRS // HELD):
         for i in range(HELD):
             free(held[i])
-            held[i] = allocate(NBYTES)
+            held[i] = allocate(nbytes)
     for ptr in held:
         free(ptr)
 
 
 def buffers(pool: bfc.Allocator) -> None:
-    allocate = pool.allocate
+    allocate, nbytes = pool.allocate, own_int(NBYTES)
     for _ in range(PYTHON_PAIRS):
-        allocate(NBYTES)
+        allocate(nbytes)
+
+
+def own_int(number: int) -> int:
+    """An int of this thread: threads that count references to the same one wait for each other."""
+    return int(str(number))
 
 
 # -- threads of C++ --------------------------------------------------------------------------------

@@ -56,6 +56,32 @@ def test_importing_bfc_imports_nothing_heavy() -> None:
     assert (run.returncode, run.stdout, run.stderr) == (0, "[]\n[]\n", "")
 
 
+def test_no_module_turns_the_gil_on() -> None:
+    """On a build of CPython without it, none of ours asks for it, whatever the environment says."""
+    paths = (path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.pyx"))
+    modules = sorted(".".join(path.with_suffix("").parts) for path in paths)
+    assert len(modules) > 40
+    run = run_python(
+        f"""if True:
+        import sys, sysconfig
+        from importlib import import_module
+
+        def has_gil():
+            return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+        before = has_gil()
+        assert before != bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+        for name in {["numpy", "bfc._cython", *modules]}:
+            import_module(name)
+            assert has_gil() == before, name
+        """,
+        "-E",
+        "-W",
+        "error::RuntimeWarning",
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_using_raw_memory_imports_nothing_heavy() -> None:
     run = run_python(
         "import sys, bfc\n"

@@ -697,7 +697,7 @@ cdef class Allocator(BufferOwner):
         """Notes whose request this is, and its tag: the scopes that this call is in."""
         if owners_used.load():
             self.set_owner_of(request)
-        if self.tags.scopes_open:
+        if counted(self.tags.scopes_open):
             request.tag = self.tags.here(self)
             note_tag_here(<void*>self, request.tag, request.owner)
             if request.tag:
@@ -1349,7 +1349,7 @@ cdef class Allocator(BufferOwner):
     cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """Tries what may still help. `seen` is the count of frees before the first attempt."""
         cdef uint64_t freed
-        if self.live_buffers and not self.strict and not request.refused:
+        if counted(self.live_buffers) and not self.strict and not request.refused:
             freed = self.frees.count.get()
             gc.collect()    # buffers in reference cycles
             if self.frees.count.get() != freed or self.reasons.has(FREES_PENDING):
@@ -1577,7 +1577,7 @@ cdef class Allocator(BufferOwner):
         return 0
 
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if exiting and is_finalizing():
+        if counted(exiting) and is_finalizing():
             return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
         cdef TurnAt turn
         turn.take(self)
@@ -1598,7 +1598,7 @@ cdef class Allocator(BufferOwner):
         return 0
 
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        if exiting:
+        if counted(exiting):
             return
         count_by(self.live_buffers, <int64_t>-1)
         if (some_use(self.fences) or not self.fences.noted.empty()) and not self.fence_now(handle, allocation_id):
@@ -2127,7 +2127,7 @@ cdef class Allocator(BufferOwner):
         self.close()
 
     def __del__(self):
-        if exiting or self.is_closed:
+        if counted(exiting) or self.is_closed:
             return
         if counted(self.exports):
             self.is_abandoned = True    # views of the memory are garbage, too: the last of them closes the allocator
@@ -2355,7 +2355,7 @@ cdef class Allocator(BufferOwner):
         that."""
         cdef TurnAt turn
         turn.take(self)
-        if self.is_abandoned and not exiting:
+        if self.is_abandoned and not counted(exiting):
             self.is_abandoned = False
             try:
                 self.close()

@@ -59,7 +59,7 @@ cdef class Planned:
     cdef bint is_own            # the step that is open has begun by itself
     cdef bint is_following      # a thread ends or begins such a step
     cdef bint was_begun         # whether there was a step of its kind before
-    cdef bint waits             # for what looks at the plan: the same replay comes to the same
+    cdef int waits              # how many replays wait for what looks at the plan: the same comes to the same
     cdef list kinds             # the names of the plan's kinds, by number in the server
     cdef uint64_t own_steps     # how many steps have begun by themselves
 

@@ -17,7 +17,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
-from bfc.native.turns cimport TurnAt
+from bfc.native.turns cimport TurnAt, counted
 from bfc._core cimport NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
@@ -710,7 +710,7 @@ cdef class Planned:
         self.lock.release()
         kind = self.kinds[turn]
         self.was_begun = kind in self.begun
-        if self.waits and self.watch is not None:
+        if counted(self.waits) and self.watch is not None:
             self.watch.wait()
         self.open(allocator, kind)
         self.is_own = True
@@ -933,7 +933,7 @@ cdef class Planned:
     cdef dict stats(self):
         """The figures of the plan in use."""
         cdef PlanCounts counts
-        cdef dict counted
+        cdef dict reckoned
         cdef uint64_t side = 0
         cdef cbool serves, has_body = False
         acquire_lock(self.lock[0])
@@ -946,11 +946,11 @@ cdef class Planned:
         if not serves:
             state = "none" if self.declined is None else "switched off" if self.was_served else "declined"
             return {"state": state, "why": self.declined}
-        counted = counts
-        asked = counted["hits"] + counted["guests"] + counted["side"]
+        reckoned = counts
+        asked = reckoned["hits"] + reckoned["guests"] + reckoned["side"]
         state = "in step" if self.step is not None else "between steps"
-        return {"state": state, "why": None} | counted | {
-            "agreement": counted["hits"] / asked if asked else 1.0,
+        return {"state": state, "why": None} | reckoned | {
+            "agreement": reckoned["hits"] / asked if asked else 1.0,
             "steps": self.steps, "recognised": self.own_steps, "departed_steps": self.departed,
             "first_departure": self.departure,
             "replanned": 0 if self.watch is None else self.watch.replanned,

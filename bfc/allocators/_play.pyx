@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memchr
 from libcpp.vector cimport vector
 
-from bfc.native.turns cimport TurnAt
+from bfc.native.turns cimport TurnAt, count_by, counted
 from bfc._core cimport (
     ALLOCATE, DEALLOCATE, ENDS, LOCK_TAKEN, LOWER_END, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events,
     Lane, Tally, Timeline, TimelineRow,
@@ -140,6 +140,8 @@ cdef class Run:
     def set_ends(self, const uint8_t[::1] end not None):
         """The end that each allocation asks from: 0 the lower, 1 the upper. It needs an allocator with two."""
         cdef Py_ssize_t i
+        if self.allocator is None:
+            raise RuntimeError("this replay was never set up: its __init__ did not run, or failed")
         if <size_t>end.shape[0] != self.events.count:
             raise ValueError(f"the columns differ in length: {sorted({end.shape[0], self.events.count})}")
         if not self.allocator.pool.features & ENDS:
@@ -197,7 +199,7 @@ cdef class Run:
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # also touches the pages, so that the timed loop does not pay for that
         cdef Counters before = start_peaks(self.allocator.pool, self.allocator.lock)
-        self.calls_before = self.allocator.source.driver_calls
+        self.calls_before = counted(self.allocator.source.driver_calls)
         try:
             self.play_range(0, rebuilt, None)
             if give_up and self.failed:
@@ -238,7 +240,7 @@ cdef class Run:
         if self.allocator.planned is None:
             return self.play_range(start, self.events.count, progress)
         step = None
-        self.allocator.planned.waits = True
+        count_by(self.allocator.planned.waits, <int>1)
         try:
             for event, kind in self.marks or ():
                 at = min(max(<size_t>event, start), self.events.count)
@@ -252,7 +254,7 @@ cdef class Run:
                 step = entered.__enter__()
             return self.play_range(start, self.events.count, progress)
         finally:
-            self.allocator.planned.waits = False
+            count_by(self.allocator.planned.waits, <int>-1)
             if step is not None:
                 step.__exit__()
 
@@ -334,7 +336,7 @@ cdef class Run:
     cdef void note_locked(self, size_t event) noexcept nogil:
         """Adds the figures after an event to the timeline. Needs the lock."""
         self.timeline.refused = <uint64_t>self.failed
-        self.timeline.driver_calls = self.allocator.source.driver_calls - self.calls_before
+        self.timeline.driver_calls = counted(self.allocator.source.driver_calls) - self.calls_before
         cdef Counters totals = self.allocator.pool.totals()
         self.timeline.note(self.allocator.pool.row_after(&self.timeline, event, self.tally.live),
                            totals.peak_bytes_in_use, totals.peak_pool_bytes)

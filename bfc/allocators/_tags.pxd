@@ -40,7 +40,7 @@ cdef class Tags:
     cdef dict by_name
     cdef vector[uint64_t] asleep    # their numbers: nothing is allocated in these. Guarded by the lock
     cdef PrivatePools private_pools     # which of them sleep with a tag
-    cdef int64_t scopes_open        # that were entered and not left; guarded by the GIL
+    cdef int64_t scopes_open        # that were entered and not left; changed with a turn
     cdef uint64_t everywhere        # the tag of what is allocated outside of all scopes, or NO_TAG
     cdef Lock* lock                 # the allocator's, and so are its reasons
     cdef Reasons* reasons

@@ -12,7 +12,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc.native.turns cimport TurnAt, take_turns
+from bfc.native.turns cimport TurnAt, count_by, counted, put, take_turns
 from bfc._core cimport IN_USE, STATE, ChunkHandle, Pool, Reasons
 from bfc.buffers._scopes cimport NO_OWNER, Entered, enter as enter_owner, leave as leave_owner, number_of_owner
 from bfc.allocators._lock cimport Lock, acquire_lock
@@ -141,16 +141,17 @@ cdef class Tags:
     cdef int count_scopes(self, int64_t more) except -1:
         cdef TurnAt turn
         turn.take(self)
-        self.scopes_open += more
-        self.reasons.put(IN_A_TAG, self.scopes_open > 0)
+        self.reasons.put(IN_A_TAG, count_by(self.scopes_open, more) > 0)
         return 0
 
     cdef int cover(self, object name) except -1:
         """From now on what is allocated outside of all scopes belongs to a tag, in every thread and for good."""
         cdef uint64_t number = self.find(name).number
+        cdef TurnAt turn
+        turn.take(self)
         if not self.everywhere:
             self.count_scopes(1)
-        self.everywhere = number
+        put(self.everywhere, number)
         return 0
 
     cdef Tag find(self, name):
@@ -174,11 +175,11 @@ cdef class Tags:
     cdef uint64_t here(self, object allocator) except? 0xFFFFFFFFFFFFFFFF:
         """The number of the tag that this call allocates in, or NO_TAG."""
         cdef Entry entry
-        if self.scopes_open:
+        if counted(self.scopes_open):
             for entry in reversed(_entries.get()):
                 if entry.allocator is allocator:
                     return NO_TAG if entry.tag is None else entry.tag.number
-        return self.everywhere
+        return counted(self.everywhere)
 
     cdef cbool is_asleep(self, uint64_t number) noexcept nogil:
         """Whether nothing can be allocated in a tag. Needs the lock."""

@@ -12,6 +12,7 @@ from libcpp.vector cimport vector
 from posix.unistd cimport usleep
 
 from bfc.native.nothrow cimport try_reserve
+from bfc.native.turns cimport counted
 from bfc.interpreter._process cimport exiting
 from bfc._core cimport EXPORTED, NOT_IDLE, NO_CHUNK, NO_HOST_MEMORY, USED_ELSEWHERE, Chunk, ChunkHandle, Lane
 from bfc.drivers.cuda._device cimport bfc_native_source
@@ -150,7 +151,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     allocator.lock.release()
     if handle == NO_CHUNK:
         return False
-    if exiting:
+    if counted(exiting):
         return True
     if not waits and not elsewhere and stream != home:
         waits = native.order(native.self, stream, home) != 0
@@ -212,7 +213,7 @@ cdef cbool prepare_with_reasons(Allocator allocator, uint64_t* tag, uint32_t* ow
     if tag == NULL or not allocator.reasons.has(IN_A_TAG):
         owner[0] = owner_without_gil(<const void*>allocator)
     else:
-        tag[0] = allocator.tags.everywhere
+        tag[0] = counted(allocator.tags.everywhere)
         if not tag_without_gil(<const void*>allocator, tag, owner):
             return False
     return not allocator.reasons.has(EVENTS_WAIT) or allocator.frees.ask_events()

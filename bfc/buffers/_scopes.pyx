@@ -19,7 +19,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 
-from bfc.native.turns cimport TurnAt, take_turns
+from bfc.native.turns cimport TurnAt, counted, put, take_turns
 from bfc.interpreter._process cimport exiting
 
 from bfc.interpreter.stubs import SignatureOfStub
@@ -205,7 +205,7 @@ cdef class Scope:
         """Lets threads without the GIL find this scope, which has just become the innermost one."""
         cdef PyObject* context = PyThreadState_Get().context
         cdef OpenScope made
-        if open_scopes == NULL or context == NULL:
+        if counted(open_scopes) == NULL or context == NULL:
             return 0
         made.context, made.scope, made.tag, made.owner = context, <void*>self, self.tag, self.number
         made.only = NULL
@@ -272,7 +272,6 @@ cdef bint leave(Entered entered) except -1:
 
 cdef int follow_scopes() except -1:
     """From now on threads without the GIL look up the owner: see `owner_without_gil`."""
-    global open_scopes
     cdef Scope scope = innermost()
     cdef list entered = []
     cdef TurnAt turn
@@ -282,7 +281,7 @@ cdef int follow_scopes() except -1:
     while scope is not None:
         entered.append(scope)
         scope = scope.outer
-    open_scopes = new OpenScopes()      # for as long as the process lives
+    put(open_scopes, new OpenScopes())      # for as long as the process lives
     for scope in reversed(entered):
         scope.open()
     return 0
@@ -292,7 +291,7 @@ cdef uint32_t owner_without_gil(const void* allocator) noexcept nogil:
     """The number of the owner in a thread that has released the GIL: that of the innermost scope that was entered in
     its current context. NO_OWNER if there is none, even if the context has inherited one."""
     cdef PyThreadState* thread
-    if open_scopes == NULL or exiting:
+    if counted(open_scopes) == NULL or counted(exiting):
         return NO_OWNER
     thread = PyGILState_GetThisThreadState()
     return open_scopes.owner_in(thread.context, allocator) if thread != NULL and thread.context != NULL else NO_OWNER
@@ -304,7 +303,7 @@ cdef cbool tag_without_gil(const void* allocator, uint64_t* tag, uint32_t* owner
     inherited one, and Python was not asked yet."""
     cdef PyThreadState* thread
     owner[0] = NO_OWNER
-    if open_scopes == NULL or exiting:
+    if counted(open_scopes) == NULL or counted(exiting):
         return False
     thread = PyGILState_GetThisThreadState()
     if thread == NULL or thread.context == NULL:

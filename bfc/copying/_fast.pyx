@@ -8,6 +8,8 @@ from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.string cimport memmove
 
+from bfc.native.turns cimport TurnAt, counted, put
+
 cdef extern from *:
     """
     typedef struct {
@@ -52,6 +54,8 @@ cdef int[NUMBERS] SIZES = [1, 1, 1, 2, 2, 4, 4, sizeof(long), sizeof(long), 8, 8
 cdef object array_type = None
 cdef object run_any = None
 cdef CopyInto copy_into = NULL
+cdef int is_loaded = 0          # which all others are before
+cdef object loading = object()  # a turn at it is needed to set them
 
 
 cdef int load() except -1:
@@ -65,9 +69,14 @@ cdef int load() except -1:
     except ImportError:
         from numpy.core import _multiarray_umath    # before NumPy 2
     cdef void** table = <void**>PyCapsule_GetPointer(_multiarray_umath._ARRAY_API, NULL)
+    cdef TurnAt turn
+    turn.take(loading)
+    if is_loaded:
+        return 0
     copy_into = <CopyInto>table[COPY_INTO]
     run_any = engine.run
     array_type = numpy.ndarray
+    put(is_loaded, <int>1)
     return 0
 
 
@@ -213,7 +222,7 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     array([[ 0, -1, -2],
            [ 0, -1, -2]], dtype=int16)
     """
-    if array_type is None:
+    if not counted(is_loaded):
         load()
     if not conj and not neg:
         if dst is src:

@@ -13,6 +13,7 @@ from cpython.exc cimport PyErr_SetInterrupt
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
+from bfc.native.turns cimport TurnAt, counted
 from bfc.interpreter._process cimport exiting, has_entered, start_entering
 from bfc._core cimport Counters
 from bfc.buffers._scopes cimport follow_scopes
@@ -325,7 +326,7 @@ cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool waits) no
 cdef void record_in_any(void* ptr, void* stream) noexcept nogil:
     """Finds the allocator that has given an address. Those of different devices do not overlap."""
     cdef int device
-    if ptr == NULL or exiting:
+    if ptr == NULL or counted(exiting):
         return
     for device in range(DEVICES):
         if devices[device] != NULL and record_in(devices[device], ptr, stream):
@@ -399,6 +400,8 @@ cdef int begin_pool(allocator, tuple pool) except -1:
 
 cdef int end_pool(Allocator allocator, tuple pool) except -1:
     """Ends a scope, and makes the frees that the capture has put off: those of PyTorch never take the GIL for that."""
+    cdef TurnAt turn
+    turn.take(allocator)
     try:
         allocator.mark_capture_end()
     finally:

@@ -16,6 +16,7 @@ from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 from libcpp.map cimport map as cmap
 
+from bfc.native.turns cimport TurnAt, counted
 from bfc.interpreter._process cimport call_in_child, exiting, has_entered, start_entering
 from bfc._core cimport FREE, NO_CHUNK, NO_HOST_MEMORY, ChunkHandle, Counters, Pool, Region
 from bfc.buffers._scopes cimport follow_scopes
@@ -271,7 +272,7 @@ cdef bfc_result allocate(Table self, int device, size_t nbytes, int64_t stream, 
     if self.hit(device, nbytes, stream, &address):
         ptr[0] = <void*>address
         return BFC_OK
-    if exiting or not start_entering():
+    if counted(exiting) or not start_entering():
         return refuse(EXITS, why, room)
     return allocate_with_gil(self, device, nbytes, stream, ptr, why, room)
 
@@ -308,7 +309,7 @@ cdef bfc_result allocate_in_pool(Table self, int device, size_t nbytes, int64_t 
         note_device(device)
         ptr[0] = <void*>address
         return BFC_OK
-    if exiting or not start_entering():
+    if counted(exiting) or not start_entering():
         return refuse(EXITS, why, room)
     return allocate_in_pool_with_gil(self, device, nbytes, stream, first, second, ptr, why, room)
 
@@ -327,6 +328,8 @@ cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uin
                            uint64_t second) except? 0xFFFFFFFFFFFFFFFF:
     cdef Request request
     cdef Placement placed
+    cdef TurnAt turn
+    turn.take(pool)
     pool.set_request(&request, nbytes, stream)
     request.captured[0], request.captured[1] = first, second
     pool.set_scopes_of(&request)
@@ -342,7 +345,7 @@ cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uin
 
 
 cdef bfc_result free(Table self, void* ptr) noexcept nogil:
-    if ptr == NULL or exiting or self.is_lost():
+    if ptr == NULL or counted(exiting) or self.is_lost():
         return BFC_OK
     # each question takes the lock of a pool, which threads on other devices need, too
     cdef int guess = last_device if last_device < self.devices else 0, device
@@ -396,6 +399,8 @@ cdef bfc_result free_anywhere(Table self, uint64_t address) noexcept:
 cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
     """Frees for a caller that does not ask again: what fails is left to a later call. Whether a live allocation starts
     at the address."""
+    cdef TurnAt turn
+    turn.take(pool)
     pool.acquire()
     cdef ChunkHandle handle = pool.pool.handle_of(address)
     cdef int64_t allocation_id = pool.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1

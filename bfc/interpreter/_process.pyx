@@ -19,7 +19,7 @@ from libcpp.atomic cimport atomic, memory_order, memory_order_seq_cst
 from posix.signal cimport sigaction, sigaction_t
 from posix.unistd cimport usleep
 
-from bfc.native.turns cimport TurnAt
+from bfc.native.turns cimport TurnAt, counted, put
 
 cdef extern from "<atomic>" namespace "std" nogil:
     void atomic_thread_fence(memory_order order)
@@ -48,9 +48,8 @@ cdef atomic[int] entering       # threads between `start_entering` and `has_ente
 def _note_the_exit():
     """Waits, for about two seconds at most, until the threads that are about to take the GIL have it. One that asks for
     it after Python is gone crashes."""
-    global exiting
     cdef int passed = 0
-    exiting = True
+    put(exiting, <bint>True)
     atomic_thread_fence(memory_order_seq_cst)
     with nogil:
         while entering.load() and passed < MICROSECONDS_AT_THE_END:
@@ -63,7 +62,7 @@ cdef cbool start_entering() noexcept nogil:
     unless it has the GIL. Otherwise it calls `has_entered` as soon as it has the GIL."""
     entering.fetch_add(1)
     atomic_thread_fence(memory_order_seq_cst)       # either this sees `exiting`, or the exit sees this thread
-    if (exiting or is_finalizing()) and not holds_gil():
+    if (counted(exiting) or is_finalizing()) and not holds_gil():
         has_entered()
         return False
     return True
@@ -81,7 +80,7 @@ def is_exiting():
     bool
         False until the functions that are registered with `atexit` run.
     """
-    return bool(exiting)
+    return bool(counted(exiting))
 
 
 cdef extern from "Python.h":

@@ -48,6 +48,9 @@ inline void acquire_with_gil(Lock& lock) noexcept {
     bool acquired = false;
     for (int tries = 0; tries < 4 && !acquired; ++tries) {
         PyThreadState* state = PyEval_SaveThread();
+#ifdef Py_GIL_DISABLED
+        lock.let_turns_be_long();   // elsewhere the GIL's are
+#endif
         lock.wait_until_free();
         restore_gil(state);
         acquired = lock.try_acquire();

@@ -31,7 +31,7 @@ public:
     void wait_and_acquire() noexcept {
         if (try_acquire()) return;
         start_waiting();
-        if (is_crowded()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+        let_turns_be_long();
         for (int tries = 0; !try_acquire(); ++tries) pause(tries);
         stop_waiting();
     }
@@ -44,6 +44,11 @@ public:
     void start_waiting() noexcept { waiters_.fetch_add(1); }
     void stop_waiting() noexcept { waiters_.fetch_sub(1); }
     bool is_wanted() const noexcept { return waiters_.load() > 0; }
+
+    // For a thread that waits, before it tries again.
+    void let_turns_be_long() noexcept {
+        if (is_crowded()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
 
     // Releases the lock if others wait for it, and takes it again. Never with the GIL held: see gil_wait.hpp.
     void give_way() noexcept {

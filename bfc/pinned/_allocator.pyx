@@ -1407,7 +1407,7 @@ cdef class PinnedAllocator(BufferOwner):
         self.close()
 
     def __del__(self):
-        if exiting or self.sub_allocator is None or self.has_nothing():
+        if counted(exiting) or self.sub_allocator is None or self.has_nothing():
             return
         if counted(self.exports):
             self.is_abandoned = True    # a view is garbage, too: the last one to go closes the allocator
@@ -1597,7 +1597,7 @@ cdef class PinnedAllocator(BufferOwner):
         that."""
         cdef TurnAt turn
         turn.take(self)
-        if self.is_abandoned and not exiting:
+        if self.is_abandoned and not counted(exiting):
             self.is_abandoned = False
             try:
                 self.close()
@@ -1607,7 +1607,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
         cdef TurnAt turn
         turn.take(self)
-        if exiting and is_finalizing():
+        if counted(exiting) and is_finalizing():
             return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
         if self.is_live(handle, allocation_id):
             self.free_block(handle, allocation_id)
@@ -1619,7 +1619,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         cdef TurnAt turn
         turn.take(self)
-        if exiting:
+        if counted(exiting):
             return
         self.buffers -= 1
         if self.is_live(handle, allocation_id):

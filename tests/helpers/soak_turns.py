@@ -50,6 +50,35 @@ class Block:
         self.buffer = None
 
 
+def iterate(pool: Any) -> None:
+    """An iteration of what the plan is made of."""
+    kept = [pool.allocate(3 << 20) for _ in range(3)]
+    while kept:
+        pool.allocate(5 << 20)
+        kept.pop()
+
+
+def recorded(pool: Any) -> tuple[bfc.Plan, bfc.Trace]:
+    """The plan of a program, and what it asks for."""
+    with pool.record_plan() as recording:
+        for _ in range(5):
+            with pool.step("train"):
+                iterate(pool)
+    plan = recording.plan()
+    pool.record_history()
+    for _ in range(5):
+        iterate(pool)
+    trace = bfc.Trace.from_snapshot(pool.snapshot())
+    pool.record_history(None)
+    return plan, trace
+
+
+def planned(plan: bfc.Plan) -> bfc.CachingAllocator:
+    pool = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+    pool.use_plan(plan, gate=None)
+    return pool
+
+
 class Shared:
     """What all threads have in common."""
 
@@ -65,6 +94,8 @@ class Shared:
         self.owner, self.stream = bfc.owner("shared"), bfc.use_stream(0)
         self.graphs = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
         self.capturing = threading.Lock()  # a stream captures once at a time
+        self.plan, self.trace = recorded(self.graphs)
+        self.planned = planned(self.plan)
         self.calls, self.counting = 0, threading.Lock()
 
 
@@ -80,7 +111,7 @@ class Player:
     def play(self) -> None:
         deeds: list[Callable[[], None]] = [
             self.take_over, self.view, self.copy, self.free_twice, self.scopes, self.many,
-            self.sleep, self.step, self.capture, self.record_stream,
+            self.sleep, self.step, self.capture, self.record_stream, self.plan, self.trace,
         ]  # fmt: skip
         for step in range(self.steps):
             if step % LOOK_EVERY == 0:
@@ -136,6 +167,7 @@ class Player:
                 raise AssertionError("a viewed buffer was freed")
             assert (buffer.view("u4").to_host() == self.number).all()
             del array
+            assert (np.from_dlpack(buffer.view("u4")) == self.number).all()
 
     def copy(self) -> None:
         before = np.frombuffer(self.dice.randbytes(5000), np.uint8)
@@ -179,6 +211,22 @@ class Player:
         with contextlib.suppress(RuntimeError), self.shared.pool.step("train"):
             self.shared.pool.allocate(300).free()
 
+    def plan(self) -> None:
+        """One plan serves a pool of this thread, and one that others use meanwhile."""
+        own = planned(self.shared.plan)
+        with own.step("train"):
+            iterate(own)
+        assert own.plan_stats()["hits"] == 6, own.plan_stats()
+        own.close()
+        with contextlib.suppress(RuntimeError), self.shared.planned.step("train"):
+            iterate(self.shared.planned)
+
+    def trace(self) -> None:
+        """Replays take turns with those who allocate."""
+        pool = self.dice.choice([self.shared.graphs, self.shared.planned])
+        run = self.shared.trace.replay(pool)
+        assert (run.failed, len(run.addresses)) == (0, len(self.shared.trace)), run
+
     def capture(self) -> None:
         with self.shared.capturing, self.shared.graphs.capture(STREAM) as graph:
             kept = self.shared.graphs.allocate(1000, stream=STREAM)
@@ -211,7 +259,7 @@ def turns(seed: int, steps: int = STEPS) -> int:
     for block in list(shared.twice):
         block.free()
     shared.handed.clear()
-    for pool in (shared.pool, shared.graphs):
+    for pool in (shared.pool, shared.graphs, shared.planned):
         pool.release_free_regions()
         pool.check()
         assert pool.stats().bytes_in_use == 0, "something is still allocated"

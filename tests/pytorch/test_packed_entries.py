@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch_dumps import recorded
+from waiting import run_all
 
 import bfc
 import bfc.pytorch.plain_pickle as plain_pickle
@@ -92,6 +93,20 @@ def test_a_trace_is_the_same_whether_entries_are_packed(monkeypatch):
                 assert facts(data, frames) == packed, f"seed {seed}, frames={frames}"
             refused += isinstance(packed, str)
     assert 0 < refused < 200
+
+
+def test_files_are_read_in_four_threads_at_once():
+    """What is packed is decided by counts of references, which no other thread changes."""
+    files = []
+    for seed in range(12):
+        dice = random.Random(seed)
+        files.append(written(dice, content_of(dice, seed)))
+    alone = [facts(data, True) for data in files]
+
+    def read() -> None:
+        assert [facts(data, True) for data in files] == alone
+
+    assert run_all([read] * 4) == []
 
 
 def test_a_dict_that_is_named_again_before_it_is_whole_stays_one():

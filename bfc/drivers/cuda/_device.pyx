@@ -11,7 +11,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.string cimport memset
 
 from bfc.native.nothrow cimport try_push_back, try_store
-from bfc.native.turns cimport TurnAt
+from bfc.native.turns cimport TurnAt, counted
 from bfc.interpreter._process cimport exiting
 from bfc.drivers.cuda._driver cimport (
     CAPTURED, CAPTURES_OTHERS, CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, NOT_FOUND, NOT_INITIALIZED,
@@ -100,7 +100,7 @@ cdef class PrimaryContext:
         return result
 
     def __dealloc__(self):
-        if self.retained and not exiting and not forked:
+        if self.retained and not counted(exiting) and not forked:
             cu.context_release(self.ordinal)
 
     cdef CUresult enter(self, int* mode) noexcept nogil:
@@ -242,7 +242,7 @@ cdef class DeviceMemory:
     def __dealloc__(self):
         cdef void* event
         cdef int mode
-        if exiting or self.context.enter(&mode) != SUCCESS:
+        if counted(exiting) or self.context.enter(&mode) != SUCCESS:
             return
         for event in self.idle_events:
             cu.event_destroy(event)
@@ -719,7 +719,7 @@ cdef int native_reached(DeviceMemory memory, void** event, int waits) noexcept n
 
 
 cdef void native_drop(DeviceMemory memory, void* event) noexcept nogil:
-    if event != NULL and not exiting:
+    if event != NULL and not counted(exiting):
         memory.put_event(event)
 
 
@@ -760,7 +760,7 @@ cdef class EventFence:
         self.ask(True)
 
     def __dealloc__(self):
-        if self.event != NULL and not exiting:
+        if self.event != NULL and not counted(exiting):
             self.memory.put_event(self.event)
 
 
