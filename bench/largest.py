@@ -7,7 +7,8 @@ recordings answer, too: each is replayed on the same device.
 `python -m bench.largest programs` asks of programs in `bench/programs` that an H200 ran whether
 they fit where they ran, and where less is left than they had live. It needs what they need.
 
-`python -m bench.largest cost` makes searches and single predictions in turns.
+`python -m bench.largest cost` makes searches and single predictions in turns, and `operators` says
+what an operator of a prediction takes.
 """
 
 from __future__ import annotations
@@ -291,11 +292,23 @@ def cost(rounds: int) -> None:
         )
 
 
+def operators(rounds: int) -> None:
+    """What an operator takes of the processor: a prediction of many steps next to one of few."""
+    found = []
+    for _ in range(rounds):
+        few, many = (_timed(EXAMPLE, "--steps", str(steps)) for steps in (2, 22))
+        found.append(1e3 * (many[0] - few[0]) / (many[2]["operators"] - few[2]["operators"]))
+    say(
+        f"an operator, ms of the processor: {min(found):.3f} / {median(found):.3f} / "
+        f"{max(found):.3f} (min, median, max of {rounds})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.largest", description=__doc__)
-    parser.add_argument("part", choices=("recordings", "programs", "cost"))
+    parser.add_argument("part", choices=("recordings", "programs", "cost", "operators"))
     parser.add_argument("names", nargs="*", help=f"programs of {', '.join(MEASURED)}")
-    parser.add_argument("--rounds", type=int, default=5, help="of cost (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="of cost and operators (5)")
     options = parser.parse_args()
     say(machine())
     if options.part == "recordings":
@@ -303,6 +316,8 @@ def main() -> None:
             recordings(folder)
     elif options.part == "programs":
         programs(options.names)
+    elif options.part == "operators":
+        operators(options.rounds)
     else:
         cost(options.rounds)
 
