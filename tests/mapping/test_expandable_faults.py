@@ -18,18 +18,13 @@ import bfc
 MIB = 1 << 20
 
 
-class Device(NotesStuck):
-    def is_empty(self) -> bool:
-        return not (self.live_bytes or self.reservations or self.pages or self.mappings)
-
-
 class World:
     """An allocator on such a device, and what a program has of it."""
 
     def __init__(
         self, strict: bool, capacity: str = "400 MiB", settings: str = "", **more: object
     ) -> None:
-        self.device = Device(capacity)
+        self.device = NotesStuck(capacity)
         settings = ",".join(filter(None, ("expandable_segments:True", settings)))
         self.allocator = bfc.CachingAllocator(self.device, settings=settings, strict=strict, **more)
         self.live: list[int] = []
@@ -107,7 +102,8 @@ class World:
             assert self.device.live_bytes == self.allocator.stats().bytes_reserved == 0
             assert self.allocator.page_stats()["lost_bytes"] == 0
         self.allocator.close()
-        assert self.device.is_empty()
+        left = self.device
+        assert (left.live_bytes, left.reservations, left.pages, left.mappings) == (0, {}, {}, {})
 
 
 # -- fills -----------------------------------------------------------------------------------------

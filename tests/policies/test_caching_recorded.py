@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections import defaultdict, deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import bfc
+from bfc.testing import Misbehaving
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
 ALLOCATIONS = {"gpu_decomfl": 7946, "gpu_lm_small": 36}
@@ -36,27 +38,29 @@ def test_the_documents_count_the_allocations_of_these_runs() -> None:
         assert f"{sum(runs):,} allocations" in " ".join((root / name).read_text().split()), name
 
 
-class Recorded(bfc.SubAllocator):
-    """A device that gives the segments of a recorded run, in their order, and says what it was
-    asked for."""
+def recorded(next_address: Callable[[int], int | None]) -> Misbehaving:
+    """A device that gives the segments of a recorded run: `next_address` gets the size of each."""
+    source = Misbehaving(80 << 30)
 
-    device = bfc.Device("recorded")
-    total_bytes = 80 << 30
+    def alloc(_ask: object, _alignment: int, nbytes: int) -> tuple[int, int] | None:
+        address = next_address(nbytes)
+        return None if address is None else (address, nbytes)
+
+    source.on("alloc", instead=alloc)
+    source.on("free", returns=None)
+    return source
+
+
+class InOrder:
+    """The segments of a run in their order, and what was asked for."""
 
     def __init__(self, addresses: list[int]) -> None:
         self.left = addresses[::-1]
         self.asked: list[int] = []
-        self.live_bytes = 0
 
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
+    def __call__(self, nbytes: int) -> int | None:
         self.asked.append(nbytes)
-        if not self.left:
-            return None
-        self.live_bytes += nbytes
-        return self.left.pop(), nbytes
-
-    def free(self, address: int, nbytes: int) -> None:
-        self.live_bytes -= nbytes
+        return self.left.pop() if self.left else None
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
@@ -64,20 +68,21 @@ class Recorded(bfc.SubAllocator):
 def test_a_run_on_a_gpu_is_repeated_to_the_byte(name: str, strict: bool) -> None:
     with np.load(TRACES / f"{name}.npz") as arrays:
         run = {key: arrays[key] for key in arrays.files if key != "meta"}
-    source = Recorded(run["segment_address"].tolist())
+    segments = InOrder(run["segment_address"].tolist())
+    source = recorded(segments)
     with bfc.CachingAllocator(source, strict=strict, torch="2.11") as allocator:
         result = bfc.Trace.load(TRACES / f"{name}.npz").replay(allocator)
         allocates = run["op"] == 0
         assert np.count_nonzero(allocates) == ALLOCATIONS[name]
         wrong = np.flatnonzero((result.addresses != run["address"]) & allocates)
         assert wrong.tolist() == []
-        assert source.asked == run["segment_size"].tolist()
-        assert source.left == []
+        assert segments.asked == run["segment_size"].tolist()
+        assert segments.left == []
         stats = allocator.memory_stats()
         assert stats["reserved_bytes.all.peak"] == run["segment_size"].sum()
         assert stats["num_alloc_retries"] == stats["num_ooms"] == result.failed == 0
         allocator.check()
-    assert source.live_bytes == 0
+    assert source.live == {}
 
 
 @pytest.mark.parametrize(("name", "elsewhere"), [("gpu_lm_small", 5), ("gpu_decomfl", 2113)])
@@ -85,8 +90,8 @@ def test_a_later_pytorch_would_have_placed_some_blocks_elsewhere(name: str, else
     """As many as the compiled allocator of 2.15.0 did with these addresses of segments."""
     with np.load(TRACES / f"{name}.npz") as arrays:
         run = {key: arrays[key] for key in arrays.files if key != "meta"}
-    source = Recorded(run["segment_address"].tolist())
-    with bfc.CachingAllocator(source, strict=True, torch="2.15") as allocator:
+    segments = InOrder(run["segment_address"].tolist())
+    with bfc.CachingAllocator(recorded(segments), strict=True, torch="2.15") as allocator:
         result = bfc.Trace.load(TRACES / f"{name}.npz").replay(allocator)
     wrong = (result.addresses != run["address"]) & (run["op"] == 0)
     assert np.count_nonzero(wrong) == elsewhere
@@ -97,56 +102,51 @@ def test_each_segment_is_asked_for_before_the_recorded_event(name: str) -> None:
     """The same by single calls, which also shows when the device was asked."""
     with np.load(TRACES / f"{name}.npz") as arrays:
         run = {key: arrays[key].tolist() for key in arrays.files if key != "meta"}
-    source = Recorded(list(run["segment_address"]))
+    segments = InOrder(list(run["segment_address"]))
     live: dict[int, int] = {}
     grew = []
-    with bfc.CachingAllocator(source, strict=True, torch="2.11") as allocator:
+    with bfc.CachingAllocator(recorded(segments), strict=True, torch="2.11") as allocator:
         events = zip(run["op"], run["id"], run["size"], run["address"], strict=True)
         for event, (op, number, nbytes, address) in enumerate(events):
-            asked = len(source.asked)
+            asked = len(segments.asked)
             if op:
                 allocator.deallocate_raw(live.pop(number))
             else:
                 live[number] = allocator.allocate_raw(nbytes)
                 assert live[number] == address, event
-            grew += [event] * (len(source.asked) - asked)
+            grew += [event] * (len(segments.asked) - asked)
         assert grew == run["segment_event"]
 
 
-class RecordedBySize(Recorded):
-    """A device that gives the recorded segments of each size in their order: a snapshot does not
-    tell in which order segments of different sizes came."""
-
-    def __init__(self, segments: list[list[int]], events: list[list[Any]]) -> None:
-        super().__init__([])
-        self.of_size: defaultdict[int, deque[int]] = defaultdict(deque)
-        for _number, address, nbytes in segments:
-            self.of_size[nbytes].append(address)
-        for kind, _event, address, nbytes, _stream in events:
-            assert kind == "segment_alloc"  # none of these runs gives a segment back
-            assert address in self.of_size[nbytes]  # so that it is listed already
-
-    def alloc(self, alignment: int, nbytes: int) -> tuple[int, int] | None:
-        self.left = [self.of_size[nbytes].popleft()] if self.of_size[nbytes] else []
-        return super().alloc(alignment, nbytes)
+def by_size(segments: list[list[int]], events: list[list[Any]]) -> defaultdict[int, deque[int]]:
+    """The segments of each size in their order: a snapshot does not tell in which order segments
+    of different sizes came."""
+    left: defaultdict[int, deque[int]] = defaultdict(deque)
+    for _number, address, nbytes in segments:
+        left[nbytes].append(address)
+    for kind, _event, address, nbytes, _stream in events:
+        assert kind == "segment_alloc"  # none of these runs gives a segment back
+        assert address in left[nbytes]  # so that it is listed already
+    return left
 
 
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "relaxed"])
 @pytest.mark.parametrize("name", SNAPSHOTS)
 def test_a_snapshot_of_a_gpu_is_repeated_to_the_byte(name: str, strict: bool) -> None:
     trace = bfc.Trace.load(Path(__file__).parents[1] / "recordings" / f"{name}.npz")
-    recorded = trace.meta["torch"]
-    source = RecordedBySize(recorded["segments"], recorded["segment_events"])
+    run = trace.meta["torch"]
+    left = by_size(run["segments"], run["segment_events"])
+    source = recorded(lambda nbytes: left[nbytes].popleft() if left[nbytes] else None)
     with bfc.CachingAllocator(source, strict=strict, torch="2.11") as allocator:
         result = trace.replay(allocator)
         was_recorded = trace.op == 0
-        was_recorded[: recorded["first_recorded_event"]] = False
+        was_recorded[: run["first_recorded_event"]] = False
         assert np.count_nonzero(was_recorded) == SNAPSHOTS[name]
-        wrong = result.addresses[was_recorded] != np.array(recorded["addresses"])[was_recorded]
+        wrong = result.addresses[was_recorded] != np.array(run["addresses"])[was_recorded]
         assert np.flatnonzero(wrong).tolist() == []
-        assert not any(source.of_size.values())  # every recorded segment was asked for
+        assert not any(left.values())  # every recorded segment was asked for
         assert result.failed == 0
-    assert source.live_bytes == 0
+    assert source.live == {}
 
 
 #: Runs of our own on an H200 with PyTorch 2.11, and the most that PyTorch reserved and allocated:
@@ -179,14 +179,14 @@ def test_a_captured_program_on_a_gpu_is_repeated_to_the_byte(name: str) -> None:
     """PyTorch 2.11 names no pools in its entries, and says neither when a graph was captured nor
     when it was gone. Segments come and go, and the driver gives them at any addresses."""
     trace = our_run(name)
-    recorded = trace.meta["torch"]
-    taken = [it for it in recorded["segment_events"] if it[0] == "segment_alloc"]
-    source = Recorded([address for _kind, _event, address, _size, _stream in taken])
-    with bfc.CachingAllocator(source, strict=True, torch="2.11") as allocator:
+    run = trace.meta["torch"]
+    taken = [it for it in run["segment_events"] if it[0] == "segment_alloc"]
+    segments = InOrder([address for _kind, _event, address, _size, _stream in taken])
+    with bfc.CachingAllocator(recorded(segments), strict=True, torch="2.11") as allocator:
         result = trace.replay(allocator)
-        wrong = (result.addresses != recorded["addresses"]) & (trace.op == 0)
+        wrong = (result.addresses != run["addresses"]) & (trace.op == 0)
         assert np.flatnonzero(wrong).tolist() == []
-        assert source.asked == [size for _kind, _event, _address, size, _stream in taken]
+        assert segments.asked == [size for _kind, _event, _address, size, _stream in taken]
         assert peaks(allocator) == OURS[name]
         assert result.failed == 0
 

@@ -157,13 +157,17 @@ def reserves_in_blocks(capacity: int) -> Misbehaving:
     return scripted("reserve", returns=BLOCKS)
 
 
-class MapsUntilItFails(bfc.SimulatedSubAllocator):
+def maps_until_it_fails(capacity: int) -> Misbehaving:
     """Maps page by page, and leaves what it has mapped where one cannot be."""
+    source = Misbehaving(capacity)
 
-    def map(self, address: int, pages: Sequence[int]) -> None:
+    def one_by_one(ask: Callable[..., None], address: int, pages: Sequence[int]) -> None:
         for page in pages:
-            super().map(address, [page])
-            address += self.pages[page]
+            ask(address, [page])
+            address += source.inner.pages[page]
+
+    source.on("map", instead=one_by_one)
+    return source
 
 
 class ForgetsMappings(bfc.SimulatedSubAllocator):
@@ -181,39 +185,54 @@ class ForgetsMappings(bfc.SimulatedSubAllocator):
         return super().live_bytes - self.forgotten
 
 
-class MapsOver(bfc.SimulatedSubAllocator):
+def maps_over(capacity: int) -> Misbehaving:
     """Unmaps whatever is in the way."""
+    source = Misbehaving(capacity)
 
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        end = address + sum(self.pages.get(page, 0) for page in pages)
-        for at, page in self.mappings.items():
+    def make_room(ask: Callable[..., None], address: int, pages: Sequence[int]) -> None:
+        device = source.inner
+        end = address + sum(device.pages.get(page, 0) for page in pages)
+        for at, page in device.mappings.items():
             if address <= at < end:
-                self.unmap(at, self.pages[page])
-        super().map(address, pages)
+                source.unmap(at, device.pages[page])
+        ask(address, pages)
+
+    source.on("map", instead=make_room)
+    return source
 
 
-class CopiesPages(bfc.HostSubAllocator):
+def copies_pages(capacity: int) -> Misbehaving:
     """Puts a page of its own behind each address."""
+    source = Misbehaving(bfc.HostSubAllocator(capacity))
+    sizes: dict[int, int] = {}
 
-    def map(self, address: int, pages: Sequence[int]) -> None:
-        with self._lock:
-            for page in pages:
-                nbytes = self._pages.books.pages[page].nbytes
-                own = self._pages.create(nbytes)
-                super().map(address, [own])
-                self._pages.release(own)
-                address += nbytes
+    def create(ask: Callable[..., int | None], nbytes: int) -> int | None:
+        page = ask(nbytes)
+        if page is not None:
+            sizes[page] = nbytes
+        return page
+
+    def copy(ask: Callable[..., None], address: int, pages: Sequence[int]) -> None:
+        for page in pages:
+            own = source.inner.create(sizes[page])
+            ask(address, [own])
+            source.inner.release(own)
+            address += sizes[page]
+
+    source.on("create", instead=create)
+    source.on("map", instead=copy)
+    return source
 
 
 @pytest.mark.parametrize(
     ("source", "test", "argument"),
     [
-        (MapsUntilItFails, "a_map_that_is_refused_midway_has_mapped_nothing", 2),
+        (maps_until_it_fails, "a_map_that_is_refused_midway_has_mapped_nothing", 2),
         (ForgetsMappings, "memory_goes_back_when_a_page_is_released_and_mapped_nowhere", None),
-        (MapsOver, "wrong_use_of_mapping_is_refused_and_changes_nothing", "map over a page"),
+        (maps_over, "wrong_use_of_mapping_is_refused_and_changes_nothing", "map over a page"),
         (reserves_in_blocks, "reserved_addresses_cost_no_memory_and_overlap_nothing", None),
-        (CopiesPages, "a_page_at_two_addresses_is_the_same_memory", None),
-        (CopiesPages, "pages_take_turns_at_one_address", None),
+        (copies_pages, "a_page_at_two_addresses_is_the_same_memory", None),
+        (copies_pages, "pages_take_turns_at_one_address", None),
     ],
 )
 def test_the_contract_finds_what_is_wrong_with_mapping(source, test: str, argument) -> None:
