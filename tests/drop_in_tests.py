@@ -66,7 +66,6 @@ REASONS = {
     "test_basic_cumem": "waits for a call of torch.accelerator.synchronize when a block is freed, "
     "and a pool waits by events; what it says of sleep before that holds",
     "test_disk_backup*": "looks for files in the folder, and those of a pool have no names",
-    "test_cpu_backup[[]*": "calls cudaHostGetFlags, which our runtime library has not",
     "test_level2_discards*": "replaces the function by which vLLM's own allocator maps memory",
 }
 
@@ -162,7 +161,10 @@ def compile_saver(folder: Path, packages: Path) -> None:
     ]
     for mode in ("preload", "torch"):
         into = packages / f"torch_memory_saver_hook_mode_{mode}_cu13.abi3.so"
-        compiled(sources, into, "-DUSE_CUDA=1", f"-DTMS_HOOK_MODE_{mode.upper()}=1", "-ldl")
+        flags = ["-DUSE_CUDA=1", f"-DTMS_HOOK_MODE_{mode.upper()}=1", "-ldl"]
+        # Its tests look for calls of the runtime library in it, and so find those it is linked to.
+        runtime = torch_runtime.build() / "libcudart.so.13"
+        compiled(sources, into, *flags, "-Wl,--no-as-needed", str(runtime))
 
 
 def main() -> int:

@@ -139,6 +139,7 @@ API cudaError_t cudaHostAlloc(void** out, size_t nbytes, unsigned flags) {
     return act("cuMemHostAlloc", out, nbytes, flags);
 }
 API cudaError_t cudaFreeHost(void* pointer) { return act("cuMemFreeHost", pointer); }
+API cudaError_t cudaHostGetFlags(unsigned* out, void* pointer) { return act("cuMemHostGetFlags", out, pointer); }
 API cudaError_t cudaHostRegister(void* pointer, size_t nbytes, unsigned flags) {
     return act("cuMemHostRegister_v2", pointer, nbytes, flags);
 }
