@@ -920,7 +920,7 @@ cdef class Allocator(BufferOwner):
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         if self.pool.features & ENDS:
             raise ValueError("a plan has places of its own, and none at two ends of the memory")
-        declined = None if gate is None else plan._declined(gate)
+        declined = None if gate is None else plan._declined(gate, by_itself=steps is not None)
         self.stop_watch()
         planned.follows = steps is not None
         self.put_plan(plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
@@ -1477,6 +1477,11 @@ cdef class Allocator(BufferOwner):
         elif (self.planned is not None and self.pool.plans.size() > <size_t>(self.pool.plan != NULL)
                 and not self.source.is_called_here()):
             self.planned.give_back_empty()      # of plans that have ended, before more is asked for
+        if placed.handle == NO_CHUNK and self.pool.plan != NULL and not self.fences.capture_is_marked():
+            if not self.planned._may_grow(request.rounded):
+                self.make_room_in_plan(request, placed)
+            if placed.handle == NO_CHUNK:
+                self.planned._about_to_grow(request.rounded)
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise closed()

@@ -18,7 +18,7 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc.native.turns cimport TurnAt, counted
-from bfc._core cimport NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
+from bfc._core cimport Counters, NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
 from bfc.allocators._fences cimport Fences
@@ -38,6 +38,7 @@ cdef enum:
     BODY = 1                    # and that of all else
     MOST_LENGTHS = 256          # of a kind of iterations: as in plans/lengths.py
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
+    MOST_OVERDRAWN = 64         # so often more is asked for beside a plan than the policy alone needs, then it ends
     GOES_ON = -1                # what PlanServer.turn says where no step begins
     WAS_NONE = -3
 
@@ -210,7 +211,9 @@ cdef class Planned:
                 return 0
             self.declined = why
             self.was_served = True
-            return self.drop()
+            self.retire()
+            self.give_back_side()       # what lay beside the plan is in pieces
+            return self.give_back_empty()
 
     cdef bint body_is_idle(self) noexcept:
         """Whether nothing lives in the region of the bodies."""
@@ -670,7 +673,7 @@ cdef class Planned:
         if self.is_following and self.process == os.getpid():
             return 0
         turn = self.turn(stream, rounded, requested)
-        if turn == GOES_ON and not self.is_idle_for_long():
+        if turn == GOES_ON and not self.is_idle_for_long() and not self._is_overdrawn():
             return 0
         with self.changes():
             if self.is_following or self.server == NULL or (self.step is not None and not self.is_own):
@@ -679,7 +682,7 @@ cdef class Planned:
             try:
                 if turn != GOES_ON:
                     self.take_turn(allocator, stream, rounded, requested, turn)
-                elif self.stitching is None:
+                elif self.stitching is None and self.step is None:
                     self.give_back_idle()       # no iteration has come for long
                 self.give_up(allocator)
             finally:
@@ -748,17 +751,24 @@ cdef class Planned:
         self.lock.release()
         return is_idle
 
+    def _is_overdrawn(self):
+        """Whether more was needed beside the plan than the policy alone would have, outside of steps."""
+        return (self.step is None and self.watch is not None and self.watch.is_overdrawn
+                and (self.body_is_idle() or self.watch.overdrawn > MOST_OVERDRAWN))
+
     cdef int give_up(self, object allocator) except -1:
         """Ends a plan whose iterations do not come."""
         acquire_lock(self.lock[0])
         cdef bint is_in_vain = self.server != NULL and self.server.is_in_vain()
         self.lock.release()
-        if not is_in_vain or self.stitching is not None or self.step is not None:
+        if not (is_in_vain or self._is_overdrawn()) or self.stitching is not None or self.step is not None:
             return 0
         why = ("the iterations of the plan were not recognised: the requests of the program are others, or come in "
                "another order")
+        is_tried = self.waits and self.watch is None    # a replay shows what the plan is worth
         allocator._end_plan(why)
-        warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
+        if not is_tried:
+            warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
         return 0
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -819,7 +829,6 @@ cdef class Planned:
             self.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             if there:
                 self.activate(self.sequences[1 if kind not in self.begun or self.has_ended(kind) else 2][kind])
-        self.bytes_before = self.pool.counters.pool_bytes
         self.is_planned = there
         self.lock.release()
         if self.watcher is not None:
@@ -895,9 +904,9 @@ cdef class Planned:
         return 0
 
     def last_step(self):
-        """Of the step that has just ended: the part of its requests that got a place, and whether it needed more beside
-        the plan than the plan saves. None if the plan has no body for it, or it asked for nothing."""
-        cdef uint64_t hits, asked = 0, grown
+        """The part of the requests that got a place, of the step that has just ended. None if the plan has no body for
+        it, or it asked for nothing."""
+        cdef uint64_t hits, asked = 0
         if self.server == NULL:
             return None         # as of a part that no allocator has
         acquire_lock(self.lock[0])
@@ -905,11 +914,35 @@ cdef class Planned:
         if is_known:
             hits = self.server.counts.hits - self.hits_before
             asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side - self.asked_before
-            grown = self.pool.counters.pool_bytes - min(self.bytes_before, self.pool.counters.pool_bytes)
         self.lock.release()
         if not asked:
             return None
-        return hits / asked, self.has_departed and <int64_t>grown > self.plan.online - self.plan.span
+        return hits / asked
+
+    def _may_grow(self, uint64_t nbytes):
+        """Whether the policy alone has needed as much as there will be after it has asked for so many bytes beside the
+        plan, as far as that is known; or nothing looks at the plan."""
+        if self.server == NULL or self.watch is None or self.stitching is not None or self.source.is_called_here():
+            return True
+        acquire_lock(self.lock[0])
+        cdef Counters totals = self.pool.totals()
+        cdef uint64_t taken = self.source.taken()
+        self.lock.release()
+        return taken + nbytes <= self.watch.allowed(max(totals.peak_bytes_in_use, totals.bytes_in_use + nbytes))
+
+    def _about_to_grow(self, uint64_t nbytes):
+        """Before the policy asks for memory beside the plan: where that is more than it may be, what is free goes back
+        first, and what looks at the plan is told if that is not enough."""
+        if self.step is None:
+            self.has_departed = True    # what comes now goes back when a step begins
+        if self._may_grow(nbytes):
+            return
+        self.give_back_side()
+        if self.step is None and not self._may_grow(nbytes):
+            self.give_back_idle()
+        if not self._may_grow(nbytes) and self.server.present[BODY]:
+            self.watch.is_overdrawn = True
+            self.watch.overdrawn += 1
 
     cdef int give_back_side(self) except -1:
         """Gives back the policy's free regions: a step that departed from the plan took them, and the next one may need

@@ -42,7 +42,7 @@ from bfc.plans.parts import (
     stretches,
 )
 from bfc.plans.serving import Served, served
-from bfc.plans.trying import Fallback
+from bfc.plans.trying import Fallback, Trial
 from bfc.pytorch.rules import NEWEST, VERSIONS
 from bfc.pytorch.settings import CachingSettings
 from bfc.trace.iterations import checked_steps
@@ -61,7 +61,7 @@ COLUMNS = {
     "over": "uint32",
     "stream": "uint16",
 }
-FORMAT, VERSION = "bfc plan", 4
+FORMAT, VERSION = "bfc plan", 5
 #: The most bytes of a file's description.
 MOST_TEXT = 1 << 20
 #: How many iterations of a kind become one.
@@ -72,6 +72,8 @@ ROOM = 1.05
 #: What lives when a length is told lies in the region of what is never freed, where the places take
 #: no more than so many times what they would otherwise.
 APART = 1.01
+#: What nothing has shown of a plan yet.
+UNTRIED = {"planned": 0, "worst": 0, "unmarked": 0}
 #: A plan is served if the policy reserves less than this part of what it reserves without one.
 GATE = 0.95
 
@@ -106,6 +108,11 @@ class Plan:
         What it reserved when it replayed the recording with a plan, in bytes: the most of this
         plan, and where iterations differ, of plans that were made without one of them. 0 if no
         iteration comes again, so that nothing shows how well a plan fits.
+    worst : int
+        The same, if it took as much in proportion to what the policy does alone as with the
+        iterations in the least good of some other orders.
+    unmarked : int
+        The same as `worst`, with steps that begin by themselves.
 
     Raises
     ------
@@ -143,6 +150,8 @@ class Plan:
     peak: int
     online: int
     planned: int
+    worst: int
+    unmarked: int
 
     def __init__(self) -> None:
         raise TypeError("a plan is made by bfc.Plan.from_trace, or read by bfc.Plan.load")
@@ -240,7 +249,7 @@ class Plan:
 
         def made(parts: list[Part]) -> Plan:
             laid_out = _laid_out(parts, UNITS[fallback], apart=fallback == "caching")
-            return cls._of(laid_out.pop("parts"), **laid_out, **facts, planned=0)
+            return cls._of(laid_out.pop("parts"), **laid_out, **facts, **UNTRIED)
 
         def tried(most_keys: int) -> Plan:
             plan = made(_parts(requests, found, most_keys))
@@ -256,7 +265,7 @@ class Plan:
                             _with_clear_keys(parts, requests.rounded) or parts for parts in others
                         ]
                     plans += [made(parts) for parts in others]
-                plan.planned = max(policy.reserves(run, each) for each in plans)
+                plan._note(Trial.of(run, plans, policy))
             return plan
 
         told = dict(trace.meta) if isinstance(trace.meta, dict) else {}
@@ -268,6 +277,12 @@ class Plan:
         if is_guess and plan.span < peak:  # the peak is in none of them
             return made([whole])
         return plan
+
+    def _note(self, trial: Trial) -> None:
+        """Writes down what a trial has shown."""
+        self.planned = trial.planned
+        self.worst = int(trial.worst * self.online)
+        self.unmarked = int(trial.unmarked * self.online)
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -294,19 +309,30 @@ class Plan:
         """Why an allocator would not serve it, as far as its recording shows; or None."""
         return self._declined(GATE)
 
-    def _declined(self, gate: float) -> str | None:
-        """Why it is not served, if it has to stay below this part of what the policy reserves."""
+    def _declined(self, gate: float, *, by_itself: bool = False) -> str | None:
+        """Why it is not served, if it has to stay below this part of what the policy reserves.
+        `by_itself`: with steps that begin by themselves."""
         if not self.planned:
             return (
                 "no iteration comes again in the recording of the plan, so that nothing shows how "
                 "well it fits a run"
             )
-        if self.planned < gate * self.online:
+        most = self.unmarked if by_itself else self.worst
+        if max(self.planned, most) < gate * self.online:
             return None
+        when = f"when {self.fallback} replayed its recording"
+        if self.planned < gate * self.online:
+            when += " with its iterations in another order"
+            when += ", or with steps that began by themselves" if by_itself else ""
+            told = f"it reserved {most / self.online:.0%} of what it did without one"
+        else:
+            told = (
+                f"it reserved {format_bytes(self.planned)} with a plan, "
+                f"{format_bytes(self.online)} without one"
+            )
         return (
-            f"the plan would not have paid: when {self.fallback} replayed its recording, it "
-            f"reserved {format_bytes(self.planned)} with a plan, {format_bytes(self.online)} "
-            f"without one, and a plan has to stay below {gate:.0%} of that"
+            f"the plan would not have paid: {when}, {told}, and a plan has to stay below "
+            f"{gate:.0%} of that"
         )
 
     def _served(self, policy: str, alignment: int, in_pages: bool = False) -> Served:
@@ -341,8 +367,8 @@ class Plan:
         Returns
         -------
         Plan
-            The plan with other places in the region of the bodies. Its `peak`, `online` and
-            `planned` are those of this plan, scaled as the `span` is.
+            The plan with other places in the region of the bodies. Its `peak`, `online`,
+            `planned`, `worst` and `unmarked` are those of this plan, scaled as the `span` is.
 
         Raises
         ------
@@ -400,7 +426,7 @@ class Plan:
         laid_out = _laid_out(parts, UNITS[self.fallback], apart=self.fallback == "caching")
         facts = {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
         span = laid_out["base"] + laid_out["body"]
-        for name in ("peak", "online", "planned"):
+        for name in ("peak", "online", "planned", "worst", "unmarked"):
             facts[name] = facts[name] * span // self.span
         return Plan._of(laid_out.pop("parts"), **facts | laid_out)
 
@@ -511,7 +537,7 @@ class Plan:
 
 
 #: The numbers of a plan and of its parts that a file has beside the slots.
-FIGURES = ("base", "body", "bound", "peak", "online", "planned")
+FIGURES = ("base", "body", "bound", "peak", "online", "planned", "worst", "unmarked")
 PART_FACTS = ("role", "kind", "recorded", "agreeing", "agreement", "left_out")
 OF_A_KEY = ("request", "unit", "recorded", "longest", "like", "above", "slope", "clear")
 

@@ -543,7 +543,8 @@ cdef class BFCAllocator(Allocator):
                 size = min(wanted, available)
             else:
                 size = grow_to(next_size, max(request.rounded, least), available, &grew)
-            if self.pool.plan != NULL:      # what lies beside a plan does not double
+            if self.pool.plan != NULL or (self.planned is not None and self.planned.was_served):
+                # what lies beside a plan does not double, nor what comes behind one that has not paid
                 size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
         request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:

@@ -325,7 +325,7 @@ def test_a_file_that_exists_is_replaced_as_a_whole(tmp_path: Path):
         ({"plan": lambda _: np.array("{")}, "not JSON"),
         ({"plan": lambda _: np.array("[]")}, "not a plan of bfc"),
         ({"plan": described(format="trace")}, "not a plan of bfc"),
-        ({"plan": described(version=1)}, "version 1, and this bfc reads version 4"),
+        ({"plan": described(version=1)}, "version 1, and this bfc reads version 5"),
         ({"plan": described(fallback="none")}, "lacks the parts, the fallback or the settings"),
         ({"plan": described(parts=7)}, "lacks the parts"),
         ({"plan": described(parts=[{}] * 130)}, "130 parts, and a plan has at most 64 kinds"),
