@@ -4,6 +4,7 @@ of this one, and two small modules in place of its own: what is under test is ho
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -132,17 +133,17 @@ def test_it_installs_again_and_nothing_is_made_twice(installed: Checkout) -> Non
     assert made.items() <= installed.built().items()
 
 
+long = functools.partial(pytest.param, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "answer"),
     [
         ("bfc/native/included.hpp", "OF_HEADER = 1", "OF_HEADER = 2", "2 1 1 1"),
-        ("bfc/_numbers.pxd", "OF_PXD = 1", "OF_PXD = 2", "1 2 1 1"),
-        ("bfc/_core.pyx", "OF_PXD, 1", "OF_PXD, 2", "1 1 2 1"),
+        long("bfc/_numbers.pxd", "OF_PXD = 1", "OF_PXD = 2", "1 2 1 1"),
+        long("bfc/_core.pyx", "OF_PXD, 1", "OF_PXD, 2", "1 1 2 1"),
         ("setup.py", '("BFC_DEBUG", DEBUG)', '("BFC_DEBUG", DEBUG), ("FLAG", "2")', "1 1 1 2"),
-        pytest.param(
-            *("setup.py", '"cdivision": True', '"cdivision": False', "1 1 1 1"),
-            marks=pytest.mark.long,
-        ),
+        long("setup.py", '"cdivision": True', '"cdivision": False', "1 1 1 1"),
     ],
 )
 def test_what_a_pull_changes_is_in_the_next_install(installed, file, old, new, answer) -> None:
@@ -155,6 +156,7 @@ def test_what_a_pull_changes_is_in_the_next_install(installed, file, old, new, a
     assert changed == ({"_core", "_other", "_cython"} if file == "setup.py" else {"_core"})
 
 
+@pytest.mark.long
 def test_what_a_pull_moves_is_gone_from_the_next_install(installed: Checkout) -> None:
     assert (installed.installed / "bfc/old/__init__.py").exists()
     shutil.rmtree(installed.folder / "bfc/old")
@@ -167,6 +169,7 @@ def test_what_a_pull_moves_is_gone_from_the_next_install(installed: Checkout) ->
     assert f"_core{SUFFIX}" in names
 
 
+@pytest.mark.long
 def test_other_flags_make_other_modules(installed: Checkout) -> None:
     """Of a wheel and of the checkout, whichever was built last."""
     inplace = (sys.executable, "setup.py", "--quiet", "build_ext", "--inplace")
@@ -178,6 +181,7 @@ def test_other_flags_make_other_modules(installed: Checkout) -> None:
         assert installed.install(flags=flags) == answer
 
 
+@pytest.mark.long
 def test_it_installs_beside_an_editable_install(installed: Checkout) -> None:
     """Neither has files of the other, and what is compiled for one serves the other."""
     editable = installed.folder.parent / "editable"
@@ -264,6 +268,7 @@ def says_what_cannot_be_written(checkout: Checkout, *rights: str) -> None:
     assert "leave out --editable" in said
 
 
+@pytest.mark.long
 @needs_setpriv
 def test_it_installs_from_where_nobody_may_write(closed: Checkout) -> None:
     before = sorted(closed.folder.rglob("*"))
