@@ -6,14 +6,15 @@ sub-allocators in Python. The caller must hold a lock. Each change is made compl
 has no memory for it.
 """
 
-from cython.operator cimport dereference as deref
+from cython.operator cimport dereference as deref, preincrement
 from libc.stdint cimport uint64_t
+from libcpp.map cimport map as cmap
 from libcpp.memory cimport make_shared, shared_ptr
 from libcpp.vector cimport vector
 
 from bfc.native.mapping_books cimport (
     MAPPED_ALREADY, MappedPage, MappingRun, NO_HOST_MEMORY, NO_PAGES, NO_RESERVATION, NO_RUN, NOT_RESERVED,
-    NativeMapping, ODD_ADDRESS, ODD_SIZE, PAST_END, STILL_MAPPED, TakenPage, TakenReservation,
+    NativeMapping, NativeReservation, ODD_ADDRESS, ODD_SIZE, PAST_END, STILL_MAPPED, TakenPage, TakenReservation,
     UNKNOWN_PAGE,
 )
 
@@ -139,7 +140,12 @@ cdef class MappingBooks:
     @property
     def reservations(self):
         """The bytes of the reservations, by first address."""
-        return {each.first: each.second.nbytes for each in self.native.reservations}
+        cdef cmap[uint64_t, NativeReservation].iterator each = self.native.reservations.begin()
+        cdef dict found = {}
+        while each != self.native.reservations.end():   # a `for` would copy each with its mappings, and memory may lack
+            found[deref(each).first] = deref(each).second.nbytes
+            preincrement(each)
+        return found
 
     @property
     def reserved_bytes(self):
@@ -240,21 +246,28 @@ cdef class MappingBooks:
 
     def mappings(self):
         """(address, page number) of each mapping, in the order of addresses."""
-        cdef NativeMapping mapping
+        cdef cmap[uint64_t, NativeReservation].iterator each = self.native.reservations.begin()
+        cdef NativeMapping* mapping
         cdef list found = []
-        for each in self.native.reservations:
-            for mapping in each.second.mappings:
+        cdef size_t i
+        while each != self.native.reservations.end():
+            for i in range(deref(each).second.mappings.size()):
+                mapping = &deref(each).second.mappings[i]
                 found.append((mapping.start, deref(mapping.page).number))
+            preincrement(each)
         return found
 
     def accessible_runs(self):
         """(address, bytes) of memory with access, in order; neighbours are joined."""
-        cdef NativeMapping mapping
+        cdef cmap[uint64_t, NativeReservation].iterator each = self.native.reservations.begin()
+        cdef NativeMapping* mapping
         cdef list found = []
         cdef uint64_t begun, end
-        for each in self.native.reservations:
+        cdef size_t i
+        while each != self.native.reservations.end():
             begun = end = 0
-            for mapping in each.second.mappings:
+            for i in range(deref(each).second.mappings.size()):
+                mapping = &deref(each).second.mappings[i]
                 if not mapping.has_access:
                     continue
                 if mapping.start != end and end:
@@ -263,6 +276,7 @@ cdef class MappingBooks:
                 end = mapping.end()
             if end:
                 found.append((begun, end - begun))
+            preincrement(each)
         return found
 
 

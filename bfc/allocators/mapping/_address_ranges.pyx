@@ -598,7 +598,10 @@ cdef class AddressRanges:
         return -1
 
     cdef int keep_overlap(self, uint64_t ptr) noexcept with gil:
-        return self.fail(SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use"))
+        try:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
 
     # -- making and mapping -------------------------------------------------------------------------------------------
 
@@ -1150,7 +1153,10 @@ cdef class AddressRanges:
 
     cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil:
         sub_allocator = self.source.sub_allocator
-        return self.fail(no_addresses(sub_allocator, nbytes) if none else no_address(sub_allocator, address))
+        try:
+            raise no_addresses(sub_allocator, nbytes) if none else no_address(sub_allocator, address)
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
 
     cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
         """Unmaps pages. Whoever enters in the records that nothing is mapped there any more sets `touched` back."""

@@ -38,7 +38,7 @@ cdef class ExpandableSegments(AddressRanges):
     cdef bint reserve_for(self, Growing* growing) except -1
     cdef uint64_t bytes_to_reserve(self, uint64_t total)
     cdef bint refuses(self, uint64_t rounded, uint64_t total)
-    cdef int reserve_in_vain(self, AddressRange* range) except -1
+    cdef int reserve_in_vain(self, AddressRange* range, Faults faults) except -1
     cdef AddressRange* range_of(self, uint64_t ptr) noexcept nogil
     cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept

@@ -215,6 +215,7 @@ cdef class ExpandableSegments(AddressRanges):
     cdef bint reserve_for(self, Growing* growing) except -1:
         """Reserves addresses for a range (PyTorch's behaviour, 11.2). False: they would be too few for the request."""
         cdef object sub_allocator = self.source.sub_allocator
+        cdef Faults faults = Faults()   # before there is a range: it needs memory of the host
         cdef uint64_t slot, nbytes
         cdef AddressRange* range
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
@@ -233,7 +234,7 @@ cdef class ExpandableSegments(AddressRanges):
         range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
         self.lock.release()     # the lane stays: `kept_lane` keeps its record from others
         if self.checks_range and nbytes < growing.size:
-            self.reserve_in_vain(range)     # PyTorch reserves it, too; but nothing, which no driver takes
+            self.reserve_in_vain(range, faults)     # PyTorch reserves it, too; but nothing, which no driver takes
             return False
         self.check(self.reserve(range))
         growing.start = range.holes[0]      # unmapped: only this thread touches it
@@ -248,9 +249,8 @@ cdef class ExpandableSegments(AddressRanges):
         wanted = self.wanted_reserve
         return int(min(wanted * total if isinstance(wanted, float) else wanted, most))
 
-    cdef int reserve_in_vain(self, AddressRange* range) except -1:
+    cdef int reserve_in_vain(self, AddressRange* range, Faults faults) except -1:
         """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
-        cdef Faults faults = Faults()
         self.add_calls(1)
         if self.call_device(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)

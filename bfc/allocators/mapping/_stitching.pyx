@@ -311,10 +311,14 @@ cdef class Stitching(AddressRanges):
 
     cdef int try_again_with_gil(self) noexcept with gil:
         """Unmaps and releases what the sub-allocator failed to take back before."""
-        cdef Faults faults = Faults()
+        cdef Faults faults
         cdef AddressRange* addresses
-        cdef dict idle = {}
+        cdef dict idle
         cdef size_t i
+        try:
+            faults, idle = Faults(), {}
+        except MemoryError as error:
+            return self.fail(error)
         self.try_unreleased_again(faults)
         self.unreserve_again(faults)
         self.sweep(faults, False, True)
@@ -495,11 +499,12 @@ cdef class Stitching(AddressRanges):
 
     cdef int trim_with_gil(self, AddressRange* addresses, uint64_t wanted) noexcept with gil:
         cdef uint64_t before = self.pages.count
-        cdef Faults faults = Faults()
+        cdef Faults faults
         cdef AddressRange* other
         cdef cbool is_other
         cdef size_t i
         try:
+            faults = Faults()
             self.check(self.retire_all())
             self.check(self.sweep(faults, True, False))
             for i in range(self.ranges.size()):
@@ -612,8 +617,11 @@ cdef class Stitching(AddressRanges):
         return NO_CHUNK
 
     cdef int keep_no_addresses(self, AddressRange* addresses) noexcept with gil:
-        return self.fail(SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
-                                           f"unmapped: release_free_regions() tries that again"))
+        try:
+            raise SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
+                                    f"unmapped: release_free_regions() tries that again")
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
 
     cdef ChunkHandle first_hole(self, AddressRange* addresses) noexcept nogil:
         """The first unmapped chunk of a range, or NO_CHUNK. Needs the lock."""
@@ -1437,7 +1445,10 @@ cdef class Stitching(AddressRanges):
         return -1
 
     cdef int keep_event_error(self, int result, cbool wait) noexcept with gil:
-        return self.fail(failure(<CUresult>result, "cuEventSynchronize" if wait else "cuEventQuery"))
+        try:
+            raise failure(<CUresult>result, "cuEventSynchronize" if wait else "cuEventQuery")
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
 
     cdef int ask_fence(self, Retired* retired, cbool wait) noexcept with gil:
         try:
