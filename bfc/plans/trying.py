@@ -106,10 +106,9 @@ class Trial:
         dice = np.random.default_rng(0)
         for _ in range(ORDERS if len(plans) > 1 else 0):
             runs.append(in_other_order(run, [0, *(1 + dice.permutation(count - 1)).tolist()]))
-        planned, worst = 0, 0.0
-        for each in runs:
-            taken = max(policy.reserves(each, plan) for plan in plans)
-            planned = planned or taken
-            worst = max(worst, taken / policy.reserves(each))
-        taken = max(policy.reserves(run._with_meta({}), plan, by_itself=True) for plan in plans)
-        return cls(planned, worst, max(worst, taken / policy.reserves(run)))
+        alone = [policy.reserves(each) for each in runs]
+        taken = [max(policy.reserves(each, plan) for plan in plans) for each in runs]
+        worst = max(there / online for there, online in zip(taken, alone, strict=True))
+        unmarked = run._with_meta({})
+        by_itself = max(policy.reserves(unmarked, plan, by_itself=True) for plan in plans)
+        return cls(taken[0], worst, max(worst, by_itself / alone[0]))
