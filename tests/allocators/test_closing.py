@@ -22,7 +22,7 @@ CLOSERS = {
     """,
     "inside the sub-allocator": """
         progress = None
-        device.close_at = 4
+        device.on("alloc", 4, first=lambda: a.close())
     """,
 }
 
@@ -33,15 +33,9 @@ CLOSERS = {
 def test_closing_during_a_replay_ends_it_with_closed_error(closer: str, asynchronous: bool) -> None:
     run(
         """
-        class Device(bfc.SimulatedSubAllocator):
-            close_at = 0
-            def alloc(self, alignment, nbytes):
-                self.close_at -= 1
-                if self.close_at == 0:
-                    a.close()
-                return super().alloc(alignment, nbytes)
+        from bfc.testing import Misbehaving
 
-        device = Device("1 GiB")
+        device = Misbehaving("1 GiB")
         a = bfc.BFCAllocator(device, allow_growth=True)
         """
         + ("\n        device.hold(9)\n" if asynchronous else "")

@@ -122,11 +122,10 @@ def test_an_error_of_a_finaliser_is_reported_by_pythons_own_hook() -> None:
     """The default hook takes its own kind of arguments only: the report itself was an error."""
     script = """
         import bfc
-        class Failing(bfc.SimulatedSubAllocator):
-            asynchronous = True
-            def fence(self, stream):
-                raise bfc.SubAllocatorError("the device is gone")
-        allocator = bfc.BFCAllocator(Failing("1 MiB"))
+        from bfc.testing import Misbehaving
+        source = Misbehaving("1 MiB", asynchronous=True)
+        source.on("fence", raises=bfc.SubAllocatorError("the device is gone"))
+        allocator = bfc.BFCAllocator(source)
         allocator.allocate(100, stream=7)
         allocator.allocate(100).free()
     """

@@ -460,12 +460,11 @@ def test_the_interpreter_ends_in_silence_with(name: str) -> None:
 def test_the_interpreter_ends_while_a_thread_is_inside_the_source() -> None:
     status, printed = run_python("""
         import bfc, threading
-        class Slow(bfc.SimulatedSubAllocator):
-            def alloc(self, alignment, nbytes):
-                started.set()
-                threading.Event().wait()
+        from bfc.testing import Misbehaving
         started = threading.Event()
-        a = bfc.BFCAllocator(Slow("1 MiB"))
+        source = Misbehaving("1 MiB")
+        source.on("alloc", first=lambda: (started.set(), threading.Event().wait()))
+        a = bfc.BFCAllocator(source)
         threading.Thread(target=a.allocate_raw, args=(5,), daemon=True).start()
         started.wait()
     """)

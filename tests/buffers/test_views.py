@@ -21,13 +21,11 @@ def test_no_view_outlives_a_close_that_waited_for_a_fence() -> None:
                 except (bfc.ClosedError, BufferError):
                     pass
 
-        class Device(bfc.HostSubAllocator):
-            asynchronous = True
-            def fence(self, stream):
-                return Fence()
+        from bfc.testing import Misbehaving
 
         views = []
-        device = Device("64 MiB")
+        device = Misbehaving(bfc.HostSubAllocator("64 MiB"), asynchronous=True)
+        device.on("fence", instead=lambda ask, stream: Fence())
         a = bfc.BFCAllocator(device)
         b = a.allocate(1 << 20)
         used = a.allocate(10)

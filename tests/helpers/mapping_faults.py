@@ -28,8 +28,8 @@ UNDOING: tuple[Call, ...] = ("unmap", "release", "unreserve")
 FAULT = bfc.SubAllocatorError("as ordered")
 
 
-class NotesStuck(bfc.SimulatedSubAllocator):
-    """Notes what it has failed to unmap."""
+class AccountedDevice(LedgerDevice):
+    """Also notes what it has failed to unmap."""
 
     def __init__(self, capacity: str) -> None:
         super().__init__(capacity)
@@ -50,10 +50,6 @@ class NotesStuck(bfc.SimulatedSubAllocator):
         except bfc.SubAllocatorError as error:
             self.stuck.update(error.lost)
             raise
-
-
-class AccountedDevice(NotesStuck, LedgerDevice):
-    """Which also knows who may use what."""
 
 
 class PagedProgram:

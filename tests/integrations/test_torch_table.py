@@ -495,10 +495,10 @@ def test_a_fork_refuses_memory_of_a_device_in_words() -> None:
     run(
         IN_A_PROCESS
         + """
-class Device(bfc.SimulatedSubAllocator):
-    device = bfc.HostSubAllocator("1 MiB").device._replace(kind="opencl")
+from bfc.testing import Misbehaving
 
-used, fresh = (Table(bfc.CachingAllocator(Device("64 MiB"))) for _ in range(2))
+device = bfc.HostSubAllocator("1 MiB").device._replace(kind="opencl")
+used, fresh = (Table(bfc.CachingAllocator(Misbehaving("64 MiB", device=device))) for _ in range(2))
 ptr = used.allocate(1000)
 
 def child():

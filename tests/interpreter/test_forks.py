@@ -271,21 +271,6 @@ def test_a_fork_may_wait_for_a_thread_that_frees() -> None:
 
 # -- calls under way -------------------------------------------------------------------------------
 
-SOURCE = """
-    import bfc
-
-    class Slow(bfc.SimulatedSubAllocator):
-        def __init__(self):
-            super().__init__("1 GiB")
-            self.inside, self.go_on = threading.Event(), threading.Event()
-
-        def alloc(self, alignment, nbytes):
-            if nbytes == 512 << 20:
-                self.inside.set()
-                self.go_on.wait()
-            return super().alloc(alignment, nbytes)
-"""
-
 
 @pytest.mark.parametrize("policy", ["BFCAllocator", "CachingAllocator"])
 def test_a_hook_in_the_child_waits_for_no_call_of_a_thread_that_it_has_not(policy: str) -> None:
@@ -294,8 +279,18 @@ def test_a_hook_in_the_child_waits_for_no_call_of_a_thread_that_it_has_not(polic
     run(f"""
         armed = []
         os.register_at_fork(after_in_child=lambda: armed and use())
-        {textwrap.indent(textwrap.dedent(SOURCE), " " * 8).strip()}
-        source = Slow()
+        import bfc
+        from bfc.testing import Misbehaving
+
+        def slow(ask, alignment, nbytes):
+            if nbytes == 512 << 20:
+                inside.set()
+                go_on.wait()
+            return ask(alignment, nbytes)
+
+        inside, go_on = threading.Event(), threading.Event()
+        source = Misbehaving("1 GiB")
+        source.on("alloc", instead=slow)
         allocator = bfc.{policy}(source)
         if "{policy}" == "BFCAllocator":
             allocator = bfc.BFCAllocator(source, allow_growth=True)
@@ -305,10 +300,10 @@ def test_a_hook_in_the_child_waits_for_no_call_of_a_thread_that_it_has_not(polic
 
         thread = Thread(target=allocator.allocate_raw, args=[512 << 20])
         thread.start()
-        source.inside.wait()
+        inside.wait()
         armed.append(True)
         fork(use)
-        source.go_on.set()
+        go_on.set()
         thread.join()
         assert in_use(allocator) == 512 << 20
         allocator.close()
@@ -325,22 +320,16 @@ def test_a_source_may_fork_inside_its_calls(policy: str, call: str) -> None:
     run(f"""
         import bfc
 
-        class Forks(bfc.SimulatedSubAllocator):
-            child = None
+        from bfc.testing import Misbehaving
 
-            def {call}(self, *given):
-                if armed and self.child is None:
-                    self.child = os.fork()
-                return super().{call}(*given)
-
-        armed = []
-        source = Forks("1 GiB")
+        child = []
+        source = Misbehaving("1 GiB")
         allocator = bfc.{policy}(source, memory_limit="96 MiB")
         first = allocator.allocate_raw(20 << 20)
         allocator.deallocate_raw(first)
         if "{call}" == "alloc":
             allocator.empty_cache()
-        armed.append(True)
+        source.on("{call}", 1, first=lambda: child.append(os.fork()))
         allocator.empty_cache()
         live = [allocator.allocate_raw(30 << 20) for _ in range(3)]
         try:
@@ -354,9 +343,9 @@ def test_a_source_may_fork_inside_its_calls(policy: str, call: str) -> None:
         allocator.check()
         allocator.close()
         assert source.live_bytes == 0
-        if source.child == 0:
+        if child == [0]:
             os._exit(0)
-        ended(source.child)
+        ended(*child)
     """)
 
 

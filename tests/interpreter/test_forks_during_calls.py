@@ -59,18 +59,18 @@ def test_a_child_forked_during_a_replay_can_use_its_allocator() -> None:
 
 def test_a_child_forked_while_another_thread_allocates_does_not_wait_for_that_thread() -> None:
     run("""
-        class Slow(bfc.SimulatedSubAllocator):
-            def alloc(self, alignment, nbytes):
-                if threading.current_thread() is not threading.main_thread():
-                    inside.set()
-                    go_on.wait(60)
-                return super().alloc(alignment, nbytes)
+        from bfc.testing import Misbehaving
+
+        def stop():
+            inside.set()
+            go_on.wait(60)
 
         inside, go_on = threading.Event(), threading.Event()
-        device = Slow("1 GiB")
+        device = Misbehaving("1 GiB")
         a = bfc.BFCAllocator(device, allow_growth=True)
         small = a.allocate_raw(100)
         got = []
+        device.on("alloc", 1, first=stop)
         other = threading.Thread(target=lambda: got.append(a.allocate_raw(900 << 20)))
         other.start()
         assert inside.wait(60)

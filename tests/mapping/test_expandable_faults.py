@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 import pytest
-from mapping_faults import MAPPING, NotesStuck, fail_every_call
+from mapping_faults import MAPPING, AccountedDevice, fail_every_call
 from own_interpreter import run
 
 import bfc
@@ -24,7 +24,7 @@ class World:
     def __init__(
         self, strict: bool, capacity: str = "400 MiB", settings: str = "", **more: object
     ) -> None:
-        self.device = NotesStuck(capacity)
+        self.device = AccountedDevice(capacity)
         settings = ",".join(filter(None, ("expandable_segments:True", settings)))
         self.allocator = bfc.CachingAllocator(self.device, settings=settings, strict=strict, **more)
         self.live: list[int] = []

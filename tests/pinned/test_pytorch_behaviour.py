@@ -37,38 +37,41 @@ def test_row(row: Callable[[pinned_rows.Lane], None]) -> None:
     assert lane.source.live == {}
 
 
-class TwoWays(bfc.SimulatedSubAllocator):
-    """A source with a second way to take memory, which must go back by its own way."""
+def two_ways() -> tuple[Any, list[str]]:
+    """A source with a second way to take memory, and a log of the ways by which memory goes back:
+    it must be those by which it came."""
+    source: Any = Misbehaving("1 GiB")
+    way: dict[int, str] = {}
+    log: list[str] = []
 
-    def __init__(self) -> None:
-        super().__init__("1 GiB")
-        self.way: dict[int, str] = {}
-        self.log: list[str] = []
-
-    def alloc_registered(self, alignment: int, nbytes: int, threads: int) -> tuple[int, int] | None:
-        block = self.alloc(alignment, nbytes)
-        self.way[block[0]] = f"registered by {threads}"
+    def alloc_registered(alignment: int, nbytes: int, threads: int) -> tuple[int, int] | None:
+        block: tuple[int, int] = source.alloc(alignment, nbytes)
+        way[block[0]] = f"registered by {threads}"
         return block
 
-    def free(self, address: int, nbytes: int) -> None:
-        self.log.append(self.way.pop(address, "plain"))
-        super().free(address, nbytes)
+    def free(ask: Callable[..., None], address: int, nbytes: int) -> None:
+        log.append(way.pop(address, "plain"))
+        ask(address, nbytes)
+
+    source.alloc_registered = alloc_registered
+    source.on("free", instead=free)
+    return source, log
 
 
 def test_row_93() -> None:
     lane = pinned_rows.SimulatedLane()
-    lane.source = TwoWays()
+    lane.source, log = two_ways()
     pinned_rows.row_93(lane)
-    assert lane.source.log == ["registered by 1", "plain", "registered by 1"]
+    assert log == ["registered by 1", "plain", "registered by 1"]
 
 
 def test_the_threads_that_register_are_those_of_the_settings() -> None:
-    source = TwoWays()
+    source, log = two_ways()
     text = "pinned_use_cuda_host_register:True,pinned_num_register_threads:8"
     bfc.PinnedAllocator(source, text).close()
     with bfc.PinnedAllocator(source, text) as allocator:
         allocator.allocate_raw(1)
-    assert source.log == ["registered by 8"]
+    assert log == ["registered by 8"]
 
 
 # -- beside a model --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -78,15 +79,12 @@ def test_a_source_waits_for_a_stream_by_its_fence() -> None:
         def wait(self) -> None:
             waited.append("fence")
 
-    class Queued(OnlyBlocks):
-        asynchronous = True
-
-        def fence(self, stream: int) -> Fence | None:
-            return Fence() if stream == 7 else None
-
-    Queued().wait(6)
+    queued: Any = OnlyBlocks()
+    queued.asynchronous = True
+    queued.fence = lambda stream: Fence() if stream == 7 else None
+    queued.wait(6)
     assert waited == []
-    Queued().wait(7)
+    queued.wait(7)
     assert waited == ["fence"]
     OnlyBlocks().wait(7)
 
