@@ -125,9 +125,11 @@ READERS := $(patsubst %,--ignore=tests/%,bench browser cli documents installing 
 peers-nightly: $(VENV)/tests $(VENV)/built ## compare with a nightly build of TensorFlow, whose allocator XLA and JAX have, too (downloads once: 645 MB)
 	BFC_TEST_NIGHTLY=1 $(BIN)/python -m pytest -m peers tests/peers/test_tensorflow_nightly.py tests/peers/test_logged_dumps.py
 
+# Each invariant is looked at, so this is where more examples of random tests find more.
+CHECKED := BFC_DEBUG=2 BFC_EXAMPLES=100
 check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
-	$(call PYTEST_ON,check,BFC_DEBUG=2) $(EVERY) $(ALLOCATING)
-	$(call PYTEST_ON,check,BFC_DEBUG=2) $(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%)
+	$(call PYTEST_ON,check,$(CHECKED)) $(EVERY) $(ALLOCATING)
+	$(call PYTEST_ON,check,$(CHECKED)) $(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%)
 
 UNDER_ASAN = cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \

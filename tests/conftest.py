@@ -31,11 +31,11 @@ NOT_IN_CI = (
     "which cost no memory",
 )
 
-# Examples have no deadline: a loaded machine would miss it. CI tries three times as many.
+# Examples have no deadline: a loaded machine would miss it. `make check` and `.ci/long` try more.
 hypothesis.settings.register_profile(
     "bfc",
     deadline=None,
-    max_examples=100 if os.environ.get("BFC_CI") == "1" else 35,
+    max_examples=int(os.environ.get("BFC_EXAMPLES", "35")),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("bfc")

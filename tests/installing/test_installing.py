@@ -142,7 +142,7 @@ long = functools.partial(pytest.param, marks=pytest.mark.long)
         ("bfc/native/included.hpp", "OF_HEADER = 1", "OF_HEADER = 2", "2 1 1 1"),
         long("bfc/_numbers.pxd", "OF_PXD = 1", "OF_PXD = 2", "1 2 1 1"),
         long("bfc/_core.pyx", "OF_PXD, 1", "OF_PXD, 2", "1 1 2 1"),
-        ("setup.py", '("BFC_DEBUG", DEBUG)', '("BFC_DEBUG", DEBUG), ("FLAG", "2")', "1 1 1 2"),
+        long("setup.py", '("BFC_DEBUG", DEBUG)', '("BFC_DEBUG", DEBUG), ("FLAG", "2")', "1 1 1 2"),
         long("setup.py", '"cdivision": True', '"cdivision": False', "1 1 1 1"),
     ],
 )
@@ -203,6 +203,7 @@ def test_it_installs_beside_an_editable_install(installed: Checkout) -> None:
     assert made.items() <= installed.built("*.o").items()
 
 
+@pytest.mark.long
 def test_its_source_archive_installs(checkout: Checkout) -> None:
     checkout.run(sys.executable, "setup.py", "--quiet", "sdist")
     (archive,) = (checkout.folder / "dist").iterdir()
