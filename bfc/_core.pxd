@@ -512,6 +512,11 @@ cdef class SharedCounter:
     cdef int64_t next_count(self) noexcept nogil
 
 
+cdef struct Release:                # a call that empties the cache, in its thread
+    const void* pool                # NULL: none
+    int64_t number                  # the allocation_id in the history of segments that it frees; or 0
+
+
 @cython.final
 cdef class Pool:
     cdef void* chunk_block              # from realloc; `chunks` begins at the first cache line in it
@@ -531,7 +536,6 @@ cdef class Pool:
     cdef OwnedBytes owned               # the bytes in use by the owner's number
     cdef PendingFrees pending           # frees that were left to a later call: it has room for one a chunk
     cdef int64_t next_allocation_id
-    cdef int64_t release_id             # the allocation_id in the history of segments freed by emptying the cache; or 0
     cdef Counters counters
     cdef SharedCounter timing_counter   # None: frees have no timestamp
     cdef void* timing
@@ -567,6 +571,8 @@ cdef class Pool:
     cdef cbool open_pair(self) noexcept nogil
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
     cdef cbool can_reopen(self, uint32_t pair) noexcept nogil
+    cdef Release begin_release(self, int64_t number) noexcept nogil
+    cdef void end_release(self, Release before) noexcept nogil
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
     cdef void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil
     cdef void note_free(self, Chunk* chunk) noexcept nogil

@@ -64,6 +64,15 @@ cdef extern from *:
     uint32_t bfc_take_start(Starts& starts, const Chunk* chunks, uint64_t address, uint32_t state,
                             uint32_t ignored) noexcept nogil
 
+cdef extern from *:
+    """
+    /* What this thread is giving back. Others may empty the same cache meanwhile: in between, no lock is held. */
+    static thread_local const void* bfc_releasing;
+    static thread_local int64_t bfc_release_number;
+    """
+    const void* releasing "bfc_releasing"
+    int64_t release_number "bfc_release_number"
+
 cdef extern from "ranges.hpp" namespace "bfc" nogil:
     int find_in_both(Bins& plain, Bins& ranges, const Chunk* chunks, uint32_t no_chunk, uint32_t unmapped,
                      uint64_t rounded, FreeChunk& found) noexcept
@@ -377,11 +386,25 @@ cdef class Pool:
         """Adds an entry about a chunk to the history."""
         cdef Lane* lane = &self.bin_sets[chunk.bin_set].lane
         cdef cbool is_of_chunk = self.usage == NULL and action <= HISTORY_FREE_COMPLETED   # streams may share a lane
-        cdef cbool is_released = self.release_id and (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP)
+        cdef int64_t number = chunk.allocation_id
+        if (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP) and releasing == <const void*>self:
+            number = release_number or number
         self.history.add(HistoryRecord(chunk.ptr, size, chunk.stream if is_of_chunk else lane.stream,
-                                       [lane.pool[0], lane.pool[1]], 0,
-                                       self.release_id if is_released else chunk.allocation_id, action,
-                                       chunk.state >> OWNER_SHIFT))
+                                       [lane.pool[0], lane.pool[1]], 0, number, action, chunk.state >> OWNER_SHIFT))
+
+    cdef Release begin_release(self, int64_t number) noexcept nogil:
+        """From now on the history shows what this thread frees as the work of this call. Returns what was before, for
+        `end_release`: a source in Python may empty another cache."""
+        global releasing, release_number
+        cdef Release before = Release(releasing, release_number)
+        releasing = <const void*>self
+        release_number = number
+        return before
+
+    cdef void end_release(self, Release before) noexcept nogil:
+        global releasing, release_number
+        releasing = before.pool
+        release_number = before.number
 
     cdef inline void set_owner(self, ChunkHandle handle, uint32_t owner) noexcept nogil:
         """Sets the owner of a chunk that was just handed out: a number that `owned` knows, or 0 for nobody."""

@@ -25,7 +25,7 @@ from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
     COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
     MARKS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet,
-    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Tracing,
+    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Release, Tracing,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -2050,7 +2050,7 @@ cdef class Allocator(BufferOwner):
         self.note_captured_streams()
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
-        self.pool.release_id = mark
+        cdef Release before = self.pool.begin_release(mark)
         self.pool.list_regions(regions, False)
         self.private_pools.keep_used(self.pool, not captures, default_pool(), regions)
         if self.private_pools.some_default(self.pool, regions):     # else a history does not tell a replay of it
@@ -2067,7 +2067,7 @@ cdef class Allocator(BufferOwner):
                 self.planned.give_back_empty()
             return released + (0 if captures else self.release_mapped())
         finally:
-            self.pool.release_id = 0
+            self.pool.end_release(before)
 
     def empty_cache(self):
         """Call `release_free_regions`, under PyTorch's name.

@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     ENDS, FREE, GAP, IN_REGIONS, LARGE, LOWER_END, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED,
-    BinSet, ChunkHandle, Lane, Region, SharedCounter, is_large, round_up,
+    BinSet, ChunkHandle, Lane, Region, Release, SharedCounter, is_large, round_up,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
@@ -649,9 +649,9 @@ cdef class BFCAllocator(Allocator):
         self.acquire()
         self.pool.list_regions(regions, False)
         self.private_pools.keep_used(self.pool, False, id, regions)
-        self.pool.release_id = mark
+        cdef Release before = self.pool.begin_release(mark)
         released = self.source.forget(regions)
-        self.pool.release_id = 0
+        self.pool.end_release(before)
         self.private_pools.drop_empty(self.pool, id)
         self.lock.release()
         self.source.give_back(regions, False)

@@ -71,7 +71,8 @@ cdef class CachingAllocator(Allocator):
     cdef int release_oversize(self, Request* request) except -1 nogil
     cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
     cdef int release_some(self, Request* request) except -1 nogil
-    cdef uint64_t release_whole(self, int64_t mark, cbool with_default) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t release_whole(self, cbool with_default) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t empty_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
     cdef int release_all(self, Request* request) except -1 nogil
     cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil
     cdef cbool may_release_default(self) noexcept nogil

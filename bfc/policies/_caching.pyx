@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, SMALL, TOO_LARGE, UNLIMITED,
-    BinSet, ChunkHandle, Lane, Region, TorchSizes, is_large,
+    BinSet, ChunkHandle, Lane, Region, Release, TorchSizes, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._private_pools cimport (
@@ -914,27 +914,25 @@ cdef class CachingAllocator(Allocator):
             self.frees.drain(QUERY | AGAIN)
         self.note_captured_streams()
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
-        cdef bint in_turn = self.segments.are_some()
-        cdef uint64_t released = 0 if in_turn else self.release_whole(mark, with_default)
-        self.pool.release_id = mark
+        cdef uint64_t released
+        cdef Release before = self.pool.begin_release(mark)
         try:
-            if in_turn:
-                return released + self.empty_in_turn(&changes, with_default)
+            if self.segments.are_some():
+                return self.empty_in_turn(&changes, with_default)
+            released = self.release_whole(with_default)
             if self.planned is not None:
                 self.planned.give_back_empty()
             return released + (0 if captures else self.release_mapped())
         finally:
-            self.pool.release_id = 0
+            self.pool.end_release(before)
 
-    cdef uint64_t release_whole(self, int64_t mark, cbool with_default) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t release_whole(self, cbool with_default) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released
         self.acquire()
-        self.pool.release_id = mark
         self.list_what_may_go(chunks, with_default)
         released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
-        self.pool.release_id = 0
         self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
@@ -1235,10 +1233,7 @@ cdef class CachingAllocator(Allocator):
         the pool still has a reference. Returns the bytes given back. `or_later`: if `strict` does not allow it now,
         leave it to the next `empty_cache`."""
         cdef PoolId id = id_of(pool)
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        cdef uint64_t released = 0
-        cdef int64_t mark
+        cdef Release before
         self.acquire()
         cdef bint is_free = self.private_pools.uses(id) == 0
         self.recorder.num_sync_all_streams += is_free
@@ -1256,19 +1251,22 @@ cdef class CachingAllocator(Allocator):
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
         self.note_captured_streams()
-        mark = self.recorder.mark_release(self.pool, self.lock, True)
+        before = self.pool.begin_release(self.recorder.mark_release(self.pool, self.lock, True))
+        try:
+            return self.empty_one_pool(id)
+        finally:
+            self.pool.end_release(before)
+
+    cdef uint64_t empty_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
+        cdef vector[ChunkHandle] chunks
+        cdef vector[Region] regions
+        cdef uint64_t released
         if self.segments.are_some():
-            self.pool.release_id = mark
-            try:
-                return self.emptying.empty_pool(id)
-            finally:
-                self.pool.release_id = 0
+            return self.emptying.empty_pool(id)
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
-        self.pool.release_id = mark
         released = take_out(self.pool, self.source, chunks, regions)
-        self.pool.release_id = 0
         self.private_pools.drop_empty(self.pool, id)
         self.lock.release()
         self.source.give_back(regions, False)

@@ -75,6 +75,31 @@ def test_what_another_thread_takes_while_addresses_are_reserved(
 
 
 @pytest.mark.parametrize("name", MAKES)
+def test_a_history_says_which_thread_has_emptied_the_cache(name: str) -> None:
+    """Another thread empties it, too, while the first one is in the driver, and finds nothing."""
+    device, halt = Misbehaving("1 GiB"), Halt()
+    device.on("unmap", first=halt)
+    with MAKES[name](device) as allocator:
+        allocator.record_history()
+        for block in [allocator.allocate("5 MiB", stream) for stream in range(3)]:
+            block.free()
+
+        def first() -> None:
+            allocator.release_free_regions()
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert halt.inside.wait(DEADLINE)
+        allocator.release_free_regions()
+        halt.go.set()
+        thread.join()
+        gone = [entry for entry in allocator.history() if entry.action == "segment_unmap"]
+        assert len(gone) == 3
+        for entry in gone:
+            assert [frame.name for frame in entry.frames[:2]] == ["empty_cache", "first"]
+
+
+@pytest.mark.parametrize("name", MAKES)
 def test_two_streams_that_begin_at_once_stay_apart(name: str) -> None:
     device, halt = Misbehaving("1 GiB"), Halt()
     device.on("reserve", first=halt)
