@@ -62,6 +62,7 @@ from bfc.errors import (
     AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
     out_of_host_memory,
 )
+from bfc.interpreter.polling import sleep as _sleep
 from bfc.pytorch import words as _words
 from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
 from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
@@ -1415,7 +1416,7 @@ cdef class Allocator(BufferOwner):
         late = False
         while placed.handle == NO_CHUNK and not late:
             while self.frees.count.get() == seen and not self.reasons.has(FREES_PENDING) and not late:
-                time.sleep(_RETRY_POLL_SECONDS)
+                _sleep(_RETRY_POLL_SECONDS)
                 self.frees.drain(0)     # a stream that finishes counts as a free
                 late = time.monotonic() >= deadline
             seen = self.frees.count.get()
