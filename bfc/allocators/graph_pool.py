@@ -6,6 +6,7 @@ import itertools
 import sys
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from bfc.snapshots.snapshot import Snapshot
@@ -161,8 +162,8 @@ class GraphPool(PrivatePool):
         """
         weakref.finalize(graph, self.release).atexit = False
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # `sys` may be None then
             return
         if not getattr(self, "_released", True) and not self.allocator.closed:
             warnings.warn(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 
 from bfc.allocators.graph_pool import PrivatePool
 from bfc.interpreter._process import is_exiting
@@ -95,7 +96,8 @@ class MemPool(PrivatePool):
         finally:
             self.allocator._set_no_split(self.id, False)
 
-    def __del__(self) -> None:
+    def __del__(self, is_exiting: Callable[[], bool] = is_exiting) -> None:
+        # a default outlives the names of this module, which are None at the end of Python
         if is_exiting() or getattr(self, "_released", True):
             return
         self.release()

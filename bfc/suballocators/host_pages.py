@@ -109,9 +109,9 @@ class File:
         self.process = os.getpid()
         self.end = 0
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.number >= 0:
-            os.close(self.number)
+            close(self.number)  # `os` may be None at the end of Python
 
     def grow(self, nbytes: int) -> int:
         """Make a file longer. Returns the offset of the new bytes."""

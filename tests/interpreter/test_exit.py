@@ -81,6 +81,28 @@ def test_daemon_threads_may_use_an_allocator_as_the_interpreter_ends(policy: str
     )
 
 
+def test_what_outlives_the_names_of_its_module_ends_in_silence() -> None:
+    """Python sets these to None in turn, while something in C still has the modules. `threading`
+    was imported earlier, so it comes later."""
+    run(
+        """
+        import ctypes, sys, threading
+        import bfc
+
+        stitched = bfc.CachingAllocator(bfc.HostSubAllocator("1 GiB"), stitch=True)
+        stitched.allocate("3 MiB").free()
+        caching = bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"))
+        with caching.capture(5) as graph:
+            caching.allocate(1000, stream=5)
+        threading.kept = stitched, graph, bfc.MemPool(caching)
+        del stitched, caching, graph
+        for name, module in list(sys.modules.items()):
+            if name.startswith("bfc") or name == "threading":
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+        """
+    )
+
+
 @pytest.mark.parametrize("policy", ALLOCATORS)
 def test_what_is_freed_as_the_interpreter_ends_can_be_allocated_again(policy: str) -> None:
     """`Buffer.free` did nothing from then on, and a daemon thread soon ran out of memory."""
