@@ -343,7 +343,7 @@ THREAD_TESTS := tests/allocators/test_threads.py tests/policies/test_caching_thr
 TURN_TESTS := tests/test_soak.py::test_four_threads_of_python_share_pools tests/allocators/test_threads.py tests/allocators/test_finalisers.py tests/allocators/test_owners.py \
 	tests/allocators/test_fences.py tests/allocators/test_many.py tests/policies/test_caching_threads.py tests/policies/test_captures.py \
 	tests/policies/test_scopes.py tests/mapping/test_mapping_meanwhile.py tests/mapping/test_sleep_faults.py tests/buffers/test_views.py \
-	tests/plans/test_watching.py -k 'thread and not child'
+	tests/interpreter/test_sharing.py tests/plans/test_watching.py -k 'thread and not child'
 
 build/asan/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=1 BFC_CFLAGS="$(SANITIZE)" BFC_LDFLAGS="$(SANITIZE)" $(call BUILD_APART,asan)
