@@ -8,7 +8,10 @@ by the least times: 2 for two threads that do not disturb each other. It needs a
 two processors.
 
 Threads of Python do the same with raw blocks, or make and drop a Buffer. The interpreters, in each
-of which this checkout is built, take turns, in processes of their own.
+of which this checkout is built, take turns, in processes of their own. Spans are of a few
+milliseconds, and the cases take turns at them, so that the least times are of moments in which no
+other program had a processor. `no bfc` is arithmetic with ints of each thread: what this machine
+and this interpreter give two threads that share nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -24,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import bfc
 from bench.histories import POLICIES
@@ -33,7 +38,7 @@ from bfc.integrations.torch_backend import capsule
 
 HERE = Path(__file__).resolve().parents[1]
 TURNS, PAIRS, NBYTES = 15, 400_000, 1000
-PYTHON_PAIRS, REPEATS, HELD = 200_000, 3, 16
+PYTHON_PAIRS, REPEATS, HELD = 20_000, 30, 16
 CASES = {
     "1 thread, first device": [0],
     "1 thread, second device": [1],
@@ -102,27 +107,32 @@ def compare_pythons(pythons: list[str], turns: int) -> None:
 def turn_in_python() -> dict[str, dict[str, float]]:
     """The nanoseconds of a pair in this interpreter, by what was timed and by case."""
     named = "GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "no GIL"
-    found: dict[str, dict[str, float]] = {}
+    found = {f"no bfc, {named}": least_by_case(arithmetic, [None, None])}
     for policy, make in POLICIES.items():
         for kind, work in ("raw", raw_pairs), ("Buffers", buffers):
-            times = found[f"{policy}, {kind}, {named}"] = {}
             pools = [make(bfc.HostSubAllocator("64 MiB")) for _ in range(2)]
-            for case, devices in CASES.items():
-                times[case] = min(
-                    in_threads(work, [pools[device] for device in devices]) for _ in range(REPEATS)
-                )
+            found[f"{policy}, {kind}, {named}"] = least_by_case(work, pools)
             for pool in pools:
                 pool.close()
     return found
 
 
-def in_threads(work: Callable[[bfc.Allocator], None], pools: list[bfc.Allocator]) -> float:
+def least_by_case(work: Callable[[Any], None], pools: list[Any]) -> dict[str, float]:
+    least = dict.fromkeys(CASES, math.inf)
+    for _ in range(REPEATS):
+        for case, devices in CASES.items():
+            ns = in_threads(work, [pools[device] for device in devices])
+            least[case] = min(least[case], ns)
+    return least
+
+
+def in_threads(work: Callable[[Any], None], pools: list[Any]) -> float:
     """The nanoseconds of a pair of each thread, from the first one's start to the last one's end:
     with the GIL one thread may be done before another begins."""
     start = threading.Barrier(len(pools))
     spans: list[tuple[int, int]] = []
 
-    def run(pool: bfc.Allocator) -> None:
+    def run(pool: Any) -> None:
         start.wait()
         begun = time.perf_counter_ns()
         work(pool)
@@ -152,6 +162,14 @@ def buffers(pool: bfc.Allocator) -> None:
     allocate, nbytes = pool.allocate, own_int(NBYTES)
     for _ in range(PYTHON_PAIRS):
         allocate(nbytes)
+
+
+def arithmetic(nothing: None) -> None:
+    held = [own_int(NBYTES + i) for i in range(HELD)]
+    factor, modulus = own_int(12_345_678), own_int(1_000_003)
+    for _ in range(PYTHON_PAIRS // HELD):
+        for i in range(HELD):
+            held[i] = held[i] * factor % modulus
 
 
 def own_int(number: int) -> int:
