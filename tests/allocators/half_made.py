@@ -1,5 +1,9 @@
 """Calls whatever an object of ours has that was made and never set up, and prints each answer that
-is an accident. A crash ends this process: `test_half_made.py` runs it as one of its own."""
+is an accident. A crash ends this process: `test_half_made.py` runs it as one of its own.
+
+With the argument "no cuda" it does so where cuda-bindings is not installed: no function of the
+driver is known then.
+"""
 
 from __future__ import annotations
 
@@ -125,6 +129,8 @@ def call_all(cls: type, made: str, thing: object) -> None:
 if __name__ == "__main__":
     import faulthandler
 
+    if sys.argv[1:] == ["no cuda"]:
+        sys.modules["cuda"] = None  # type: ignore[assignment]
     faulthandler.enable()
     faulthandler.dump_traceback_later(240, exit=True)
     sys.unraisablehook = lambda _report: None

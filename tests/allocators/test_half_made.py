@@ -6,11 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_nothing_half_made_crashes_or_answers_by_accident(tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("without", [[], ["no cuda"]], ids=["", "no cuda"])
+def test_nothing_half_made_crashes_or_answers_by_accident(tmp_path: Path, without) -> None:
     script = Path(__file__).parent / "half_made.py"
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, script, *without],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *complaints, last = filter(None, done.stdout.splitlines())

@@ -491,7 +491,9 @@ cdef class DeviceMemory:
     def is_capturing(self, uint64_t stream):
         """Whether a stream captures a graph, or has until that was spoilt. No default stream. Raises DriverError."""
         cdef int capturing = 0
-        cdef CUresult result = cu.stream_is_capturing(stream_handle(stream), &capturing)
+        cdef CUresult result = NOT_INITIALIZED
+        if self.context.retained and not forked:
+            result = cu.stream_is_capturing(stream_handle(stream), &capturing)
         if failed(result):
             raise failure(result, f"cuStreamIsCapturing of stream {stream:#x} on device {self.ordinal}")
         return capturing != 0

@@ -323,7 +323,7 @@ def test_a_full_disk_ends_the_script_with_words(mine: Path, refused: str) -> Non
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))  # `make soak` goes on
 @pytest.mark.parametrize("case", CASES | BLOCK)
 def test_a_script_sees_what_it_would_see_and_changes_nothing(
     tmp_path: Path, case: str, seed: int
