@@ -283,7 +283,8 @@ class BuildWheel(bdist_wheel):  # type: ignore[misc]
         self.get_finalized_command("build_ext").require_compiler()  # before anything is copied
         self.run_command("build")
         folder = str(Path(self.get_finalized_command("build").build_lib).absolute())
-        subprocess.run([sys.executable, "setup_stubs.py", folder], check=True)
+        if "_PYTHON_HOST_PLATFORM" not in os.environ:  # these modules are of this machine
+            subprocess.run([sys.executable, "setup_stubs.py", folder], check=True)
         self.skip_build = True  # it would build the modules a second time
         super().run()
 

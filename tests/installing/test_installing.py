@@ -213,7 +213,7 @@ def test_its_source_archive_installs(checkout: Checkout) -> None:
 
 def pythons() -> Iterator[str]:
     """Others than this one, of those that bfc supports."""
-    for minor in (11, 12, 13):
+    for minor in (11, 12, 13, 14):
         if sys.version_info[1] != minor:
             name = f"python3.{minor}"
             pyenv = sorted(Path.home().glob(f".pyenv/versions/*/bin/{name}"))
