@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 from bfc.errors import OutOfMemoryError
 from bfc.integrations import _torch_cuda
@@ -33,6 +34,32 @@ def serving_pool(needed_by: str, device: int | None = None) -> CachingAllocator:
     return books.open(device)
 
 
+class _Scope(NamedTuple):
+    """One that is open: what this thread allocates belongs to a tag, or to none."""
+
+    owner: ByTag
+    tag: str | None
+    entered: ExitStack
+    late: list[CachingAllocator]  #: those that were made while it was open
+
+    def enter(self, pool: CachingAllocator) -> None:
+        self.entered.enter_context(pool.tag(self.tag))  # which refuses other things than names
+        if self.tag is not None:
+            self.owner._used.setdefault(self.tag, set()).add(pool)
+
+
+_scopes: ContextVar[tuple[_Scope, ...]] = ContextVar("scopes of other libraries' tags", default=())
+#: Whose new pools enter the scopes that are open.
+_followed: list[_torch_cuda.Books] = []
+
+
+def _enter_scopes(pool: CachingAllocator) -> None:
+    """The first tensor on another device makes its pool, while scopes are open."""
+    for scope in _scopes.get():
+        scope.enter(pool)
+        scope.late.append(pool)
+
+
 def _open_pools() -> Iterable[CachingAllocator]:
     books = _torch_cuda.serving()
     return () if books is None else books.pools.values()
@@ -49,15 +76,24 @@ class ByTag:
 
     @contextmanager
     def scope(self, tag: str | None) -> Iterator[None]:
-        """What this thread allocates belongs to a tag, or to none: on the current device, and on
-        those that were used before."""
-        pools = {serving_pool(self._library), *_open_pools()}
-        with ExitStack() as scopes:
-            for pool in pools:
-                scopes.enter_context(pool.tag(tag))  # which refuses other things than names
-                if tag is not None:
-                    self._used.setdefault(tag, set()).add(pool)
-            yield
+        """What this thread allocates belongs to a tag, or to none: on all devices."""
+        pool, books = serving_pool(self._library), serving_books(self._library)
+        if books not in _followed:
+            books.for_each(_enter_scopes)  # no scope is open yet
+            _followed.append(books)
+        before, late = _scopes.get(), list[CachingAllocator]()
+        try:
+            with ExitStack() as entered:
+                scope = _Scope(self, tag, entered, late)
+                for it in {pool, *books.pools.values()}:
+                    scope.enter(it)
+                _scopes.set((*before, scope))
+                yield
+        finally:
+            _scopes.set(before)
+            for it in late:  # what this scope has left is as it was when it was entered
+                for around in before:
+                    around.enter(it)
 
     def cover(self, tag: str) -> None:
         """From now on what is allocated outside of every scope belongs to a tag: in all threads,

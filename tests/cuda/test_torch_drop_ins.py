@@ -230,6 +230,44 @@ def test_torch_memory_savers_calls_are_answered(run: Run) -> None:
     assert run(BEGIN + SAVER + END, how_to) == "done\n"
 
 
+TWO_DEVICES = """
+from torch_memory_saver import torch_memory_saver as saver
+
+def on(device, value):
+    x = torch.empty(16 * MIB, dtype=torch.uint8, device=f"cuda:{device}")
+    x.copy_(torch.full((16 * MIB,), value, dtype=torch.uint8))
+    return x
+
+def free_of():
+    return [torch.cuda.mem_get_info(device)[0] >> 20 for device in (0, 1)]
+
+with saver.region("outer"):
+    with saver.region("kept", enable_cpu_backup=True):
+        here = on(0, 1)
+        there = on(1, 2)            # the first of its device, whose pool is made in the region
+        with saver.disable():
+            beside = on(1, 3)
+    dropped = on(1, 4)              # in the region around it
+after = on(1, 5)                    # in none
+pools = bfc.integrations.torch.pool(0), bfc.integrations.torch.pool(1)
+assert [sorted(it.tag_stats()) for it in pools] == [["kept", "outer"]] * 2
+awake = free_of()
+saver.pause()
+assert [now - then for now, then in zip(free_of(), awake)] == [16, 32], (awake, free_of())
+assert holds(beside, 3) and holds(after, 5)
+saver.resume()
+assert holds(here, 1) and holds(there, 2) and free_of() == awake
+assert not any(it.asleep for it in pools)
+"""
+
+
+@with_torch
+@pytest.mark.skipif(ON_GPU, reason="needs two devices")
+def test_a_region_holds_on_a_device_that_is_first_used_in_it(run: Run) -> None:
+    two = "from bfc.testing import cuda_emulator\ncuda_emulator.load().reset(devices=2)\n"
+    assert run(two + BEGIN + TWO_DEVICES + END) == "done\n"
+
+
 COVERED = """
 from torch_memory_saver import torch_memory_saver as saver
 
