@@ -60,16 +60,17 @@ def tangle(environment: dict[str, str], tries: int, first: int) -> int:
     return failed
 
 
-def compare(environment: dict[str, str], seeds: range) -> int:
+def compare(folder: Path, seeds: range) -> int:
     """How many programs differed."""
     differed = 0
-    for seed in seeds:
-        try:
-            found = differences(environment, seed, STEPS)
-        except AssertionError as error:  # one of the two crashed
-            found = str(error)
-        differed += bool(found)
-        print(f"seed {seed}: {found or 'equal'}", flush=True)
+    with torch_runtime.runner(folder) as run:
+        for seed in seeds:
+            try:
+                found = differences(run, seed, STEPS)
+            except AssertionError as error:  # one of the two crashed
+                found = str(error)
+            differed += bool(found)
+            print(f"seed {seed}: {found or 'equal'}", flush=True)
     print(f"{differed} of {len(seeds)} programs of {STEPS} steps differ", flush=True)
     return differed
 
@@ -102,10 +103,11 @@ def main() -> None:
     parser.add_argument("--sleeps", help="another one: 1-25")
     parser.add_argument("--seed", type=int, default=1, help="of the first process of tries")
     given = parser.parse_args()
-    environment = torch_runtime.environment(torch_runtime.build())
+    folder = torch_runtime.build()
+    environment = torch_runtime.environment(folder)
     failed = tangle(environment, given.tries, given.seed) if given.tries else 0
     if given.programs:
-        failed += compare(environment, seeds_of(given.programs))
+        failed += compare(folder, seeds_of(given.programs))
     if given.sleeps:
         failed += sleep(environment, seeds_of(given.sleeps))
     sys.exit(bool(failed))

@@ -48,12 +48,10 @@ def test_each_feature_works_as_with_pytorchs_own_allocator(outcomes) -> None:
 
 @with_torch
 @pytest.mark.parametrize("seed", [1, 2, 9])
-def test_random_programs_see_what_they_see_with_pytorchs_own(
-    runtime: Path | None, seed: int
-) -> None:
+def test_random_programs_see_what_they_see_with_pytorchs_own(run: Run, seed: int) -> None:
     """Figures, refusals, segments, blocks and histories of 1,500 steps; `torch_programs.py` repeats
     them. Of 9, PyTorch sees other peaks when its streams have other numbers."""
-    assert differences(environment(runtime), seed, 1500) == "", f"seed {seed}"
+    assert differences(run, seed, 1500) == "", f"seed {seed}"
 
 
 #: Prints the order in which three pools lend, and into how many pieces memory falls while two

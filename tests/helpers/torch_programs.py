@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ SETTINGS = (
     "garbage_collection_threshold:0.6",
     "roundup_power2_divisions:[64:8,256:4,>:1]",
 )
+Run = Callable[..., str]  #: `torch_runtime.Run`
 Act = Callable[["Program"], None]
 ACTS: dict[str, tuple[float, Act]] = {}
 
@@ -232,19 +232,31 @@ def drop_graph(it: Program) -> None:
         it.graphs.pop(it.draw.randrange(len(it.graphs)))
 
 
-def differences(environment: dict[str, str], seed: int, turns: int) -> str:
+#: For a process that has imported PyTorch already.
+SCRIPT = """
+import sys
+sys.path.insert(0, "tests/helpers")
+import torch_programs
+torch_programs.main(sys.argv[1], *map(int, sys.argv[2:]))
+"""
+
+
+def differences(run: Run, seed: int, turns: int) -> str:
     """Runs one program on PyTorch's own allocator and on ours. Returns "" or what differed first.
 
     PyTorch goes through streams that give memory back, and through pools, in the order of a hash of
     their numbers. Ours must see, line by line, what PyTorch sees under some of them.
     """
-    ours = seen(environment, "ours", seed, turns)
-    own = seen(environment, "own", seed, turns)
+
+    def seen(kind: str, moved: int = 0) -> list[str]:
+        return run(SCRIPT, kind, str(seed), str(turns), str(moved)).splitlines()
+
+    ours, own = seen("ours"), seen("own")
     if len(own) != len(ours):
         return f"{len(own)} and {len(ours)} lines"
     differing = [number for number, line in enumerate(ours) if line != own[number]]
     for moved in MOVES if differing else ():
-        others = seen(environment, "own", seed, turns, moved)
+        others = seen("own", moved)
         others += [""] * (len(ours) - len(others))
         differing = [number for number in differing if ours[number] != others[number]]
     if not differing:
@@ -252,20 +264,6 @@ def differences(environment: dict[str, str], seed: int, turns: int) -> str:
     number = differing[0]
     pair = json.loads(own[number]), json.loads(ours[number])
     return f"line {number}: {first_difference(*pair)}"
-
-
-def seen(
-    environment: dict[str, str], kind: str, seed: int, turns: int, moved: int = 0
-) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, kind, str(seed), str(turns), str(moved)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
-    assert done.returncode == 0, f"{kind} {seed} {turns} {moved}: {done.stderr[-2000:]}"
-    return done.stdout.splitlines()
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> str:
