@@ -241,10 +241,14 @@ class Runner:
         passing = [name for name in names if own[name].word == "ok"]
         ours = self.play(suite, "ours", passing)
         for name in passing:
-            if ours[name].word != "ok":  # alone, before it is believed
+            if ours[name].word != "ok" and not self.is_believed(name):  # alone, before it is
                 for kind, outcomes in zip(KINDS, (own, ours), strict=True):
                     outcomes.update(self.play(suite, kind, [name]))
         return {name: (own[name], ours.get(name, Outcome("-"))) for name in names}
+
+    def is_believed(self, name: str) -> bool:
+        """Whether it is known why a test passes with the first only."""
+        return False
 
 
 def ending(code: int) -> str:

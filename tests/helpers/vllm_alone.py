@@ -127,9 +127,21 @@ def in_a_fork(test: Callable[..., None]) -> Callable[..., None]:
 
 def give_view() -> None:
     """Gives our allocator vLLM's list of what it has: by address, a handle whose second field is
-    the number of bytes, a tag, whether it sleeps, and what of it is kept."""
+    the number of bytes, a tag, whether it sleeps, and what of it is kept. Also the tag that is
+    open, and for each tag a list as long as it was entered often: vLLM has a pool for each time."""
     import bfc
+    from bfc.integrations import _by_tag
     from bfc.integrations.vllm import Allocator
+
+    enters, entered = Allocator.use_memory_pool, dict[str, list[None]]()
+
+    def use_memory_pool(allocator: Allocator, tag: str | None = None) -> Any:
+        entered.setdefault(tag or allocator.default_tag, []).append(None)
+        return enters(allocator, tag)
+
+    def current_tag(allocator: Allocator) -> str:
+        scopes = _by_tag._scopes.get()
+        return (scopes[-1].tag if scopes else None) or allocator.default_tag
 
     def pointer_to_data(allocator: Allocator) -> dict[int, Any]:
         pool = bfc.integrations.torch.pool()
@@ -146,3 +158,6 @@ def give_view() -> None:
         }
 
     Allocator.pointer_to_data = property(pointer_to_data)  # type: ignore[attr-defined]
+    Allocator.current_tag = property(current_tag)  # type: ignore[attr-defined]
+    Allocator.allocator_and_pools = entered  # type: ignore[attr-defined]
+    Allocator.use_memory_pool = use_memory_pool  # type: ignore[method-assign]
