@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bfc_tools.models.caches import text_part
+
 #: What the name of a model begins with on the command line.
 PREFIX = "hf:"
 #: A class of transformers, whose defaults are a model.
@@ -70,11 +72,8 @@ def longest(place: str) -> int | None:
     if A_CLASS.fullmatch(place):
         return None
     config = read(place)
-    for one in (config, config.get("text_config"), config.get("llm_config")):
-        found = one.get("max_position_embeddings") if isinstance(one, dict) else None
-        if isinstance(found, int):
-            return found
-    return None
+    found = [one.get("max_position_embeddings") for one in (config, text_part(config))]
+    return next((one for one in found if isinstance(one, int)), None)
 
 
 def need_transformers() -> None:
