@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from bfc_tools.models.names import text_part
+
 FULL, SLIDING, LATENT = "full", "sliding", "latent"
 #: Bytes of a value, by the name that servers give the type of a cache.
 CACHE_TYPES = {"auto": 2, "bfloat16": 2, "float16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -37,14 +39,6 @@ class Layer:
     def nbytes(self) -> int:
         """The bytes of a token."""
         return self.keys + self.values
-
-
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about text, of a model of several."""
-    for name in ("text_config", "llm_config", "language_config"):
-        if isinstance(config.get(name), Mapping):
-            return text_part(config[name])
-    return config
 
 
 def layers_of(config: Mapping[str, Any], tp: int = 1, cache: str = "auto") -> list[Layer]:

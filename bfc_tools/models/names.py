@@ -6,10 +6,9 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from bfc_tools.models.caches import text_part
 
 #: What the name of a model begins with on the command line.
 PREFIX = "hf:"
@@ -65,6 +64,14 @@ def read(path: Path | str) -> dict[str, Any]:
             "model_type, such as llama"
         )
     return found
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is about text, of a model of several."""
+    for name in ("text_config", "llm_config", "language_config"):
+        if isinstance(config.get(name), Mapping):
+            return text_part(config[name])
+    return config
 
 
 def longest(place: str) -> int | None:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bfc.units import format_bytes
-from bfc_tools.models.caches import layers_of, text_part
+from bfc_tools.models.caches import layers_of
 from bfc_tools.models.engines import BLOCK, Paged, Pool, left_by_sglang, left_by_vllm
+from bfc_tools.models.names import text_part
 from bfc_tools.models.options import load_in_words
 
 GIB = 1 << 30
