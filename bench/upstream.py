@@ -2,7 +2,8 @@
 which rules are to be read again: `make upstream FROM=2.15.0 TO=2.16.0 SOURCES=pytorch.git`.
 
 FROM and TO are tags or commits of the git directory SOURCES; without it, folders: of PyTorch's
-sources, or the folder that holds an installed `torch`, which has its Python files and headers.
+sources, or the folder that holds an installed `torch`, which has its Python files, its headers and
+the table of its functions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def folder(root: Path) -> Tree:
 
     def text(path: str) -> str | None:
         header = path.removeprefix("aten/src/")
-        for file in (root / path, root / "torch" / "include" / header):
+        table = root / "torchgen" / "packaged" / header  # native_functions.yaml
+        for file in (root / path, root / "torch" / "include" / header, table):
             if file.is_file():
                 return file.read_text("utf-8", "replace")
         return None
@@ -75,7 +77,8 @@ def function_of(text: str, name: str) -> list[str]:
     if re.search(rf"^\s*(def|class) {re.escape(name)}\b", text, re.MULTILINE):
         nodes = [one for one in ast.walk(ast.parse(text)) if getattr(one, "name", "") == name]
         return [ast.get_source_segment(text, one) or "" for one in nodes]
-    begins = re.finditer(rf"\b{re.escape(name)}\s*\([^;{{}}]*\)[^;{{}}()]*\{{", text)
+    named = rf"(?:\b{re.escape(name)}|\bTORCH_\w+_FUNC2?\({re.escape(name)}(?:,\s*\w+)?\))"
+    begins = re.finditer(rf"{named}\s*\((?:[^;{{}}]|\{{\}})*\)[^;{{}}()]*\{{", text)
     return [text[one.start() : _end(text, one.end())] for one in begins]
 
 
@@ -105,12 +108,14 @@ def lines_changed(old: str, new: str) -> int:
 def report(old: Tree, new: Tree) -> Iterator[str]:
     """What to read again: files that are gone, then those whose functions have changed."""
     files, unknown, same = rules_by_file(), 0, 0
+    compiled = [path for path in files if path.endswith((".cpp", ".cu"))]
+    installed = all(new(path) is None for path in compiled)  # a wheel has none of them
     gone: list[list[str]] = []
     changed: list[list[str]] = []
     beside: list[list[str]] = []
     for path, facts in sorted(files.items()):
         before, after = old(path), new(path)
-        if before is None:
+        if before is None or (installed and path in compiled):
             unknown += 1
         elif after is None:
             gone.append([f"{path} is gone", *_rules(facts)])
@@ -134,7 +139,7 @@ def report(old: Tree, new: Tree) -> Iterator[str]:
         ("changed, but not in the functions that were read:", beside),
     ):
         yield from _part(title, parts)
-    yield f"{same} files are the same; {unknown} are not in the older sources"
+    yield f"{same} files are the same; {unknown} cannot be compared: one of both has none of them"
 
 
 def _part(title: str, parts: Iterable[list[str]]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from bfc.libraries import torch
 from bfc_tools.predicting import rules
 from bfc_tools.predicting.releases import NEWEST, OLDEST
-from bfc_tools.predicting.rules.operators import OPERATORS, UNKNOWN, Fact, Source
+from bfc_tools.predicting.rules.operators import OPERATORS, UNKNOWN, Fact
 
 #: Where an operator is looked for whose name has no namespace.
 SPACES = ("aten", "c10d", "torchvision", "higher_order")
@@ -87,16 +87,12 @@ def _exists(name: str) -> bool:
 def _told(fact: Fact) -> Iterator[str]:
     yield from _wrapped(str(fact), "  ")
     for source in fact.sources:
-        yield from _wrapped(f"read in {source}{_release(source)}", "    ")
+        yield from _wrapped(f"read in {source}, as of {source.read}", "    ")
     if fact.seen and fact.seen not in str(fact):
         yield from _wrapped(f"seen: {fact.seen}", "    ")
     if fact.function is not None:
         module = fact.function.__module__.replace(".", "/")
         yield from _wrapped(f"stands in {module}.py, {fact.function.__name__}", "    ")
-
-
-def _release(source: Source) -> str:
-    return f", as of {source.read}" if source.read else ""
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -108,7 +104,6 @@ def _wrapped(text: str, indent: str) -> list[str]:
 def _unknown(name: str, records: list[Any]) -> Iterator[str]:
     """What is not known of an operator."""
     yield "not known:"
-    facts = [fact for spec in records for fact in spec.facts]
     takes = any(spec.after or spec.before or spec.between for spec in records)
     stood_in_for = any(spec.answer or spec.composition for spec in records)
     why = rules.unknowable.unknowable(name.partition(".")[0])
@@ -117,10 +112,6 @@ def _unknown(name: str, records: list[Any]) -> Iterator[str]:
     elif not takes and not stood_in_for:
         yield from _wrapped(
             "whether its kernel for CUDA takes memory beside its results: none is counted", "  "
-        )
-    if any(not source.read for fact in facts for source in fact.sources):
-        yield from _wrapped(
-            "in which release those files were read that have none: nobody has noted it", "  "
         )
     yield from _wrapped(
         f"other releases than {OLDEST.name} to {NEWEST.name}; in what these differ stands in "

@@ -106,7 +106,7 @@ for how, names in [*_FOLLOWED.items(), ("those that are drawn, or chosen, are co
     numbers(
         how,
         *(f"aten::{name}" for name in names),
-        source=file("ATen/native/native_functions.yaml"),
+        source=file("ATen/native/native_functions.yaml", read="2.15.0"),
         seen="PyTorch on a CPU, in the tests",
     )
 #: Operators whose result has as many elements that are not zero as all arguments together.

@@ -18,9 +18,11 @@ from bfc_tools.predicting.rules.interface import Call, Release, Workspace
 from bfc_tools.predicting.rules.operators import amend, before, file, kernel, order, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
 
-FLASH_API_MHA_BWD = file("ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "mha_bwd")
-ATTENTION_BACKWARD = file("ATen/native/transformers/cuda/attention_backward.cu")
-ATTENTION = file("ATen/native/transformers/cuda/attention.cu")
+FLASH_API_MHA_BWD = file(
+    "ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "mha_bwd", read="2.6.0"
+)
+ATTENTION_BACKWARD = file("ATen/native/transformers/cuda/attention_backward.cu", read="2.6.0")
+ATTENTION = file("ATen/native/transformers/cuda/attention.cu", read="2.6.0")
 SEEN = "an H200 with cuDNN 9.19"
 
 FLOAT = 4
@@ -63,7 +65,10 @@ def _flash_head(head: int) -> int:
 @rule(
     "aten::_scaled_dot_product_flash_attention",
     source=file(
-        "ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "mha_fwd", "set_params_splitkv"
+        "ATen/native/transformers/cuda/flash_attn/flash_api.cpp",
+        "mha_fwd",
+        "set_params_splitkv",
+        read="2.6.0",
     ),
 )
 def flash(call: Call) -> Iterator[Workspace | Release]:
@@ -148,13 +153,17 @@ def efficient_results(results: Any) -> Any:
 # the state of the random numbers first; from attention.cu and ATen/native/cudnn/MHA.cpp
 order(
     {"aten::_scaled_dot_product_cudnn_attention": (6, 7, 0, 1)},
-    source=file("ATen/native/transformers/cuda/attention.cu"),
+    source=file("ATen/native/transformers/cuda/attention.cu", read="2.6.0"),
 )
 
 
 @kernel(
     "aten::_scaled_dot_product_cudnn_attention",
-    source=file("ATen/native/transformers/cuda/attention.cu", "compute_logsumexp"),
+    source=file(
+        "ATen/native/transformers/cuda/attention.cu",
+        "_scaled_dot_product_cudnn_attention_cuda",
+        read="2.6.0",
+    ),
 )
 def cudnn_results(call: Call) -> Any:
     """The sums of rows are there only for a gradient (attention.cu, compute_logsumexp)."""

@@ -50,7 +50,7 @@ def lists_of_tensors(recorder: Any) -> Iterator[None]:
             types.remove(FakeTensor)
 
 
-@around(source=file("ATen/native/native_functions.yaml"))
+@around(source=file("ATen/native/native_functions.yaml", read="2.15.0"))
 @contextmanager
 def kernels_of_their_own(recorder: Any) -> Iterator[None]:
     """A build without CUDA has no kernel for some operators that a GPU has one for, and would
@@ -168,7 +168,7 @@ def accepted_draws(recorder: Any) -> Iterator[None]:
 BIAS = (1,)
 
 
-@around(source=file("ATen/native/Linear.cpp"))
+@around(source=file("ATen/native/Linear.cpp", read="2.6.0"))
 @contextmanager
 def biases(recorder: Any) -> Iterator[None]:
     """`linear` adds its bias in place; for subclasses of tensors it would not."""
@@ -188,7 +188,7 @@ def biases(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around(source=file("ATen/native/Onehot.cpp"))
+@around(source=file("ATen/native/Onehot.cpp", read="2.6.0"))
 @contextmanager
 def one_hot(recorder: Any) -> Iterator[None]:
     """Zeros, with ones written into them; for subclasses a comparison of all numbers with all, in
@@ -233,7 +233,7 @@ def clusters_of_classes(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around(source=file("huggingface/transformers: src/transformers/masking_utils.py"))
+@around(source=file("huggingface/transformers: src/transformers/masking_utils.py", read="5.24.0"))
 @contextmanager
 def masks_of_transformers(recorder: Any) -> Iterator[None]:
     """transformers takes a program on fake tensors for one that is traced, and makes masks that a
@@ -260,7 +260,9 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around(source=file("huggingface/transformers: src/transformers/generation/utils.py"))
+@around(
+    source=file("huggingface/transformers: src/transformers/generation/utils.py", read="5.24.0")
+)
 @contextmanager
 def beams_of_transformers(recorder: Any) -> Iterator[None]:
     """A search with beams goes on to its longest length: its scores, which could end it before, are
@@ -288,7 +290,9 @@ def beams_of_transformers(recorder: Any) -> Iterator[None]:
 FEW_TOKENS = 4
 
 
-@around(source=file("huggingface/transformers: src/transformers/generation/utils.py"))
+@around(
+    source=file("huggingface/transformers: src/transformers/generation/utils.py", read="5.24.0")
+)
 @contextmanager
 def tokens_of_transformers(recorder: Any) -> Iterator[None]:
     """A model with a static cache takes the same memory for each token: a few are made, and as many

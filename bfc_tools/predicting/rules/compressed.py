@@ -3,7 +3,7 @@
 
 From PyTorch's ATen/native/TensorConversions.cpp (dense_to_sparse_compressed,
 sparse_compressed_to_flipped, coo_to_sparse_csr, sparse_compressed_to_sparse),
-ATen/native/sparse/SparseCsrTensor.cpp (sparse_mask_sparse_compressed) and
+ATen/native/sparse/SparseCsrTensorMath.cpp (sparse_mask_sparse_compressed) and
 sparse/cuda/SparseBlasImpl.cpp (addmm_out_sparse_csr). What cuSPARSE works in is not counted.
 
 PyTorch asks a real device for its context where one is made of shapes. So the tensor itself is made
@@ -20,10 +20,10 @@ from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, compressed, file, sparse
 from bfc_tools.predicting.rules.tensors import argument, operator
 
-SPARSE_CSR_TENSOR = file("ATen/native/sparse/SparseCsrTensor.cpp")
-TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp")
+SPARSE_CSR_TENSOR = file("ATen/native/sparse/SparseCsrTensor.cpp", read="2.6.0")
+TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp", read="2.6.0")
 SPARSE_BLAS_IMPL_ADDMM_OUT_SPARSE_CSR = file(
-    "ATen/native/sparse/cuda/SparseBlasImpl.cpp", "addmm_out_sparse_csr"
+    "ATen/native/sparse/cuda/SparseBlasImpl.cpp", "addmm_out_sparse_csr", read="2.6.0"
 )
 
 #: The other way round: rows for columns.
@@ -97,7 +97,7 @@ def of_parts(call: Call, run: Callable[[], Any]) -> Any:
 
 @answer(
     *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
-    source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse_compressed"),
+    source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse_compressed", read="2.6.0"),
 )
 def from_dense(call: Call, run: Callable[[], Any]) -> Any:
     """What is not zero: places by two masked selections, and values by their numbers."""
@@ -137,7 +137,7 @@ def _tiles(tensor: Any, blocks: Any) -> Any:
 @sparse(
     "aten::_to_sparse",
     *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
-    source=file("ATen/native/TensorConversions.cpp", "coo_to_sparse_csr"),
+    source=file("ATen/native/TensorConversions.cpp", "coo_to_sparse_csr", read="2.6.0"),
 )
 def from_places(call: Call) -> Any:
     """Of a tensor of indices: in order, and the rows become their ends."""
@@ -161,7 +161,7 @@ def _of_indices(call: Call, tensor: Any, kind: str, blocks: Any) -> Any:
 
 @compressed(
     *(f"aten::_to_sparse_{kind}" for kind in FLIPPED),
-    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_flipped"),
+    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_flipped", read="2.6.0"),
 )
 def between_kinds(call: Call) -> Any:
     """The parts as they are, rows for columns, or rows in blocks."""
@@ -170,7 +170,7 @@ def between_kinds(call: Call) -> Any:
 
 @compressed(
     "aten::_to_sparse",
-    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_sparse"),
+    source=file("ATen/native/TensorConversions.cpp", "sparse_compressed_to_sparse", read="2.6.0"),
 )
 def to_other(call: Call) -> Any:
     """To indices, if no kind is asked for."""
@@ -262,7 +262,9 @@ def to_dense(call: Call) -> Any:
 
 @compressed(
     "aten::sparse_mask",
-    source=file("ATen/native/sparse/SparseCsrTensor.cpp", "sparse_mask_sparse_compressed"),
+    source=file(
+        "ATen/native/sparse/SparseCsrTensorMath.cpp", "sparse_mask_sparse_compressed", read="2.6.0"
+    ),
 )
 def sparse_mask(call: Call) -> Any:
     """The values of a dense tensor where another has some: through a dense mask."""
@@ -333,7 +335,7 @@ def to_copy(call: Call) -> Any:
     return _like(tensor, (copy(ends, device=device), copy(places, device=device), values))
 
 
-@compressed("aten::t", "aten::transpose", source=file("ATen/native/TensorShape.cpp"))
+@compressed("aten::t", "aten::transpose", source=file("ATen/native/TensorShape.cpp", read="2.6.0"))
 def turned(call: Call) -> Any:
     """The same parts, rows for columns; blocks are turned in a view."""
     tensor = call.args[0]

@@ -29,7 +29,9 @@ from bfc_tools.predicting.rules.tensors import (
 )
 from bfc_tools.predicting.rules.unknowable import CONVOLUTIONS, asked_of, not_asked_of
 
-CONVOLUTION_CONVOLUTION_BACKWARD = file("ATen/native/Convolution.cpp", "convolution_backward")
+CONVOLUTION_CONVOLUTION_BACKWARD = file(
+    "ATen/native/Convolution.cpp", "convolution_backward", read="2.6.0"
+)
 SEEN = "cuDNN 9.19 on an H100: 36,735 passes"
 
 
@@ -78,7 +80,7 @@ def _both(tensor: Any) -> bool:
 @before(
     "aten::convolution",
     "aten::_convolution",
-    source=file("ATen/native/Convolution.cpp", "_convolution"),
+    source=file("ATen/native/Convolution.cpp", "_convolution", read="2.6.0"),
 )
 def images_in_order(call: Call) -> Iterator[Workspace | Release]:
     """A copy of the images (_convolution in ATen/native/Convolution.cpp)."""
@@ -218,7 +220,7 @@ def _of_pixels(values: Any, of_rows: int | None = None) -> tuple[int, ...]:
 @rule(
     "aten::convolution",
     "aten::_convolution",
-    source=file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_forward"),
+    source=file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_forward", read="2.6.0"),
     seen=SEEN,
 )
 def workspace(call: Call) -> Iterator[Workspace | Release]:
@@ -237,10 +239,10 @@ def workspace(call: Call) -> Iterator[Workspace | Release]:
 @between(
     "aten::convolution_backward",
     source=(
-        file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_backward"),
+        file("ATen/native/cudnn/ConvShared.cpp", "cudnn_convolution_backward", read="2.6.0"),
         CONVOLUTION_CONVOLUTION_BACKWARD,
-        file("ATen/native/cuda/DepthwiseConv2d.cu"),
-        file("ATen/native/cuda/DepthwiseConv3d.cu"),
+        file("ATen/native/cuda/DepthwiseConv2d.cu", read="2.6.0"),
+        file("ATen/native/cuda/DepthwiseConv3d.cu", read="2.6.0"),
     ),
     seen=SEEN,
 )

@@ -41,9 +41,9 @@ from bfc_tools.predicting.rules.tensors import (
     operator,
 )
 
-SOFT_MAX = file("ATen/native/cuda/SoftMax.cu")
-IM2_COL = file("ATen/native/cuda/Im2Col.cu")
-COL2_IM = file("ATen/native/cuda/Col2Im.cu")
+SOFT_MAX = file("ATen/native/cuda/SoftMax.cu", read="2.6.0")
+IM2_COL = file("ATen/native/cuda/Im2Col.cu", read="2.6.0")
+COL2_IM = file("ATen/native/cuda/Col2Im.cu", read="2.6.0")
 
 INDEX = 8
 
@@ -54,23 +54,33 @@ mark(
     *("aten::affine_grid_generator", "aten::_trilinear"),
     *("aten::_is_all_true", "aten::_is_any_true"),
     source=(
-        *(file(f"ATen/native/{name}.cpp") for name in ("ReduceOps", "SoftMax", "TensorCompare")),
-        *(file(f"ATen/native/{name}.cpp") for name in ("AffineGridGenerator", "Linear")),
-        file("ATen/native/native_functions.yaml"),
+        *(
+            file(f"ATen/native/{name}.cpp", read="2.6.0")
+            for name in ("ReduceOps", "SoftMax", "TensorCompare")
+        ),
+        *(
+            file(f"ATen/native/{name}.cpp", read="2.6.0")
+            for name in ("AffineGridGenerator", "Linear")
+        ),
+        file("ATen/native/native_functions.yaml", read="2.15.0"),
     ),
 )
 mark(
     "whole",
     *("aten::silu_backward", "aten::mish_backward", "aten::_fused_rms_norm"),
-    source=file("ATen/native/native_functions.yaml"),
+    source=file("ATen/native/native_functions.yaml", read="2.15.0"),
 )
 # the only operator that brings a tensor with values to the device
-mark("takes_values", "aten::_to_copy.default", source=file("ATen/native/TensorConversions.cpp"))
+mark(
+    "takes_values",
+    "aten::_to_copy.default",
+    source=file("ATen/native/TensorConversions.cpp", read="2.6.0"),
+)
 # the mask first
-order({"aten::native_dropout": (1, 0)}, source=file("ATen/native/cuda/Dropout.cu"))
+order({"aten::native_dropout": (1, 0)}, source=file("ATen/native/cuda/Dropout.cu", read="2.6.0"))
 
 
-@rule("aten::pow.Scalar", source=file("ATen/native/Pow.cpp"))
+@rule("aten::pow.Scalar", source=file("ATen/native/Pow.cpp", read="2.6.0"))
 def power_of_a_number(call: Call) -> Iterator[Workspace | Release]:
     """The number is a tensor on the device, unless it is 1 (ATen/native/Pow.cpp)."""
     base = call.args[0]
@@ -87,7 +97,7 @@ def softmax(call: Call) -> Iterator[Workspace | Release]:
 
 @rule(
     "aten::_softmax_backward_data",
-    source=file("ATen/native/cuda/SoftMax.cu", "softmax_backward_cuda_out"),
+    source=file("ATen/native/cuda/SoftMax.cu", "softmax_backward_cuda_out", read="2.6.0"),
 )
 def softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     """The product of gradient and output, as large as the result."""
@@ -103,7 +113,7 @@ def log_softmax_backward(call: Call) -> Iterator[Workspace | Release]:
     yield from contiguous_copy(call.args[1], "output in order")
 
 
-@kernel("aten::mish_backward", source=file("ATen/native/cuda/Activation.cpp"))
+@kernel("aten::mish_backward", source=file("ATen/native/cuda/Activation.cpp", read="2.6.0"))
 def mish_backward(call: Call) -> Any:
     """A gradient like the input: PyTorch says nothing of it for fake tensors."""
     return torch.empty_like(call.args[1])
@@ -115,10 +125,10 @@ def mish_backward(call: Call) -> Any:
     *("aten::upsample_bilinear2d_backward", "aten::max_pool2d_with_indices_backward"),
     "aten::avg_pool2d_backward",
     source=(
-        file("ATen/native/cuda/UpSampleNearest2d.cu"),
-        file("ATen/native/cuda/UpSampleBilinear2d.cu"),
-        file("ATen/native/cuda/DilatedMaxPool2d.cu"),
-        file("ATen/native/cuda/AveragePool2d.cu"),
+        file("ATen/native/cuda/UpSampleNearest2d.cu", read="2.6.0"),
+        file("ATen/native/cuda/UpSampleBilinear2d.cu", read="2.6.0"),
+        file("ATen/native/cuda/DilatedMaxPool2d.cu", read="2.6.0"),
+        file("ATen/native/cuda/AveragePool2d.cu", read="2.6.0"),
     ),
 )
 def pixels(call: Call) -> Iterator[Workspace | Release]:
@@ -130,7 +140,7 @@ def pixels(call: Call) -> Iterator[Workspace | Release]:
 
 @rule(
     *(f"aten::reflection_pad{dims}d{end}" for dims in (1, 2, 3) for end in ("", "_backward")),
-    source=file("ATen/native/cuda/ReflectionPad.cu"),
+    source=file("ATen/native/cuda/ReflectionPad.cu", read="2.6.0"),
 )
 def reflected(call: Call) -> Iterator[Workspace | Release]:
     """The kernels read row by row, also what lies channel by channel."""
@@ -140,7 +150,7 @@ def reflected(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     "aten::adaptive_max_pool2d",
     "aten::adaptive_max_pool2d_backward",
-    source=file("ATen/native/cuda/AdaptiveMaxPooling2d.cu"),
+    source=file("ATen/native/cuda/AdaptiveMaxPooling2d.cu", read="2.6.0"),
 )
 def adaptive_pool(call: Call) -> Iterator[Workspace | Release]:
     """The kernel works row by row (AdaptiveMaxPooling2d.cu): all that lies otherwise is copied."""
@@ -172,7 +182,7 @@ def before_columns(call: Call) -> Iterator[Workspace | Release | Result]:
 @before(
     "aten::roll",
     source=(
-        file("ATen/native/cuda/TensorTransformations.cu"),
+        file("ATen/native/cuda/TensorTransformations.cu", read="2.6.0"),
         file("ATen/native/TensorTransformations.h", read="2.15.0"),
     ),
 )
@@ -190,7 +200,7 @@ def roll(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     "aten::masked_scatter_",
     "aten::masked_scatter",
-    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_scatter_"),
+    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_scatter__cuda", read="2.6.0"),
 )
 def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
     """The place of each element in the source: a sum over the mask, spread out to the elements."""
@@ -205,7 +215,7 @@ def masked_scatter(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     "aten::_to_copy",
     "aten::copy_",
-    source=file("ATen/native/cuda/Copy.cu", "copy_requires_temporaries"),
+    source=file("ATen/native/cuda/Copy.cu", "copy_requires_temporaries", read="2.6.0"),
 )
 def between_host_and_device(call: Call) -> Iterator[Workspace | Release]:
     """Between host and device only bytes in a row are copied: the device converts first."""
@@ -250,7 +260,7 @@ def _dense(tensor: Any) -> list[int]:
 @rule(
     "aten::_cdist_backward",
     "aten::_pdist_backward",
-    source=file("ATen/native/cuda/DistanceKernel.cu"),
+    source=file("ATen/native/cuda/DistanceKernel.cu", read="2.6.0"),
 )
 def differences(call: Call) -> Iterator[Workspace | Release]:
     """What each pair of rows adds to the gradient, which is then summed up."""
@@ -268,7 +278,7 @@ def differences(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     "aten::scatter_reduce",
     "aten::scatter_reduce_",
-    source=file("ATen/native/TensorAdvancedIndexing.cpp", "scatter_reduce_two"),
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "scatter_reduce_two", read="2.6.0"),
 )
 def counts(call: Call) -> Iterator[Workspace | Release]:
     """A mean divides by how many numbers came to each place."""
@@ -281,7 +291,10 @@ def counts(call: Call) -> Iterator[Workspace | Release]:
         yield Release(nowhere)
 
 
-@rule("aten::_fft_c2r", source=file("ATen/native/cuda/SpectralOps.cpp", "_fft_c2r_cufft"))
+@rule(
+    "aten::_fft_c2r",
+    source=file("ATen/native/cuda/SpectralOps.cpp", "_fft_c2r_cufft", read="2.6.0"),
+)
 def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
     """cuFFT overwrites what it is given: a copy of that."""
     yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
@@ -297,7 +310,7 @@ def places_of_windows(call: Call) -> Iterator[Workspace | Release]:
 
 @composition(
     "aten::count_nonzero",
-    source=file("ATen/native/TensorAdvancedIndexing.cpp", "count_nonzero_cuda"),
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "count_nonzero_cuda", read="2.6.0"),
 )
 def count_nonzero(tensor: Any, dim: Any = None) -> Any:
     """A mask, which is summed up (ATen/native/TensorAdvancedIndexing.cpp, count_nonzero_cuda)."""
@@ -305,7 +318,7 @@ def count_nonzero(tensor: Any, dim: Any = None) -> Any:
     return mask.sum([] if dim is None else dim)
 
 
-@composition("aten::median", source=file("ATen/native/cuda/Sorting.cpp"))
+@composition("aten::median", source=file("ATen/native/cuda/Sorting.cpp", read="2.6.0"))
 def median(tensor: Any, *dim: Any, **named: Any) -> Any:
     """Of all elements: they are sorted. Along one dimension the kernel takes nothing."""
     if dim or named:

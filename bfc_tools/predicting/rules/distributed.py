@@ -29,7 +29,7 @@ from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, around, file
 from bfc_tools.predicting.rules.tensors import operator
 
-OPS = file("torch/csrc/distributed/c10d/Ops.cpp")
+OPS = file("torch/csrc/distributed/c10d/Ops.cpp", read="2.6.0")
 
 
 def unboxed(group: Any) -> Any:
@@ -69,7 +69,10 @@ def copied(call: Call, run: Callable[[], Any]) -> Any:
     return found
 
 
-@answer("_c10d_functional::wait_tensor", source=file("torch/csrc/distributed/c10d/Functional.cpp"))
+@answer(
+    "_c10d_functional::wait_tensor",
+    source=file("torch/csrc/distributed/c10d/Functional.cpp", read="2.6.0"),
+)
 def waited(call: Call, run: Callable[[], Any]) -> Any:
     """Who waits for a tensor gets that tensor."""
     return call.args[0]

@@ -36,7 +36,7 @@ def no_batch_of_another(recorder: Any) -> Iterator[None]:
 
 @answer(
     "aten::_nested_tensor_from_mask_left_aligned",
-    source=file("ATen/native/nested/NestedTensorMath.cpp"),
+    source=file("ATen/native/nested/NestedTensorMath.cpp", read="2.6.0"),
 )
 def left_aligned(call: Call, run: Callable[..., Any]) -> bool:
     """Padding is at the end of each sequence, as it is nearly always."""
@@ -60,7 +60,11 @@ def _lengths(mask: Any) -> tuple[Any, Any, Any]:
 
 @answer(
     "aten::_nested_tensor_from_mask",
-    source=file("ATen/native/nested/NestedTensorMath.cpp", "NestedTensor_nested_tensor_from_mask"),
+    source=file(
+        "ATen/native/nested/NestedTensorMath.cpp",
+        "NestedTensor_nested_tensor_from_mask",
+        read="2.6.0",
+    ),
 )
 def without_padding(call: Call, run: Callable[..., Any]) -> Any:
     """The rows that a mask keeps: all of them, if it is not known how many."""
@@ -86,7 +90,7 @@ def without_padding(call: Call, run: Callable[..., Any]) -> Any:
 
 @answer(
     "aten::to_padded_tensor",
-    source=file("ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp"),
+    source=file("ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp", read="2.6.0"),
 )
 def padded(call: Call, run: Callable[..., Any]) -> Any:
     """A batch of sequences of the same length again."""
@@ -101,7 +105,11 @@ def padded(call: Call, run: Callable[..., Any]) -> Any:
 
 @composition(
     "aten::_transformer_encoder_layer_fwd",
-    source=file("ATen/native/transformers/transformer.cpp", "transformer_encoder_layer_forward"),
+    source=file(
+        "ATen/native/transformers/transformer.cpp",
+        "transformer_encoder_layer_forward",
+        read="2.6.0",
+    ),
 )
 def encoder_layer(
     src: Any,
@@ -150,7 +158,11 @@ def encoder_layer(
 
 @composition(
     "aten::_native_multi_head_attention",
-    source=file("ATen/native/transformers/cuda/attention.cu", "native_multi_head_attention_cuda"),
+    source=file(
+        "ATen/native/transformers/cuda/attention.cu",
+        "native_multi_head_attention_cuda",
+        read="2.6.0",
+    ),
 )
 def attention(
     query: Any,

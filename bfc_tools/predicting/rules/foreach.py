@@ -21,7 +21,7 @@ CHUNK = 65536
     "aten::_foreach_max",
     "aten::_foreach_powsum",
     source=(
-        file("ATen/native/cuda/ForeachReduceOp.cu"),
+        file("ATen/native/cuda/ForeachReduceOp.cu", read="2.6.0"),
         file("ATen/native/cuda/ForeachFunctors.cuh", read="2.15.0"),
     ),
 )

@@ -19,8 +19,8 @@ from bfc_tools.predicting.rules.interface import Call, Release, Workspace
 from bfc_tools.predicting.rules.operators import file, kernel, mark, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, operator
 
-BLAS = file("ATen/native/cuda/Blas.cpp")
-CUDABLAS = file("ATen/cuda/CUDABlas.cpp")
+BLAS = file("ATen/native/cuda/Blas.cpp", read="2.6.0")
+CUDABLAS = file("ATen/cuda/CUDABlas.cpp", read="2.6.0")
 
 #: A product of 8-bit numbers in 32 bits, as torchao calls it, is `_int_mm`.
 mark(
@@ -91,7 +91,7 @@ def _lt(call: Call) -> Iterator[Workspace | Release]:
     *("aten::mm", "aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::addbmm", "aten::mv"),
     *("aten::addmv", "aten::addmv_", "aten::dot", "aten::vdot", "aten::_grouped_mm"),
     source=(
-        file("ATen/cuda/CublasHandlePool.cpp"),
+        file("ATen/cuda/CublasHandlePool.cpp", read="2.6.0"),
         BLAS,
         file("ATen/native/cuda/cuBlasCommonArgs.h", read="2.15.0"),
     ),

@@ -1,6 +1,7 @@
 """Gradients that PyTorch computes in another way for subclasses of tensors, as fake ones are.
 
-From torch/csrc/autograd/FunctionsManual.cpp (prod_backward, cumprod_backward): on a GPU they ask
+From torch/csrc/autograd/FunctionsManual.cpp (prod_backward) and ATen/native/ReduceOps.cpp
+(cumprod_backward): on a GPU they ask
 whether there is a zero, and divide if there is none.
 """
 
@@ -17,7 +18,12 @@ from bfc_tools.predicting.rules.operators import around, file
 from bfc_tools.predicting.rules.stand_ins import standing_in
 
 
-@around(source=file("torch/csrc/autograd/FunctionsManual.cpp", "prod_backward", "cumprod_backward"))
+@around(
+    source=(
+        file("torch/csrc/autograd/FunctionsManual.cpp", "prod_backward", read="2.6.0"),
+        file("ATen/native/ReduceOps.cpp", "cumprod_backward", read="2.6.0"),
+    )
+)
 @contextmanager
 def of_products(recorder: Any) -> Iterator[None]:
     """No element is zero: the gradient of a product, or of a running one, is a quotient."""

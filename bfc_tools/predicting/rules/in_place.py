@@ -11,13 +11,13 @@ FILLS_NO_ZEROS = frozenset(("ScatterReduceBackward0",))
 #: The function that changes a part of a tensor in place.
 COPY_SLICES = "torch::autograd::CopySlices"
 
-FORMULAS = file("torch/csrc/autograd/FunctionsManual.cpp")
+FORMULAS = file("torch/csrc/autograd/FunctionsManual.cpp", read="2.6.0")
 
 # two gradients of one tensor are added up
 mark(
     "adds_gradients",
     "aten::add.Tensor",
-    source=file("torch/csrc/autograd/input_buffer.cpp", "accumulate"),
+    source=file("torch/csrc/autograd/input_buffer.cpp", "accumulate", read="2.6.0"),
 )
 mark("makes_zeros", "aten::new_zeros", "aten::zeros", "aten::zeros_like", source=FORMULAS)
 mark(
@@ -30,13 +30,17 @@ changes_in(
     ("BinaryCrossEntropyWithLogitsBackward0",),
     *("aten::sub", "aten::mul"),
     source=file(
-        "torch/csrc/autograd/FunctionsManual.cpp", "binary_cross_entropy_with_logits_backward"
+        "torch/csrc/autograd/FunctionsManual.cpp",
+        "binary_cross_entropy_with_logits_backward",
+        read="2.6.0",
     ),
 )
 changes_in(
     ("MaxBackward1", "MinBackward1", "MedianBackward0"),
     "aten::logical_and",
-    source=file("torch/csrc/autograd/FunctionsManual.cpp", "evenly_distribute_backward"),
+    source=file(
+        "torch/csrc/autograd/FunctionsManual.cpp", "evenly_distribute_backward", read="2.6.0"
+    ),
 )
 # Gradients of views take no memory, unless the view was changed in place after it was made. Of
 # tensors that are no subclasses PyTorch only knows then how the view lies in its base, and copies
@@ -46,7 +50,7 @@ mark(
     *("aten::view", "aten::_unsafe_view", "aten::permute", "aten::transpose", "aten::t"),
     *("aten::squeeze", "aten::unsqueeze"),
     source=(
-        file("torch/csrc/autograd/variable.cpp", "grad_fn"),
-        file("torch/csrc/autograd/FunctionsManual.cpp", "as_strided_backward"),
+        file("torch/csrc/autograd/variable.cpp", "grad_fn", read="2.6.0"),
+        file("torch/csrc/autograd/FunctionsManual.cpp", "as_strided_backward", read="2.6.0"),
     ),
 )

@@ -1,7 +1,7 @@
 """Indexing, its gradient, and the gradient of an embedding.
 
 From PyTorch's ATen/native/cuda/Indexing.cu (makeLinearIndex, index_put_with_sort_kernel),
-ATen/native/TensorAdvancedIndexing.cpp (make_info: indices from the host), ATen/native/cuda/
+ATen/native/TensorAdvancedIndexingUtils.h (make_info: indices from the host), ATen/native/cuda/
 Embedding.cu, EmbeddingBag.cu and EmbeddingBackwardKernel.cu (the gradient of an embedding, and how
 rows that occur often are summed in segments).
 """
@@ -32,8 +32,8 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
-EMBEDDING_BAG = file("ATen/native/cuda/EmbeddingBag.cu")
-EMBEDDING_BACKWARD_KERNEL = file("ATen/native/cuda/EmbeddingBackwardKernel.cu")
+EMBEDDING_BAG = file("ATen/native/cuda/EmbeddingBag.cu", read="2.6.0")
+EMBEDDING_BACKWARD_KERNEL = file("ATen/native/cuda/EmbeddingBackwardKernel.cu", read="2.6.0")
 
 INDEX = 8
 #: Up to so many indices, one kernel adds up the gradient of an embedding without sorting them.
@@ -47,7 +47,7 @@ SUM, MOST = 0, 2
 # of a bag the size, the bag of each index, and the result
 order(
     {"aten::_embedding_bag": (2, 1, 0), "aten::_embedding_bag_forward_only": (2, 1, 0)},
-    source=file("ATen/native/cuda/EmbeddingBag.cu"),
+    source=file("ATen/native/cuda/EmbeddingBag.cu", read="2.6.0"),
 )
 
 
@@ -61,7 +61,7 @@ def bits(highest: int) -> int:
     "aten::index_put",
     "aten::_index_put_impl_",
     "aten::_unsafe_index_put",
-    source=file("ATen/native/cuda/Indexing.cu", "index_put_with_sort_kernel"),
+    source=file("ATen/native/cuda/Indexing.cu", "index_put_with_sort_kernel", read="2.6.0"),
     seen="recordings: sorts of 4096 and 8192 pairs",
 )
 def index_put(call: Call) -> Iterator[Workspace | Release]:
@@ -203,8 +203,8 @@ def _in_range(call: Call, index: Any, count: int) -> Iterator[Workspace | Releas
     "aten::index_copy",
     "aten::index_copy_",
     source=(
-        file("ATen/native/cuda/Indexing.cu", "index_add_cuda_impl"),
-        file("ATen/native/TensorAdvancedIndexing.cpp", "index_copy_out"),
+        file("ATen/native/cuda/Indexing.cu", "index_add_cuda_impl", read="2.6.0"),
+        file("ATen/native/TensorAdvancedIndexing.cpp", "index_copy_out", read="2.6.0"),
     ),
 )
 def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
@@ -222,7 +222,7 @@ def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
 @rule(
     *("aten::scatter", "aten::scatter_", "aten::scatter_add", "aten::scatter_add_"),
     *("aten::scatter_reduce", "aten::scatter_reduce_"),
-    source=file("ATen/native/TensorAdvancedIndexing.cpp", "_scatter_via_index_put"),
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "_scatter_via_index_put", read="2.6.0"),
 )
 def scattered_in_order(call: Call) -> Iterator[Workspace | Release]:
     """Sums, and numbers that replace others, are put at sorted indices: of each dimension
@@ -269,11 +269,14 @@ def _from_host(indices: Sequence[Any]) -> Iterator[Workspace | Release]:
 @before(
     "aten::index",
     "aten::_unsafe_index",
-    source=file("ATen/native/TensorAdvancedIndexing.cpp", "make_info", "AdvancedIndex"),
+    source=(
+        file("ATen/native/TensorAdvancedIndexingUtils.h", "make_info", read="2.15.0"),
+        file("ATen/native/TensorAdvancedIndexing.cpp", "AdvancedIndex", read="2.6.0"),
+    ),
 )
 def index_alike(call: Call) -> Iterator[Workspace | Release]:
-    """Indices on the device, in 64 bits, and with the same strides (make_info and AdvancedIndex in
-    TensorAdvancedIndexing.cpp)."""
+    """Indices on the device, in 64 bits, and with the same strides (make_info in
+    TensorAdvancedIndexingUtils.h, and AdvancedIndex)."""
     yield from _from_host(call.args[1])
     given = [one for one in call.args[1] if one is not None and not on_host(one)]
     yield from (_long(one) for one in given if _is_short(one))
@@ -291,7 +294,7 @@ def _strides(index: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) * missing + tuple(0 if size == 1 else int(step) for size, step in sizes)
 
 
-@before("aten::embedding", source=file("ATen/native/Embedding.cpp"))
+@before("aten::embedding", source=file("ATen/native/Embedding.cpp", read="2.6.0"))
 def embedding(call: Call) -> Iterator[Workspace | Release]:
     """Indices in a row, which are copied where they do not lie so (ATen/native/Embedding.cpp)."""
     indices = call.args[1]
@@ -306,7 +309,9 @@ def _sorts(call: Call) -> bool:
     return count > (0 if argument(call, "scale_grad_by_freq", False) else UNSORTED_INDICES)
 
 
-@before("aten::embedding_dense_backward", source=file("ATen/native/cuda/Embedding.cu"))
+@before(
+    "aten::embedding_dense_backward", source=file("ATen/native/cuda/Embedding.cu", read="2.6.0")
+)
 def sorted_rows(call: Call) -> Iterator[Workspace | Release]:
     """Indices and gradient in a row; many are sorted before their rows are summed."""
     yield from contiguous_copy(call.args[1], "indices in a row")
@@ -339,7 +344,7 @@ def sorted_indices(call: Call, count: int, size: int) -> Iterator[Workspace | Re
 
 @composition(
     "aten::_embedding_bag_backward",
-    source=file("ATen/native/EmbeddingBag.cpp", "_embedding_bag_backward"),
+    source=file("ATen/native/EmbeddingBag.cpp", "_embedding_bag_backward", read="2.6.0"),
 )
 def gradient_of_bags(
     gradient: Any,  # as PyTorch calls it
@@ -444,7 +449,11 @@ def _segments(call: Call, count: int, size: int, weights: int) -> Iterator[Works
         yield Workspace(weights * gradient.shape[-1] * rows, what="sums in 32 bits")
 
 
-@before("aten::where", source=file("ATen/native/TensorCompare.cpp"), seen="recordings of programs")
+@before(
+    "aten::where",
+    source=file("ATen/native/TensorCompare.cpp", read="2.6.0"),
+    seen="recordings of programs",
+)
 def where(call: Call) -> Iterator[Workspace | Release]:
     """A number from the host is a tensor of no dimensions on the device."""
     for given in call.args[1:]:

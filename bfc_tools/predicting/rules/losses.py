@@ -16,11 +16,11 @@ from bfc_tools.predicting.rules.operators import answer, before, file, kernel, m
 from bfc_tools.predicting.rules.reductions import kernel_of, reduce
 from bfc_tools.predicting.rules.tensors import Made, argument, broadcast, nbytes
 
-LOSS_HUBER_LOSS = file("ATen/native/Loss.cpp", "huber_loss")
+LOSS_HUBER_LOSS = file("ATen/native/Loss.cpp", "huber_loss", read="2.6.0")
 LOSS_BINARY_CROSS_ENTROPY_OUT_CUDA = file(
-    "ATen/native/cuda/Loss.cu", "binary_cross_entropy_out_cuda"
+    "ATen/native/cuda/Loss.cu", "binary_cross_entropy_out_cuda", read="2.6.0"
 )
-MULTI_MARGIN_LOSS = file("ATen/native/cuda/MultiMarginLoss.cu")
+MULTI_MARGIN_LOSS = file("ATen/native/cuda/MultiMarginLoss.cu", read="2.6.0")
 
 #: The number of `reduction="none"`.
 NONE, MEAN = 0, 1
@@ -30,7 +30,7 @@ mark(
     "aten::binary_cross_entropy_with_logits",
     "aten::soft_margin_loss",
     "aten::soft_margin_loss_backward",
-    source=file("ATen/native/Loss.cpp"),
+    source=file("ATen/native/Loss.cpp", read="2.6.0"),
 )
 
 
@@ -47,7 +47,7 @@ def _sum(call: Call, loss: Any) -> Iterator[Workspace | Release]:
 @kernel(
     "aten::mse_loss",
     "aten::smooth_l1_loss",
-    source=file("ATen/native/Loss.cpp", "maybe_get_output"),
+    source=file("ATen/native/Loss.cpp", "mse_loss", "smooth_l1_loss", read="2.6.0"),
 )
 def mean_of_differences(call: Call) -> Any:
     """Of a mean or sum, too, memory for all elements is allocated first, and kept: the result is
@@ -62,7 +62,7 @@ def mean_of_differences(call: Call) -> Any:
 @rule(
     "aten::mse_loss",
     "aten::smooth_l1_loss",
-    source=file("ATen/native/Loss.cpp", "mse_loss_out", "smooth_l1_loss_out"),
+    source=file("ATen/native/Loss.cpp", "mse_loss_out", "smooth_l1_loss_out", read="2.6.0"),
 )
 def differences(call: Call) -> Iterator[Workspace | Release]:
     """The loss of each element, once more."""
@@ -119,8 +119,8 @@ def multi_margin(call: Call) -> Iterator[Workspace | Release]:
     "aten::fractional_max_pool3d_backward",
     source=(
         MULTI_MARGIN_LOSS,
-        file("ATen/native/cuda/MultiLabelMarginCriterion.cu"),
-        file("ATen/native/cuda/FractionalMaxPool3d.cu"),
+        file("ATen/native/cuda/MultiLabelMarginCriterion.cu", read="2.6.0"),
+        file("ATen/native/cuda/FractionalMaxPool3d.cu", read="2.6.0"),
     ),
 )
 def margin_backward(call: Call, run: Callable[[], Any]) -> Any:

@@ -1,7 +1,7 @@
 """Normalisation: the gradients of weights, and cuDNN's batch norm.
 
 From PyTorch's ATen/native/cuda/layer_norm_kernel.cu (layer_norm_cuda and its backward,
-LaunchGammaBetaBackwardCUDAKernel, GammaBetaBackward), group_norm_kernel.cu
+LaunchGammaBetaBackwardCUDAKernel), group_norm_kernel.cu
 (GroupNormKernelImplInternal, GroupNormBackwardKernelImplInternal), Normalization.cu and
 Normalization.cuh, and ATen/native/cudnn/BatchNorm.cpp (the reserve, which a device sizes).
 """
@@ -26,7 +26,7 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
-NORMALIZATION = file("ATen/native/cuda/Normalization.cu")
+NORMALIZATION = file("ATen/native/cuda/Normalization.cu", read="2.6.0")
 NORMALIZATION_FILE = file("ATen/native/cuda/Normalization.cuh", read="2.15.0")
 
 #: With more rows than that and few columns, the gradients of weights are summed in blocks.
@@ -39,7 +39,7 @@ MOST_BLOCKS = 64 * 1024 // 2
 @before(
     *("aten::native_layer_norm", "aten::native_layer_norm_backward"),
     *("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"),
-    source=file("ATen/native/cuda/layer_norm_kernel.cu", "layer_norm_cuda"),
+    source=file("ATen/native/cuda/layer_norm_kernel.cu", "layer_norm_cuda", read="2.6.0"),
 )
 def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
     """The kernels read row by row: images whose channels were moved to the end are copied."""
@@ -52,8 +52,9 @@ def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
     source=file(
         "ATen/native/cuda/layer_norm_kernel.cu",
         "LaunchGammaBetaBackwardCUDAKernel",
-        "GammaBetaBackward",
+        read="2.15.0",
     ),
+    seen="the tiles in the names of the kernels in the library of 2.15.0: 32 columns, 32 rows",
 )
 def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
     """Partial gradients of the weight and the bias, where there are many short rows."""
@@ -84,6 +85,7 @@ def layer_norm_backward(call: Call) -> Iterator[Workspace | Release]:
         "ATen/native/cuda/group_norm_kernel.cu",
         "GroupNormKernelImplInternal",
         "GroupNormBackwardKernelImplInternal",
+        read="2.6.0",
     ),
 )
 def group_norm(call: Call) -> Iterator[Workspace | Release]:
@@ -126,7 +128,8 @@ TILE, ELEMENTS, THREADS, MOST_ALONG, LEAST_ALONG = 32, 16, 512, 128, 8
 
 
 @kernel(
-    "aten::native_batch_norm", source=file("ATen/native/cuda/Normalization.cu", "batch_norm_cuda")
+    "aten::native_batch_norm",
+    source=file("ATen/native/cuda/Normalization.cu", "batch_norm_cuda", read="2.6.0"),
 )
 def normalised(call: Call) -> Any:
     """Without training cuDNN keeps no statistics; PyTorch's own kernels do (batch_norm_cuda)."""

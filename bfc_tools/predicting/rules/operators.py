@@ -9,6 +9,7 @@ Operators are named as in `aten::max` for all overloads, or as in `aten::max.dim
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
@@ -29,20 +30,27 @@ class Source:
     """A file in which something was read."""
 
     path: str  # in PyTorch's tree; in another project's, "NVIDIA/cccl: cub/agent/..."
-    functions: tuple[str, ...] = ()  # none: all of it
-    read: str = ""  # the release, such as "2.15.0"; empty if nobody has noted it
+    functions: tuple[str, ...]  # none: all of it
+    read: str  # the release of that project whose file was read, such as "2.15.0", or a commit
 
     def __str__(self) -> str:
         of = f" ({', '.join(self.functions)})" if self.functions else ""
         return f"{self.path}{of}"
 
 
-def file(path: str, *functions: str, read: str = "") -> Source:
-    """A file of PyTorch's, whose folder may be left out before `ATen`.
+#: "2.15", "2.15.0", or a commit.
+RELEASE = re.compile(r"\d+\.\d+(\.\d+)?|[0-9a-f]{10,40}")
 
-    >>> str(file("ATen/native/cuda/Sort.cpp", "sort_cuda_kernel"))
+
+def file(path: str, *functions: str, read: str) -> Source:
+    """A file of PyTorch's, whose folder may be left out before `ATen`. Raises ValueError if the
+    release or commit in which it was read is none.
+
+    >>> str(file("ATen/native/cuda/Sort.cpp", "sort_cuda_kernel", read="2.6.0"))
     'aten/src/ATen/native/cuda/Sort.cpp (sort_cuda_kernel)'
     """
+    if not RELEASE.fullmatch(read):
+        raise ValueError(f"{path}: read={read!r} is no release, such as 2.15.0, nor a commit")
     return Source(f"aten/src/{path}" if path.startswith("ATen/") else path, functions, read)
 
 

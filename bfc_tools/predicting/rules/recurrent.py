@@ -34,8 +34,8 @@ from bfc_tools.predicting.rules.operators import (
 )
 from bfc_tools.predicting.rules.tensors import argument, contiguous_copy, nbytes, numel
 
-RNN_CPP = file("ATen/native/cudnn/RNN.cpp")
-RNN_CU = file("ATen/native/cuda/RNN.cu")
+RNN_CPP = file("ATen/native/cudnn/RNN.cpp", read="2.6.0")
+RNN_CU = file("ATen/native/cuda/RNN.cu", read="2.6.0")
 SEEN = "cuDNN 9.19 on an H100: 303 networks"
 
 #: cuDNN's number of a network, and how many numbers its reserve keeps of each step and unit.
@@ -196,7 +196,12 @@ class Network:
         return found[:3] if self.kind == "lstm" else found[:2]
 
 
-@around(source=(file("ATen/native/RNN.cpp"), file("torch/nn/modules/rnn.py", read="2.15.0")))
+@around(
+    source=(
+        file("ATen/native/RNN.cpp", read="2.6.0"),
+        file("torch/nn/modules/rnn.py", read="2.15.0"),
+    )
+)
 @contextmanager
 def replaced(recorder: Any) -> Iterator[None]:
     """While a prediction runs, `nn.LSTM` and its like call cuDNN's operator."""
@@ -491,7 +496,7 @@ LSTM_KEEPS, GRU_KEEPS = 4, 5
 # which they allocate first
 order(
     {"aten::_thnn_fused_lstm_cell": (2,), "aten::_thnn_fused_gru_cell": (1,)},
-    source=file("ATen/native/cuda/RNN.cu"),
+    source=file("ATen/native/cuda/RNN.cu", read="2.6.0"),
 )
 
 

@@ -28,8 +28,8 @@ MASKS = (2, 3, 4)
 
 @around(
     source=(
-        file("ATen/native/transformers/attention.cpp"),
-        file("ATen/native/transformers/cuda/sdp_utils.cpp"),
+        file("ATen/native/transformers/attention.cpp", read="2.6.0"),
+        file("ATen/native/transformers/cuda/sdp_utils.cpp", read="2.6.0"),
         file("ATen/native/transformers/sdp_utils_cpp.h", read="2.15.0"),
     ),
     seen="PyTorch 2.15.0 on an emulated driver: 600 calls on each of six compute capabilities",

@@ -22,7 +22,7 @@ from bfc_tools.predicting.rules.distributed import unboxed
 from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, around, file
 
-OPS = file("torch/csrc/distributed/c10d/Ops.cpp")
+OPS = file("torch/csrc/distributed/c10d/Ops.cpp", read="2.6.0")
 
 #: Tensors of so many whole numbers say what is to be done; larger ones are data.
 FEW = 16

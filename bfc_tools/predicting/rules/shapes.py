@@ -20,20 +20,25 @@ from bfc_tools.predicting.rules.operators import around, composition, file, kern
 from bfc_tools.predicting.rules.stand_ins import standing_in
 from bfc_tools.predicting.rules.tensors import argument, nbytes
 
-DISTRIBUTIONS = file("ATen/native/cuda/Distributions.cpp")
+DISTRIBUTIONS = file("ATen/native/cuda/Distributions.cpp", read="2.6.0")
 
 #: The number of `reduction="mean"`.
 MEAN = 1
 
 
-@kernel("aten::_unsafe_view", source=file("ATen/native/TensorShape.cpp", "_unsafe_view"))
+@kernel(
+    "aten::_unsafe_view", source=file("ATen/native/TensorShape.cpp", "_unsafe_view", read="2.6.0")
+)
 def unsafe_view(call: Call) -> Any:
     """As `view` (ATen/native/TensorShape.cpp, _unsafe_view), which PyTorch's fake tensors know
     without asking for the shape again."""
     return torch.ops.aten.view.default(*call.args)
 
 
-@kernel("aten::_ctc_loss", source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_gpu_template"))
+@kernel(
+    "aten::_ctc_loss",
+    source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_gpu_template", read="2.6.0"),
+)
 def ctc_loss(call: Call) -> Any:
     """The losses, and the probabilities of all prefixes of the longest target. Lengths, and where
     targets begin, are copied to the device first."""
@@ -55,7 +60,7 @@ def _lengths(scores: Any) -> list[Any]:
 
 @kernel(
     "aten::_ctc_loss_backward",
-    source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_backward_gpu_template"),
+    source=file("ATen/native/cuda/LossCTC.cu", "ctc_loss_backward_gpu_template", read="2.6.0"),
 )
 def ctc_loss_gradient(call: Call) -> Any:
     """The gradient of the scores, and the probabilities of all suffixes. In large problems those of
@@ -94,7 +99,8 @@ BOXES = 64
 
 
 @composition(
-    "torchvision::nms", source=file("pytorch/vision: torchvision/csrc/ops/cuda/nms_kernel.cu")
+    "torchvision::nms",
+    source=file("pytorch/vision: torchvision/csrc/ops/cuda/nms_kernel.cu", read="0.21.0"),
 )
 def boxes(boxes: Any, scores: Any, threshold: float) -> Any:
     """Boxes that do not overlap: at most all. Each is compared with each, and the answers are bits
@@ -115,7 +121,7 @@ LONGEST = 256
 SUM = 2
 
 
-@around(source=file("ATen/native/LossCTC.cpp"))
+@around(source=file("ATen/native/LossCTC.cpp", read="2.6.0"))
 @contextmanager
 def losses_of_sequences(recorder: Any) -> Iterator[None]:
     """`torch.ctc_loss`, which for subclasses of tensors keeps the lengths on the device
@@ -169,7 +175,10 @@ def _are_for_cudnn(scores: Any, targets: Any, *lengths: Any) -> bool:
     return alike and longest < LONGEST and on_cuda(scores) and not on_cuda(targets)
 
 
-@kernel("aten::linalg_lstsq", source=file("ATen/native/BatchLinearAlgebra.cpp", "linalg_lstsq"))
+@kernel(
+    "aten::linalg_lstsq",
+    source=file("ATen/native/BatchLinearAlgebra.cpp", "linalg_lstsq", read="2.6.0"),
+)
 def least_squares(call: Call) -> Any:
     """The solution, in the memory of the right side, and the residuals where there are more
     equations than unknowns."""
@@ -190,8 +199,8 @@ def least_squares(call: Call) -> Any:
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
     "aten::fake_quantize_per_channel_affine_cachemask",
     source=(
-        file("ATen/native/quantized/FakeQuantPerTensorAffine.cpp"),
-        file("ATen/native/quantized/FakeQuantPerChannelAffine.cpp"),
+        file("ATen/native/quantized/FakeQuantPerTensorAffine.cpp", read="2.6.0"),
+        file("ATen/native/quantized/FakeQuantPerChannelAffine.cpp", read="2.6.0"),
     ),
 )
 def fake_quantized(call: Call) -> Any:
@@ -200,7 +209,7 @@ def fake_quantized(call: Call) -> Any:
     return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
 
 
-@around(source=file("ATen/native/SpectralOps.cpp", "istft"))
+@around(source=file("ATen/native/SpectralOps.cpp", "istft", read="2.6.0"))
 @contextmanager
 def waves(recorder: Any) -> Iterator[None]:
     """`torch.istft`, which reads in C++ whether its windows leave gaps."""

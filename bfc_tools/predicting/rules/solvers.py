@@ -29,10 +29,10 @@ from bfc_tools.predicting.rules.operators import (
 )
 from bfc_tools.predicting.rules.tensors import argument, div_up, nbytes, numel
 
-BATCH_LINEAR_ALGEBRA = file("ATen/native/BatchLinearAlgebra.cpp")
-BATCH_LINEAR_ALGEBRA_CPP = file("ATen/native/cuda/linalg/BatchLinearAlgebra.cpp")
-BATCH_LINEAR_ALGEBRA_LIB = file("ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp")
-LINEAR_ALGEBRA_LU_DET_P = file("ATen/native/LinearAlgebra.cpp", "lu_det_P")
+BATCH_LINEAR_ALGEBRA = file("ATen/native/BatchLinearAlgebra.cpp", read="2.6.0")
+BATCH_LINEAR_ALGEBRA_CPP = file("ATen/native/cuda/linalg/BatchLinearAlgebra.cpp", read="2.6.0")
+BATCH_LINEAR_ALGEBRA_LIB = file("ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp", read="2.6.0")
+LINEAR_ALGEBRA_LU_DET_P = file("ATen/native/LinearAlgebra.cpp", "lu_det_P", read="2.6.0")
 SEEN = "an H100 with CUDA 13.0: 3 to 1536 rows, within 2 % above 64 KiB"
 
 INFO, INDEX, PIVOT = 4, 8, 4
@@ -51,7 +51,7 @@ AT_ONCE, AT_ONCE_FEW = 16, 64
 Steps = Iterator[Workspace | Release]
 
 order({"aten::_linalg_eigh": (1, 0), "aten::_linalg_svd": (0, 2, 1)}, seen=SEEN)
-mark("composed", "aten::linalg_pinv", source=file("ATen/native/LinearAlgebra.cpp"))
+mark("composed", "aten::linalg_pinv", source=file("ATen/native/LinearAlgebra.cpp", read="2.6.0"))
 
 
 def _sizes(matrix: Any) -> tuple[int, int, int, int]:
@@ -151,7 +151,9 @@ def _one_by_one(count: int, size: int) -> Steps:
         yield from cub.for_a_moment(size, "cuSOLVER's workspace")
 
 
-@around(source=file("ATen/native/BatchLinearAlgebra.cpp", "_may_require_fw_or_bw_grad"))
+@around(
+    source=file("ATen/native/BatchLinearAlgebra.cpp", "_may_require_fw_or_bw_grad", read="2.6.0")
+)
 @contextmanager
 def values_alone(recorder: Any) -> Iterator[None]:
     """`eigvalsh` and `svdvals` make vectors for a tensor subclass, as if it would ask for a
@@ -550,7 +552,7 @@ def inverse(call: Call) -> Steps:
 POWERS = 5
 
 
-@rule("aten::linalg_matrix_exp", source=file("ATen/native/LinearAlgebra.cpp"))
+@rule("aten::linalg_matrix_exp", source=file("ATen/native/LinearAlgebra.cpp", read="2.6.0"))
 def exponential(call: Call) -> Steps:
     """The powers of a polynomial, whose degree the norms of the matrices decide: the highest."""
     matrix = call.args[0]

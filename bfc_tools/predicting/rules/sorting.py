@@ -29,7 +29,7 @@ from bfc_tools.predicting.rules.tensors import (
     type_name,
 )
 
-NONZERO = file("ATen/native/cuda/Nonzero.cu")
+NONZERO = file("ATen/native/cuda/Nonzero.cu", read="2.6.0")
 
 INDEX, COUNT = 8, 4
 #: Up to so many elements are sorted in place, within a block.
@@ -48,9 +48,9 @@ def _dimension(call: Call, tensor: Any) -> int:
     "aten::argsort",
     "aten::msort",
     source=(
-        file("ATen/native/cuda/Sort.cpp"),
+        file("ATen/native/cuda/Sort.cpp", read="2.6.0"),
         file("ATen/native/cuda/Sort.h", read="2.15.0"),
-        file("ATen/native/cuda/SortStable.cu"),
+        file("ATen/native/cuda/SortStable.cu", read="2.6.0"),
     ),
     seen="an H200: scans and sums in the tests",
 )
@@ -93,7 +93,7 @@ def _stable(tensor: Any, count: int, cc: tuple[int, int]) -> Iterator[Workspace 
         yield from cub.for_a_moment(size, "segmented sort")
 
 
-@before("aten::kthvalue", source=file("ATen/native/cuda/Sorting.cpp"))
+@before("aten::kthvalue", source=file("ATen/native/cuda/Sorting.cpp", read="2.6.0"))
 def kth(call: Call) -> Iterator[Workspace | Release]:
     """A copy of what is not contiguous."""
     yield from contiguous_copy(call.args[0], "copy in order")
@@ -101,7 +101,10 @@ def kth(call: Call) -> Iterator[Workspace | Release]:
 
 @rule(
     "aten::topk",
-    source=(file("ATen/native/cuda/TensorTopK.cu"), file("ATen/native/cuda/TensorTopK.cpp")),
+    source=(
+        file("ATen/native/cuda/TensorTopK.cu", read="2.6.0"),
+        file("ATen/native/cuda/TensorTopK.cpp", read="2.6.0"),
+    ),
     seen="an H100 with PyTorch 2.11 and later",
 )
 def topk(call: Call) -> Iterator[Workspace | Release]:
@@ -169,7 +172,7 @@ def _by_several_blocks(call: Call, rows: int, count: int) -> Iterator[Workspace 
     "aten::cumsum_",
     "aten::cumprod_",
     source=(
-        file("ATen/native/cuda/ScanKernels.cpp"),
+        file("ATen/native/cuda/ScanKernels.cpp", read="2.6.0"),
         file("ATen/native/cuda/ScanUtils.cuh", read="2.15.0"),
     ),
     seen="an H200: 640 to 1048576 elements",
@@ -194,7 +197,10 @@ def scan(call: Call) -> Iterator[Workspace | Release]:
 
 @rule(
     "aten::multinomial",
-    source=(file("ATen/native/Distributions.cpp"), file("ATen/native/cuda/MultinomialKernel.cu")),
+    source=(
+        file("ATen/native/Distributions.cpp", read="2.6.0"),
+        file("ATen/native/cuda/MultinomialKernel.cu", read="2.6.0"),
+    ),
 )
 def multinomial(call: Call) -> Iterator[Workspace | Release]:
     """A race of waiting times, or a search in the sums of what may be drawn again."""
@@ -288,7 +294,7 @@ def bits_of_an_order(count: int) -> int:
 @answer(
     "aten::randperm",
     source=(
-        file("ATen/native/cuda/Randperm.cu"),
+        file("ATen/native/cuda/Randperm.cu", read="2.6.0"),
         file(
             "ATen/native/TensorFactories.h", "check_supported_max_int_with_precision", read="2.15.0"
         ),

@@ -1,10 +1,10 @@
 """Sparse gradients: tensors of indices and values (`torch.sparse_coo`), whose memory is theirs.
 
 From PyTorch's torch/csrc/autograd/functions/accumulate_grad.h (a sparse gradient is taken as it
-is), ATen/native/sparse/SparseTensor.cpp (clone), cuda/SparseCUDATensor.cu (_coalesce_sparse_cuda)
-and SparseTensorMath.cpp (sparse_mask, _sparse_mm). What cuSPARSE works in, a few bytes to a few
-KiB, is not counted. An operator that is not here is refused: PyTorch's fake tensors take its result
-for empty.
+is), ATen/native/sparse/SparseTensor.cpp (clone, sparse_mask), cuda/SparseCUDATensor.cu
+(_coalesce_sparse_cuda) and SparseTensorMath.cpp (_sparse_mm). What cuSPARSE works in, a few bytes
+to a few KiB, is not counted. An operator that is not here is refused: PyTorch's fake tensors take
+its result for empty.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, file, mark, sparse
 from bfc_tools.predicting.rules.tensors import argument, operator
 
-SPARSE_TENSOR = file("ATen/native/sparse/SparseTensor.cpp")
-TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp")
+SPARSE_TENSOR = file("ATen/native/sparse/SparseTensor.cpp", read="2.6.0")
+TENSOR_CONVERSIONS = file("ATen/native/TensorConversions.cpp", read="2.6.0")
 
 INDEX, COUNT = 8, 4
 mark(
@@ -29,11 +29,14 @@ mark(
     *("aten::sparse_dim", "aten::dense_dim", "aten::detach", "aten::is_coalesced"),
     *("aten::_coalesced_", "aten::coalesce", "aten::_sparse_coo_tensor_with_dims_and_tensors"),
     *("aten::alias", "aten::_dimI", "aten::_dimV", "aten::_has_compatible_shallow_copy_type"),
-    source=file("ATen/native/sparse/SparseTensor.cpp"),
+    source=file("ATen/native/sparse/SparseTensor.cpp", read="2.6.0"),
 )
 
 
-@answer("aten::_to_sparse", source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse"))
+@answer(
+    "aten::_to_sparse",
+    source=file("ATen/native/TensorConversions.cpp", "dense_to_sparse", read="2.6.0"),
+)
 def from_dense(call: Call, run: Callable[[], Any]) -> Any:
     """The places of what is not zero, as `nonzero` finds them, and what is there
     (ATen/native/TensorConversions.cpp, dense_to_sparse)."""
@@ -120,6 +123,7 @@ def to_copy(call: Call) -> Any:
         "ATen/native/sparse/cuda/SparseCUDATensorMath.cu",
         "add_out_dense_sparse_cuda",
         "add_out_sparse_cuda",
+        read="2.6.0",
     ),
 )
 def added(call: Call) -> Any:
@@ -141,7 +145,9 @@ def added(call: Call) -> Any:
 
 @sparse(
     "aten::_coalesce",
-    source=file("ATen/native/sparse/cuda/SparseCUDATensor.cu", "_coalesce_sparse_cuda"),
+    source=file(
+        "ATen/native/sparse/cuda/SparseCUDATensor.cu", "_coalesce_sparse_cuda", read="2.6.0"
+    ),
 )
 def coalesced(call: Call) -> Any:
     """The indices are sorted, and the values of equal ones summed up: at most all stay, or as many
@@ -172,7 +178,11 @@ def coalesced(call: Call) -> Any:
 
 @sparse(
     "aten::_sparse_addmm",
-    source=file("ATen/native/sparse/cuda/SparseCUDATensorMath.cu", "s_addmm_out_sparse_dense_cuda"),
+    source=file(
+        "ATen/native/sparse/cuda/SparseCUDATensorMath.cu",
+        "s_addmm_out_sparse_dense_cuda",
+        read="2.6.0",
+    ),
 )
 def sum_and_product(call: Call) -> Any:
     """Of a sparse matrix and a dense one (cuda/SparseCUDATensorMath.cu,
@@ -180,7 +190,9 @@ def sum_and_product(call: Call) -> Any:
     return _product(*call.args[1:3])
 
 
-@sparse("aten::mm", source=file("ATen/native/sparse/SparseTensorMath.cpp", "_sparse_mm"))
+@sparse(
+    "aten::mm", source=file("ATen/native/sparse/SparseTensorMath.cpp", "_sparse_mm", read="2.6.0")
+)
 def product(call: Call) -> Any:
     """The same, with zeros to add to (SparseTensorMath.cpp, _sparse_mm)."""
     matrix, dense = call.args
@@ -204,7 +216,7 @@ def _product(matrix: Any, dense: Any, zeros: Any = None) -> Any:
     return result
 
 
-@sparse("aten::t", source=file("ATen/native/TensorShape.cpp", "transpose"))
+@sparse("aten::t", source=file("ATen/native/TensorShape.cpp", "transpose", read="2.6.0"))
 def turned(call: Call) -> Any:
     """A copy whose rows of indices change places (ATen/native/TensorShape.cpp, transpose)."""
     tensor = call.args[0]
@@ -232,13 +244,13 @@ def to_dense(call: Call) -> Any:
 @sparse(
     "aten::sparse_mask",
     source=(
-        file("ATen/native/sparse/SparseTensorMath.cpp", "sparse_mask"),
-        file("ATen/native/sparse/cuda/SparseCUDATensorMath.cu"),
+        file("ATen/native/sparse/SparseTensor.cpp", "sparse_mask", read="2.6.0"),
+        file("ATen/native/sparse/cuda/SparseCUDATensorMath.cu", read="2.6.0"),
     ),
 )
 def sparse_mask(call: Call) -> Any:
     """The rows of a dense tensor that another has, at the same places, times one
-    (SparseTensorMath.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
+    (SparseTensor.cpp, sparse_mask, and cuda/SparseCUDATensorMath.cu, mul)."""
     tensor, mask = call.args[:2]
     dims = mask.sparse_dim()
     if dims == 0 or _is_sparse(tensor):
@@ -254,7 +266,7 @@ def sparse_mask(call: Call) -> Any:
 
 @sparse(
     "aten::_sparse_mask_projection",
-    source=file("ATen/native/sparse/SparseBinaryOpIntersectionCommon.h"),
+    source=file("ATen/native/sparse/SparseBinaryOpIntersectionCommon.h", read="2.6.0"),
 )
 def sparse_mask_projection(call: Call) -> Any:
     """The gradient of that: of the one, what is where the other is. Indices of the other are one

@@ -18,12 +18,15 @@ from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, around, file, kernel, mark
 from bfc_tools.predicting.rules.tensors import argument
 
-mark("looks_elsewhere", "aten::set_", source=file("ATen/native/TensorFactories.cpp"))
+mark("looks_elsewhere", "aten::set_", source=file("ATen/native/TensorFactories.cpp", read="2.6.0"))
 
 
 @answer(
     "aten::set_",
-    source=(file("ATen/native/cuda/TensorFactories.cu"), file("ATen/native/TensorFactories.cpp")),
+    source=(
+        file("ATen/native/cuda/TensorFactories.cu", read="2.6.0"),
+        file("ATen/native/TensorFactories.cpp", read="2.6.0"),
+    ),
 )
 def placed_in_storage(call: Call, run: Callable[..., Any]) -> Any:
     """A tensor that is given another storage; one with bytes becomes one that is only a size."""
@@ -42,7 +45,9 @@ def placed_in_storage(call: Call, run: Callable[..., Any]) -> Any:
     return run()
 
 
-@kernel("aten::from_file", source=file("ATen/native/TensorFactories.cpp", "from_file"))
+@kernel(
+    "aten::from_file", source=file("ATen/native/TensorFactories.cpp", "from_file", read="2.6.0")
+)
 def from_file(call: Call) -> Any:
     """A file whose bytes are those of a tensor. One that would be made is only assumed."""
     from torch.utils._python_dispatch import _disable_current_modes
@@ -65,7 +70,7 @@ def _bytes_of(storage: Any) -> Any:
         return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
-@around(source=file("torch/csrc/utils/tensor_new.cpp", "asarray_from_storage"))
+@around(source=file("torch/csrc/utils/tensor_new.cpp", "asarray", read="2.6.0"))
 @contextmanager
 def arrays_of_storages(recorder: Any) -> Iterator[None]:
     """`torch.asarray` of a storage looks for its memory in C++, where a shape has none."""

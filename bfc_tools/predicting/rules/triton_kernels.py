@@ -26,8 +26,8 @@ SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 2
 
 @around(
     source=(
-        file("triton-lang/triton: python/triton/testing.py"),
-        file("triton-lang/triton: third_party/nvidia/backend/driver.py"),
+        file("triton-lang/triton: python/triton/testing.py", read="3.9.0"),
+        file("triton-lang/triton: third_party/nvidia/backend/driver.py", read="3.9.0"),
     )
 )
 @contextmanager

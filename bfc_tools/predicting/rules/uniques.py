@@ -1,8 +1,8 @@
 """Elements that differ, and how often each occurs.
 
 From PyTorch's ATen/native/cuda/UniqueCub.cu (compute_unique), cuda/Unique.cu
-(unique_dim_cuda_template), ATen/native/TensorCompare.cpp (isin_sorting, isin_default_cpu), and
-cuda/TensorModeKernel.cpp and TensorModeKernel.cu (mode_kernel_impl, calculate_mode). How many
+(unique_dim_cuda_template), ATen/native/TensorCompare.cpp (isin_sorting, isin_Tensor_Tensor_out),
+and cuda/TensorModeKernel.cpp and TensorModeKernel.cu (mode_kernel_impl, calculate_mode). How many
 differ is known of numbers that were drawn evenly; of others it is all.
 """
 
@@ -41,7 +41,7 @@ def _different(call: Call, tensor: Any, what: str) -> int:
     "aten::_unique2",
     "aten::_unique",
     "aten::unique_consecutive",
-    source=file("ATen/native/cuda/UniqueCub.cu", "compute_unique"),
+    source=file("ATen/native/cuda/UniqueCub.cu", "compute_unique", read="2.6.0"),
 )
 def unique(call: Call, run: Callable[[], Any]) -> Any:
     """Memory for all elements is allocated, and kept. They are sorted, unless those count as
@@ -82,7 +82,7 @@ def unique(call: Call, run: Callable[[], Any]) -> Any:
 @answer(
     "aten::unique_dim",
     "aten::unique_dim_consecutive",
-    source=file("ATen/native/cuda/Unique.cu", "unique_dim_cuda_template"),
+    source=file("ATen/native/cuda/Unique.cu", "unique_dim_cuda_template", read="2.6.0"),
 )
 def unique_rows(call: Call, run: Callable[[], Any]) -> Any:
     """Rows that differ: at most all."""
@@ -124,7 +124,10 @@ def _for_a_moment(like: Any, nbytes: int) -> None:
 
 
 @composition(
-    "aten::isin", source=file("ATen/native/TensorCompare.cpp", "isin_sorting", "isin_default_cpu")
+    "aten::isin",
+    source=file(
+        "ATen/native/TensorCompare.cpp", "isin_sorting", "isin_Tensor_Tensor_out", read="2.6.0"
+    ),
 )
 def is_in(
     elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
@@ -163,8 +166,8 @@ def is_in(
 @rule(
     "aten::mode",
     source=(
-        file("ATen/native/cuda/TensorModeKernel.cpp", "mode_kernel_impl"),
-        file("ATen/native/cuda/TensorModeKernel.cu", "calculate_mode"),
+        file("ATen/native/cuda/TensorModeKernel.cpp", "mode_kernel_impl", read="2.6.0"),
+        file("ATen/native/cuda/TensorModeKernel.cu", "calculate_mode", read="2.6.0"),
     ),
 )
 def mode(call: Call) -> Iterator[Workspace | Release]:

@@ -10,14 +10,18 @@ from bfc_tools.predicting.rules.interface import Call, on_cuda
 from bfc_tools.predicting.rules.operators import answer, composition, file, kernel
 from bfc_tools.predicting.rules.tensors import argument, on_host, operator, type_name
 
-MEMORY = file("ATen/native/Memory.cpp")
+MEMORY = file("ATen/native/Memory.cpp", read="2.6.0")
 SEEN = "what is made up is told as an assumption"
 
 #: The bytes of an index.
 INDEX = 8
 
 
-@answer("aten::_local_scalar_dense", source=file("ATen/native/cuda/CUDAScalar.cu"), seen=SEEN)
+@answer(
+    "aten::_local_scalar_dense",
+    source=file("ATen/native/cuda/CUDAScalar.cu", read="2.6.0"),
+    seen=SEEN,
+)
 def item(call: Call, run: Callable[[], Any]) -> Any:
     """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0 or False."""
     tensor = call.args[0]
@@ -41,7 +45,7 @@ MOST_OF_AN_ORDER = 1 << 24
     "aten::arange",
     "aten::randint",
     "aten::randperm",
-    source=file("ATen/native/RangeFactories.cpp"),
+    source=file("ATen/native/RangeFactories.cpp", read="2.6.0"),
 )
 def numbers(call: Call) -> Any:
     """Numbers that are known on the host: rates of layers are made of rows, and what a data set
@@ -55,7 +59,7 @@ def numbers(call: Call) -> Any:
     return made
 
 
-@kernel("aten::random_", source=file("ATen/native/Distributions.cpp"), seen=SEEN)
+@kernel("aten::random_", source=file("ATen/native/Distributions.cpp", read="2.6.0"), seen=SEEN)
 def drawn(call: Call) -> Any:
     """A number that is drawn on the host, as the seed of an order."""
     tensor = call.func(*call.args, **call.kwargs)
@@ -83,7 +87,10 @@ def _compute(call: Call, made: Any) -> None:
 @answer(
     "aten::equal",
     "aten::allclose",
-    source=(file("ATen/native/cuda/Equal.cpp"), file("ATen/native/TensorCompare.cpp")),
+    source=(
+        file("ATen/native/cuda/Equal.cpp", read="2.6.0"),
+        file("ATen/native/TensorCompare.cpp", read="2.6.0"),
+    ),
     seen=SEEN,
 )
 def equal(call: Call, run: Callable[[], Any]) -> bool:
@@ -113,7 +120,7 @@ def equal(call: Call, run: Callable[[], Any]) -> bool:
 @answer(
     "aten::_use_cudnn_ctc_loss",
     "aten::_use_miopen_ctc_loss",
-    source=file("ATen/native/LossCTC.cpp"),
+    source=file("ATen/native/LossCTC.cpp", read="2.6.0"),
 )
 def ctc_loss(call: Call, run: Callable[..., Any]) -> bool:
     """PyTorch's own kernel: cuDNN's is for lengths and targets on the host."""
@@ -134,7 +141,7 @@ def is_pinned(call: Call, run: Callable[[], Any]) -> bool:
 # -- results whose size depends on values ---------------------------------------------------------
 
 
-@kernel("aten::nonzero", source=file("ATen/native/cuda/Nonzero.cu"), seen=SEEN)
+@kernel("aten::nonzero", source=file("ATen/native/cuda/Nonzero.cu", read="2.6.0"), seen=SEEN)
 def nonzero(call: Call) -> Any:
     """The places of what is not zero: at most all, or as many as were set in zeros; where choices
     decide, as many as there are if they are even."""
@@ -152,7 +159,7 @@ def nonzero(call: Call) -> Any:
 
 @composition(
     "aten::masked_select",
-    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_select_out_cuda_impl"),
+    source=file("ATen/native/cuda/IndexKernel.cpp", "masked_select_out_cuda_impl", read="2.6.0"),
 )
 def masked_select(tensor: Any, mask: Any, *, out: Any = None) -> Any:
     """The mask becomes an index (ATen/native/cuda/IndexKernel.cpp, masked_select_out_cuda_impl)."""
@@ -204,7 +211,7 @@ def _fills(call: Call) -> bool:
     return alone and type_name(mask) == "bool" and value.numel() == 1 and on_host(value)
 
 
-@answer("aten::bincount", source=file("ATen/native/cuda/SummaryOps.cu"), seen=SEEN)
+@answer("aten::bincount", source=file("ATen/native/cuda/SummaryOps.cu", read="2.6.0"), seen=SEEN)
 def bincount(call: Call, run: Callable[..., Any]) -> Any:
     """How often each number occurs: as many numbers as there are elements, or as are asked for."""
     tensor = call.args[0]
@@ -218,7 +225,10 @@ def bincount(call: Call, run: Callable[..., Any]) -> Any:
 
 @answer(
     "aten::repeat_interleave",
-    source=(file("ATen/native/Repeat.cpp"), file("ATen/native/cuda/Repeat.cu")),
+    source=(
+        file("ATen/native/Repeat.cpp", read="2.6.0"),
+        file("ATen/native/cuda/Repeat.cu", read="2.6.0"),
+    ),
     seen=SEEN,
 )
 def repeat_interleave(call: Call, run: Callable[..., Any]) -> Any:

@@ -15,7 +15,7 @@ from bfc_tools.predicting.rules.operators import AROUND, OPERATORS, Fact, file, 
 
 #: A file of PyTorch's, or of another project that is named.
 FILE = re.compile(r"(aten/src/ATen|torch|c10)/[\w/]+\.\w+|[\w-]+/[\w-]+: [\w/.]+\.\w+")
-BLAS = file("ATen/native/cuda/Blas.cpp")
+BLAS = file("ATen/native/cuda/Blas.cpp", read="2.15.0")
 
 
 @pytest.fixture
@@ -49,6 +49,13 @@ def test_a_rule_without_a_source_is_refused(registry: dict[str, operators.Spec])
     assert registry == {}
 
 
+@pytest.mark.parametrize("release", ["", "2", "main", "v2.15.0", "2.15.0a0"])
+def test_a_source_without_a_release_is_refused(release: str) -> None:
+    with pytest.raises(ValueError, match=r"Blas\.cpp: read='.*' is no release, such as 2\.15\.0"):
+        file("ATen/native/cuda/Blas.cpp", read=release)
+    assert file("ATen/native/cuda/Blas.cpp", read="5da7b8ec2a180189").read == "5da7b8ec2a180189"
+
+
 def test_what_is_known_already_is_refused(registry: dict[str, operators.Spec]) -> None:
     for kind in (operators.kernel, operators.rule):
         kind("aten::mm", source=BLAS)(print)
@@ -79,11 +86,10 @@ def test_a_record_is_printed_with_what_is_not_known() -> None:
     found = about("topk")
     assert found.startswith("aten::topk\n  takes memory after its results: A copy of what is not")
     for line in (
-        "    read in aten/src/ATen/native/cuda/TensorTopK.cu\n",
+        "    read in aten/src/ATen/native/cuda/TensorTopK.cu, as of 2.6.0\n",
         "    seen: an H100 with PyTorch 2.11 and later\n",
         "    stands in bfc_tools/predicting/rules/sorting.py, topk\n",
         "not known:\n",
-        "in which release those files were read that have none",
     ):
         assert line in found
     assert "aten::mm.dtype_out\n" in about("aten::mm")
