@@ -4,10 +4,9 @@ From PyTorch's ATen/native/cuda/SoftMax.cu (softmax_backward_cuda_out multiplies
 UpSampleNearest2d.cu, UpSampleBilinear2d.cu, DilatedMaxPool2d.cu, AveragePool2d.cu and
 ReflectionPad.cu (contiguous), TensorTransformations.cu and ATen/native/TensorTransformations.h
 (roll), ATen/native/cuda/Copy.cu (copy_requires_temporaries), ATen/native/cuda/IndexKernel.cpp
-(masked_scatter_), DistanceKernel.cu (a difference for each pair), SpectralOps.cpp (_fft_c2r_cufft),
-ATen/native/TensorAdvancedIndexing.cpp (scatter_reduce_two), and ATen/native/ReduceOps.cpp,
-SoftMax.cpp, TensorCompare.cpp, AffineGridGenerator.cpp, Linear.cpp and cuda/Sorting.cpp for what is
-composed.
+(masked_scatter__cuda), DistanceKernel.cu (a difference for each pair), and
+ATen/native/ReduceOps.cpp, SoftMax.cpp, TensorCompare.cpp, AffineGridGenerator.cpp, Linear.cpp and
+cuda/Sorting.cpp for what is composed.
 """
 
 from __future__ import annotations
@@ -273,31 +272,6 @@ def differences(call: Call) -> Iterator[Workspace | Release]:
     yield Workspace(nbytes(pairs), what="gradient of each pair")
     kernel = kernel_of("sum", pairs, False)
     yield from reduce(call, pairs, [len(batch)], kernel, int(result.element_size()))
-
-
-@rule(
-    "aten::scatter_reduce",
-    "aten::scatter_reduce_",
-    source=file("ATen/native/TensorAdvancedIndexing.cpp", "scatter_reduce_two", read="2.6.0"),
-)
-def counts(call: Call) -> Iterator[Workspace | Release]:
-    """A mean divides by how many numbers came to each place."""
-    if argument(call, "reduce") == "mean":
-        ones = Workspace(nbytes(argument(call, "src")), what="ones")
-        yield ones
-        yield Workspace(nbytes(call.result), what="numbers at each place")
-        nowhere = Workspace(numel(call.result), what="places without a number")
-        yield nowhere
-        yield Release(nowhere)
-
-
-@rule(
-    "aten::_fft_c2r",
-    source=file("ATen/native/cuda/SpectralOps.cpp", "_fft_c2r_cufft", read="2.6.0"),
-)
-def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
-    """cuFFT overwrites what it is given: a copy of that."""
-    yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
 
 
 @rule("aten::unfold_backward", source=file("ATen/native/UnfoldBackward.h", read="2.15.0"))

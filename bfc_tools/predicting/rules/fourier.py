@@ -2,7 +2,8 @@
 
 Only cuFFT knows. The estimates are as an H100 with CUDA 13.0 had it in 80 transforms of 3 to
 1048576 numbers in one or two dimensions: nothing for lengths whose prime factors are small, else
-the signal once, and up to four times for long ones of large factors.
+the signal once, and up to four times for long ones of large factors. What it overwrites is copied
+first, from PyTorch's ATen/native/cuda/SpectralOps.cpp (_fft_c2r_cufft).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 from bfc_tools.predicting.rules import cub
 from bfc_tools.predicting.rules.interface import Call, Release, Workspace
-from bfc_tools.predicting.rules.operators import rule
+from bfc_tools.predicting.rules.operators import file, rule
 from bfc_tools.predicting.rules.tensors import argument, nbytes, numel, operator
 
 #: Lengths of these factors need nothing up to here; a longer one of them was 65536.
@@ -36,6 +37,15 @@ def largest_factor(number: int) -> int:
             largest, number = factor, number // factor
         factor += 1
     return max(largest, number)
+
+
+@rule(
+    "aten::_fft_c2r",
+    source=file("ATen/native/cuda/SpectralOps.cpp", "_fft_c2r_cufft", read="2.6.0"),
+)
+def complex_to_real(call: Call) -> Iterator[Workspace | Release]:
+    """cuFFT overwrites what it is given: a copy of that."""
+    yield Workspace(nbytes(call.args[0]), what="copy for cuFFT")
 
 
 @rule(

@@ -3,7 +3,7 @@
 From PyTorch's ATen/native/cuda/Indexing.cu (makeLinearIndex, index_put_with_sort_kernel),
 ATen/native/TensorAdvancedIndexingUtils.h (make_info: indices from the host), ATen/native/cuda/
 Embedding.cu, EmbeddingBag.cu and EmbeddingBackwardKernel.cu (the gradient of an embedding, and how
-rows that occur often are summed in segments).
+rows that occur often are summed in segments), and TensorAdvancedIndexing.cpp (scatter_reduce_two).
 """
 
 from __future__ import annotations
@@ -217,6 +217,22 @@ def rows_in_order(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(nbytes(source), what="rows times alpha")
     before = [None] * (dim % max(len(call.args[0].shape), 1))
     yield from _put_in_order(call, [*before, argument(call, "index")], source)
+
+
+@rule(
+    "aten::scatter_reduce",
+    "aten::scatter_reduce_",
+    source=file("ATen/native/TensorAdvancedIndexing.cpp", "scatter_reduce_two", read="2.6.0"),
+)
+def counts(call: Call) -> Iterator[Workspace | Release]:
+    """A mean divides by how many numbers came to each place."""
+    if argument(call, "reduce") == "mean":
+        ones = Workspace(nbytes(argument(call, "src")), what="ones")
+        yield ones
+        yield Workspace(nbytes(call.result), what="numbers at each place")
+        nowhere = Workspace(numel(call.result), what="places without a number")
+        yield nowhere
+        yield Release(nowhere)
 
 
 @rule(

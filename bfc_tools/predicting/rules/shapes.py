@@ -2,7 +2,7 @@
 result depends on values: at most all.
 
 From PyTorch's ATen/native/cuda/LossCTC.cu (ctc_loss_gpu_template and its gradient),
-ATen/native/BatchLinearAlgebra.cpp (linalg_lstsq), ATen/native/SpectralOps.cpp (istft), and
+ATen/native/SpectralOps.cpp (istft), and
 ATen/native/quantized/FakeQuantPerTensorAffine.cpp and FakeQuantPerChannelAffine.cpp, and
 ATen/native/cuda/Distributions.cpp.
 """
@@ -173,25 +173,6 @@ def _are_for_cudnn(scores: Any, targets: Any, *lengths: Any) -> bool:
     longest = -(-targets.numel() // max(lengths[1].numel(), 1))
     alike = scores.dtype == torch.float32 and scores.dim() == 3 and targets.dim() == 1
     return alike and longest < LONGEST and on_cuda(scores) and not on_cuda(targets)
-
-
-@kernel(
-    "aten::linalg_lstsq",
-    source=file("ATen/native/BatchLinearAlgebra.cpp", "linalg_lstsq", read="2.6.0"),
-)
-def least_squares(call: Call) -> Any:
-    """The solution, in the memory of the right side, and the residuals where there are more
-    equations than unknowns."""
-    matrix, right = call.args[0], call.args[1]
-    rows, columns = matrix.shape[-2:]
-    vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
-    count = 1 if vector else right.shape[-1]
-    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[: -1 if vector else -2])
-    solution = right.new_empty((*batch, count, max(rows, columns))).mT[..., :columns, :]
-    left = (*batch, count) if rows > columns else (0,)
-    ranks = torch.empty(0, dtype=torch.int64, device=matrix.device)
-    found = solution.squeeze(-1) if vector else solution
-    return found, right.new_empty(left), ranks, right.new_empty(0)
 
 
 @kernel(

@@ -23,6 +23,7 @@ from bfc_tools.predicting.rules.operators import (
     before,
     between,
     file,
+    kernel,
     mark,
     order,
     rule,
@@ -272,6 +273,25 @@ def geqrf(call: Call) -> Steps:
 def householder_product(call: Call) -> Steps:
     """The orthogonal matrix."""
     yield from _made(*_sizes(call.args[0]))
+
+
+@kernel(
+    "aten::linalg_lstsq",
+    source=file("ATen/native/BatchLinearAlgebra.cpp", "linalg_lstsq", read="2.6.0"),
+)
+def least_squares(call: Call) -> Any:
+    """The solution, in the memory of the right side, and the residuals where there are more
+    equations than unknowns."""
+    matrix, right = call.args[0], call.args[1]
+    rows, columns = matrix.shape[-2:]
+    vector = len(right.shape) == 1 or tuple(right.shape) == tuple(matrix.shape[:-1])
+    count = 1 if vector else right.shape[-1]
+    batch = torch.broadcast_shapes(matrix.shape[:-2], right.shape[: -1 if vector else -2])
+    solution = right.new_empty((*batch, count, max(rows, columns))).mT[..., :columns, :]
+    left = (*batch, count) if rows > columns else (0,)
+    ranks = torch.empty(0, dtype=torch.int64, device=matrix.device)
+    found = solution.squeeze(-1) if vector else solution
+    return found, right.new_empty(left), ranks, right.new_empty(0)
 
 
 @before("aten::linalg_lstsq", source=BATCH_LINEAR_ALGEBRA)

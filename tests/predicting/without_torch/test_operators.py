@@ -39,6 +39,35 @@ def test_each_fact_says_where_it_is_from() -> None:
     assert len(paths) > 100
 
 
+#: What is looked for in one file: what an operator takes, what it returns, and what is done with
+#: tensors that are laid out otherwise.
+SUBJECTS = (
+    ("after", "before", "between"),
+    ("kernel", "composition", "amend"),
+    ("answer",),
+    ("sparse",),
+    ("compressed",),
+)
+
+
+def functions_of(spec: operators.Spec, fields: tuple[str, ...]) -> Iterator[object]:
+    for field in fields:
+        value = getattr(spec, field)
+        yield from value if isinstance(value, list) else [value] * (value is not None)
+
+
+def test_what_an_operator_takes_or_returns_stands_in_one_file() -> None:
+    apart = {
+        (spec.name, fields): files
+        for spec in OPERATORS.values()
+        for fields in SUBJECTS
+        if len(files := {one.__module__ for one in functions_of(spec, fields)}) > 1
+    }
+    assert apart == {}
+    taking = [spec for spec in OPERATORS.values() if [*functions_of(spec, SUBJECTS[0])]]
+    assert len(taking) > 100
+
+
 def test_a_rule_without_a_source_is_refused(registry: dict[str, operators.Spec]) -> None:
     with pytest.raises(ValueError, match=r"say where that was read \(source=file"):
 
