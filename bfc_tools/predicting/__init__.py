@@ -1,7 +1,9 @@
 """How much GPU memory a PyTorch program will need, found without a GPU.
 
 The program runs on tensors that are only shapes. What its operators would allocate goes to a
-`CachingAllocator` on a simulated device. torch is imported when a prediction begins. In order:
+`CachingAllocator` on a simulated device. torch is imported when a prediction begins. The files
+stand on eight floors, `language < gpu < system < values < rules < record < world < session`, which
+`tests/repo/test_floors.py` lists. In order:
 
     kernel.py             mounts of a process's own, and Landlock
     ordinal.py            the number of the GPU, as the program calls it
