@@ -63,8 +63,8 @@ test-torch: .venv-torch/built ## run the tests of PyTorch on OpenCL, in an envir
 MODELS := tests/predicting/test_real_models.py
 PREDICTING := $(filter-out $(MODELS),$(wildcard tests/predicting/test_*.py tests/museum/test_*.py)) tests/predicting/without_torch/test_cudnn.py
 
-test-predict: .venv-torch/built ## run the tests of predictions, in the same environment
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(PREDICTING)
+test-predict: .venv-torch/built ## run the tests of predictions, in the same environment; WHICH=long runs what takes long
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.

@@ -150,6 +150,7 @@ def contradictions(code: int, text: str, found: dict) -> list[str]:
     return wrong
 
 
+@pytest.mark.sampled(27)  # of 80: each of both several times
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_part_contradicts_another(asked, monkeypatch, program: str, options: str) -> None:

@@ -178,8 +178,12 @@ for _document in DOCUMENTS:
         SHOWN.setdefault(_command, {})[_document.name] = _lines
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("command", SHOWN)
+FIRST, *OTHERS = SHOWN
+
+
+@pytest.mark.parametrize(
+    "command", [FIRST, *(pytest.param(command, marks=pytest.mark.long) for command in OTHERS)]
+)
 def test_a_prediction_of_a_document_prints_what_stands_below_it(command: str) -> None:
     """The figures of the first screen of the README among them."""
     words = shlex.split(command)
