@@ -20,7 +20,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_store
-from bfc.native.turns cimport TurnAt, count_by, counted, take_turns
+from bfc.native.turns cimport TurnAt, count_by, counted, take_turns, unwatch_forks, watch_forks
 from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
     COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
@@ -212,6 +212,7 @@ cdef class Allocator(BufferOwner):
     """
 
     def __cinit__(self, *args, **kwargs):
+        watch_forks(self)
         self.is_closed = True   # until it is set up
         self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
         self.source = Source()
@@ -229,6 +230,9 @@ cdef class Allocator(BufferOwner):
         self.recorder = Recorder()
         self.mapped = AddressRanges()
         self.mapped.attach(&self.lock, self.pool, self.source, self.fences, self.tags)
+
+    def __dealloc__(self):
+        unwatch_forks(self)
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
         if type(self) is Allocator:

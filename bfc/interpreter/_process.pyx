@@ -5,7 +5,8 @@ sub-allocator runs.
 Allocators, drivers and pools share one exit hook, which stands here. Code that must run in a forked child registers a
 function here. One hook of the C library calls the C functions, and later one hook of Python's calls the Python
 functions. Only the locks of allocators have a hook of their own (lock.hpp): they are taken before the fork, after all
-of Python's before-fork hooks, and released in the parent too.
+of Python's before-fork hooks, and released in the parent too. So has the list of what has turns, where there is no GIL
+(turns.hpp).
 """
 
 import _signal

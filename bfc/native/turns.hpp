@@ -7,9 +7,15 @@
 
 #include <Python.h>
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <utility>
+
+#include "gil_wait.hpp"
 
 namespace bfc {
 
@@ -22,12 +28,19 @@ public:
     TurnAt(const TurnAt&) = delete;
     TurnAt& operator=(const TurnAt&) = delete;
     explicit TurnAt(PyObject* object) noexcept { take(object); }
+    // Python ends a daemon thread, at its exit, where that waits for something else: it has no turn then.
     ~TurnAt() {
-        if (taken_) PyCriticalSection_End(&section_);
+        if (!taken_) return;
+        const PyThreadState* thread = PyThreadState_GetUnchecked();
+        if (thread != nullptr && !(thread->critical_section & 1)) PyCriticalSection_End(&section_);
     }
     void take(PyObject* object) noexcept {
         if (has(object)) return;
-        PyCriticalSection_Begin(&section_, object);
+        try {
+            PyCriticalSection_Begin(&section_, object);
+        } catch (...) {
+            stop_here();    // Python is at its exit, and would unwind this thread's stack: see gil_wait.hpp
+        }
         taken_ = true;
     }
 
@@ -46,6 +59,62 @@ private:
     PyCriticalSection section_;
     bool taken_ = false;
 };
+
+// Whether this thread has a turn at the object, in whichever function.
+inline bool has_turn(PyObject* object) noexcept {
+    const PyThreadState* thread = PyThreadState_GetUnchecked();
+    uintptr_t at = thread == nullptr ? 0 : thread->critical_section;
+    while (at != 0 && !(at & 1)) {      // what lies below an inactive one is inactive, too
+        const auto* section = reinterpret_cast<const PyCriticalSection*>(at & ~uintptr_t{3});
+        if (section->_cs_mutex == &object->ob_mutex) return true;
+        if (at & 2 && reinterpret_cast<const PyCriticalSection2*>(section)->_cs_mutex2 == &object->ob_mutex) return true;
+        at = section->_cs_prev;
+    }
+    return false;
+}
+
+// Objects at which nobody has a turn in a forked child, but for the thread that forked. Python stops the others where
+// they have none, except for one that was just given it, since it had waited for long.
+class TurnsInChild {
+public:
+    static TurnsInChild& all() {
+        static TurnsInChild* turns = new TurnsInChild;      // never destroyed: threads may outlive statics
+        return *turns;
+    }
+    void add(PyObject* object) {
+        std::lock_guard<std::mutex> guard(mutex_);
+        objects_.insert(object);
+    }
+    void remove(PyObject* object) noexcept {
+        std::lock_guard<std::mutex> guard(mutex_);
+        objects_.erase(object);
+    }
+
+private:
+    TurnsInChild() { pthread_atfork(wait, go_on, reset); }
+    static void wait() { all().mutex_.lock(); }
+    static void go_on() { all().mutex_.unlock(); }
+    static void reset() {
+        for (PyObject* object : all().objects_)
+            __atomic_store_n(&object->ob_mutex._bits, static_cast<uint8_t>(has_turn(object)), __ATOMIC_SEQ_CST);
+        go_on();
+    }
+
+    std::mutex mutex_;
+    std::set<PyObject*> objects_;
+};
+
+// From when an object is made to when it goes. Returns -1 with Python's error set.
+inline int watch_forks(PyObject* object) noexcept {
+    try {
+        TurnsInChild::all().add(object);
+        return 0;
+    } catch (...) {
+        PyErr_NoMemory();
+        return -1;
+    }
+}
+inline void unwatch_forks(PyObject* object) noexcept { TurnsInChild::all().remove(object); }
 
 // Numbers that several threads count, each with a turn at another object.
 template <class T>
@@ -171,6 +240,8 @@ template <class T>
 void put(T& number, T value) noexcept { number = value; }
 
 inline void keep_for_ever(PyObject*) noexcept {}
+inline int watch_forks(PyObject*) noexcept { return 0; }
+inline void unwatch_forks(PyObject*) noexcept {}
 inline int take_turns(PyObject*, const char*) noexcept { return 0; }
 
 #endif

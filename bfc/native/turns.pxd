@@ -5,6 +5,8 @@ cdef extern from "turns.hpp" namespace "bfc":
         void take(object whose)         # until the function ends
     int take_turns(object type, const char* but) except -1
     void keep_for_ever(object found)
+    int watch_forks(object whose) except -1
+    void unwatch_forks(object whose)
     T count_by[T](T& number, T more) nogil
     T counted[T](const T& number) nogil
     void put[T](T& number, T value) nogil

@@ -21,7 +21,7 @@ from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_make_room, try_push_back, try_store
-from bfc.native.turns cimport TurnAt, counted, take_turns
+from bfc.native.turns cimport TurnAt, counted, take_turns, unwatch_forks, watch_forks
 from bfc.interpreter._process cimport (
     Deferral, defer_handlers, exiting, is_finalizing, resume_handlers, run_handlers,
 )
@@ -472,6 +472,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef uint64_t reserve_used
 
     def __cinit__(self, *args, **kwargs):
+        watch_forks(self)
         cdef uint32_t top = NO_BLOCK
         self.unused = NO_BLOCK
         for _bucket in range(BUCKETS):
@@ -479,6 +480,9 @@ cdef class PinnedAllocator(BufferOwner):
         self.source = Source()
         self.events = Events()
         self.is_closed = True
+
+    def __dealloc__(self):
+        unwatch_forks(self)
 
     def __init__(self, sub_allocator=None, settings="", *, torch="2.15"):
         if self.sub_allocator is not None:

@@ -12,6 +12,8 @@ import textwrap
 
 import pytest
 
+#: Since 3.12 Python warns of each fork of a process with threads, where it finds its threads.
+QUIET = ("-W", "ignore:This process:DeprecationWarning")
 PROLOGUE = """
     import faulthandler, gc, os, signal, sys, threading, time
     faulthandler.dump_traceback_later(60, exit=True)
@@ -59,9 +61,8 @@ ALLOCATORS = [
 
 def run(script: str) -> None:
     code = textwrap.dedent(PROLOGUE) + textwrap.dedent(script)
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, *QUIET, "-c", code]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 

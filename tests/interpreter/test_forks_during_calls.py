@@ -122,9 +122,8 @@ def test_a_view_that_goes_while_a_fork_holds_the_locks_does_not_hang() -> None:
         allocator.allocate(10).free()
         print(allocator.stats().bytes_in_use)
     """
-    ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-W", "ignore:This process", "-c", textwrap.dedent(script)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == ("0\n", "")
 
 

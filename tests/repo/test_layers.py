@@ -217,9 +217,10 @@ def test_an_import_that_points_upwards_is_seen() -> None:
     assert not is_below(ROOT, tools / "study/diff.py")
 
 
-def test_forks_are_hooked_into_in_one_place_and_by_the_locks() -> None:
+def test_forks_are_hooked_into_in_one_place_and_by_locks_and_turns() -> None:
     hook = re.compile(r"\b(pthread_atfork|register_at_fork)\((?!void)")
     sources = [path for path in FILES if not {"testing", "bfc_cuda_emulator"} & {*path.parts}]
     hooked = {file_name(path) for path in sources if hook.search(path.read_text())}
     apart = "bfc_torch_opencl/runtime.hpp"  # the extension links to nothing of ours
-    assert hooked == {"interpreter/_process.pyx", "native/lock.hpp", apart}
+    locked = {"native/lock.hpp", "native/turns.hpp"}
+    assert hooked == {"interpreter/_process.pyx", *locked, apart}
