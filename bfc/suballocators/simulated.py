@@ -375,6 +375,9 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         if address is None:
             self.calls.append(("reserve", nbytes, None))
             return None
+        return self._reserve_at(address, nbytes)
+
+    def _reserve_at(self, address: int, nbytes: int) -> int:
         before = self._reserve_base, self._reserve_next
         try:
             if self._reserve_next == self._reserve_base and not self.reuse:
