@@ -274,7 +274,8 @@ $(VENV)/packagers: pyproject.toml | $(VENV)/installed
 FREETHREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bfc/python3.13t
 .venv-freethreaded/built: pyproject.toml $(MODULES)
 	[ -x .venv-freethreaded/bin/python ] || $(FREETHREADED)/bin/python3.13t -m venv --upgrade-deps .venv-freethreaded
-	$(INSTALL) --group build 'numpy>=2.1,<2.4' 'pytest>=9' 'pytest-xdist>=3.5' --only-binary hypothesis,pandas,pillow 'hypothesis>=6.100' pandas pillow
+	$(INSTALL) --group build 'numpy>=2.1,<2.4' 'pytest>=9' 'pytest-xdist>=3.5' --only-binary cuda-bindings,hypothesis,pandas,pillow 'hypothesis>=6.100' pandas pillow \
+		'cuda-bindings>=13,<14' 'nvidia-cuda-nvrtc>=13,<14'
 	$(UNWARNED) .venv-freethreaded/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	.venv-freethreaded/bin/python setup.py --quiet build_ext --inplace
 	@touch $@

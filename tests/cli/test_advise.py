@@ -167,6 +167,7 @@ def test_a_snapshot_of_several_devices(tmp_path, capsys):
 
 def test_a_terminal_has_a_bar():
     """And nothing of it is left when the answer comes."""
+    pytest.importorskip("tqdm")
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 100))
     command = [sys.executable, "-m", "bfc", "advise", SMALL, "--device", "4GiB", "--jobs", "1"]

@@ -426,6 +426,8 @@ def test_what_is_wrong_with_a_policy_of_one_s_own_is_said(capsys, mine, tmp_path
     ],
 )
 def test_what_is_wrong_with_a_policy_is_said_before_anything_is_read(capsys, arguments, faults):
+    if "opencl" in arguments:
+        pytest.importorskip("pyopencl")
     assert main(["replay", "nowhere.npz", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("bfc: ")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import raw_cuda
 from copy_cases import Side, case, seeds
 from copy_memory import (
     ALLOC,
@@ -435,7 +436,7 @@ def test_104_a_capture_takes_pinned_memory_only_and_nothing_that_waits(emulated)
     with bfc.BFCAllocator(bfc.CUDASubAllocator(kind="pinned"), memory_limit="4 MiB") as allocator:
         pinned = allocator.allocate(96).view("f4", SHAPE)
         bfc.copy(pinned, host)
-        on_stream._call("cuStreamBeginCapture", stream, 1)
+        raw_cuda.begin_capture(stream)
         turned, half = np.asarray(pinned).reshape(6, 4).T, memory(shape=(4, 3))
         for ends, options, words in (
             ((to, host), {"non_blocking": True}, "pinned memory"),

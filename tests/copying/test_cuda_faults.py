@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import raw_cuda
 from copy_memory import (
     ALLOC,
     D2H,
@@ -367,7 +368,7 @@ def test_a_graph_captures_no_temporary_of_a_device_without_memory_pools(emulated
     stream = new_stream()
     on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, source = odd("f4"), memory()
-    on_stream._call("cuStreamBeginCapture", stream, 1)
+    raw_cuda.begin_capture(stream)
     with pytest.raises(bfc.DriverError, match="temporary"):
         bfc.copy(to, source, stream=stream, neg=True)
     on_stream._call("cuStreamEndCapture", stream)
@@ -377,7 +378,7 @@ def test_a_driver_that_does_not_say_whether_memory_is_pinned_fails_the_capture(e
     stream = new_stream()
     on_stream = cuda_stream.CUDACopyStream(driver_calls.device(0), stream)
     to, host = memory(), values()
-    on_stream._call("cuStreamBeginCapture", stream, 1)
+    raw_cuda.begin_capture(stream)
     for code, words in (("CUDA_ERROR_UNKNOWN", "UNKNOWN"), ("CUDA_ERROR_INVALID_VALUE", "pinned")):
         emulated.fail("cuPointerGetAttribute", code)
         with pytest.raises(bfc.DriverError, match=words):

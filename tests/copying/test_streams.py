@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import raw_cuda
 from copy_memory import D2H, H2D, SYNC, Memory, memory, new_stream, values
 
 import bfc
@@ -234,7 +235,7 @@ def test_a_graph_is_not_spoiled_by_a_stream_that_it_cannot_wait_for(emulated):
             (unnamed, {"to": second, "src": unnamed, "stream": stream}),
             (unnamed, {"to": host, "src": named(host.ptr + 8, stream, 88), "stream": stream}),
         ):
-            on_stream._call("cuStreamBeginCapture", stream, 1)
+            raw_cuda.begin_capture(stream)
             bfc.copy(first, host, non_blocking=True, stream=stream)
             if copies["to"] is host:
                 copies["to"] = np.zeros(88, "u1")

@@ -61,6 +61,7 @@ def test_whichever_call_fails_nothing_is_lost(emulated, name: str) -> None:
 
 
 SECOND = 1_000_000  # in microseconds
+HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def is_called_without_gil(emulated: Driver, pool: bfc.CachingAllocator, nbytes: int) -> bool:
@@ -94,6 +95,7 @@ def holds_pages(pool: bfc.CachingAllocator) -> None:
         pool.deallocate_raw(block)
 
 
+@pytest.mark.skipif(not HAS_GIL, reason="this Python has no GIL")
 @pytest.mark.parametrize(
     "prepare", [None, holds_pages], ids=["pages are made", "a view is stitched"]
 )

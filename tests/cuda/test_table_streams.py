@@ -350,7 +350,7 @@ def test_a_capture_puts_a_free_off_and_asks_no_event(make: Make, emulated, side)
         emulated.hold(side)
         player.play((FREE, 0))
         pool.mark_capture_begin()
-        raw_cuda.call("cuStreamBeginCapture", captured, 1)
+        raw_cuda.begin_capture(captured)
         emulated.release(side)
         with emulated.counting() as calls:
             player.play((FREE, 1), (ALLOCATE, 2, 1000, captured))

@@ -39,6 +39,14 @@ def call(name: str, *arguments: object) -> object:
     return values[0] if values else None
 
 
+def begin_capture(stream: int) -> None:
+    """Begins a capture that minds only calls of the thread it is in."""
+    from cuda.bindings import driver
+
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    call("cuStreamBeginCapture", stream, mode)
+
+
 @contextmanager
 def current(device: int = 0) -> Iterator[None]:
     """The device's primary context is current inside of the block."""

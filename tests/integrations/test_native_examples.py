@@ -17,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "native"
 CONFIG = Path(sysconfig.get_config_var("BINDIR"), f"python{sysconfig.get_python_version()}-config")
 LIBRARY = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("LDLIBRARY"))
+IN_A_PROGRAM = pytest.mark.skipif(
+    not sysconfig.get_config_var("Py_ENABLE_SHARED"), reason="this Python is linked statically"
+)
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def shown(text: str) -> tuple[list[str], str]:
     return commands, "\n".join(lines[len(commands) :])
 
 
-@pytest.mark.parametrize("name", ["engine.cpp", "frames.c"])
+@pytest.mark.parametrize("name", [pytest.param("engine.cpp", marks=IN_A_PROGRAM), "frames.c"])
 def test_a_program_compiles_and_prints_what_its_first_lines_say(folder: Path, name: str) -> None:
     commands, printed = shown((folder / name).read_text())
     *build, run = commands
@@ -61,6 +64,7 @@ def ran(command: str, folder: Path) -> str:
     return done.stdout.rstrip()
 
 
+@IN_A_PROGRAM
 def test_what_python_raises_is_thrown(folder: Path) -> None:
     """By a program that opens nothing that exists, and something that is no allocator."""
     source = folder / "wrong.cpp"

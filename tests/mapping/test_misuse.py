@@ -390,8 +390,9 @@ class Cycle:
 
 @EACH_USER
 def test_buffers_that_are_collected_while_memory_is_mapped(user: User) -> None:
-    """Finalisers free inside the calls of a source, wherever the collector runs."""
-    device = bfc.SimulatedSubAllocator("4 GiB")
+    """Finalisers free inside the calls of a source, wherever the collector runs: without a GIL it
+    waits for a quarter of all objects to be new, so the device has room for all blocks."""
+    device = bfc.SimulatedSubAllocator("16 GiB")
     allocator = user.made(device)
     limits = gc.get_threshold()
     gc.set_threshold(5)

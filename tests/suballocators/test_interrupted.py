@@ -63,6 +63,7 @@ def test_an_alloc_without_host_memory_has_kept_nothing(source) -> None:
 
 
 def test_a_free_without_host_memory_is_made_or_not(source) -> None:
+    pytest.importorskip("_testcapi")
     for n in range(200):
         block = source.alloc(256, MIB)
         freed, _ = call_without_memory(n, source.free, *block)
@@ -159,6 +160,7 @@ def sizes(state: Any) -> list[object]:
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("verb", VERBS)
 def test_mapping_without_host_memory_is_done_or_not(source, verb: str) -> None:
+    pytest.importorskip("_testcapi")
     before, after = (sizes(state) for state in outcomes(source, verb))
     for n in range(120):
         here = Ground(source)

@@ -971,7 +971,7 @@ for call in (lambda: cu.cuMemAllocAsync(1, 0), cu.cuMemGetInfo):
         print(error)
 """
     )
-    assert [line.split()[1] for line in done.stdout.splitlines()] == [
+    assert [line.split()[1].strip('"') for line in done.stdout.splitlines()] == [
         "cuMemAllocAsync",
         "cuMemGetInfo_v2",
     ], (done.stdout, done.stderr)

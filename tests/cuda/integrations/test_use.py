@@ -301,6 +301,7 @@ def test_importing_the_integrations_imports_no_library(run_alone) -> None:
 
 
 def test_a_failure_in_the_body_is_not_hidden_by_a_pool_that_was_closed(make_cuda) -> None:
+    pytest.importorskip("cuda.core")
     outer, inner = make_cuda(), make_cuda()
     layers = bfc.use(outer, "cuda_core"), bfc.use(inner, "cuda_core")
     outer.close()
@@ -311,11 +312,9 @@ def test_a_failure_in_the_body_is_not_hidden_by_a_pool_that_was_closed(make_cuda
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
 def test_cuda_core_gets_its_own_back_in_any_order(make_cuda, order) -> None:
-    from cuda.core import Device
-    from numba import cuda
-
+    cuda = pytest.importorskip("numba.cuda")
     cuda.device_array(1)  # a context to be swapped
-    device = Device(0)
+    device = pytest.importorskip("cuda.core").Device(0)
     device.set_current()
     before = device._memory_resource
     one, two = make_cuda(), make_cuda()
