@@ -3,8 +3,9 @@
 `make test-drop-ins-own VLLM=FOLDER SAVER=FOLDER` runs them on the emulated driver; the folders are
 the two sources. `tests/recordings/drop_in_tests.tsv` has the outcomes: the test, what became of it
 with the library's own memory and with ours, and why. Only what passes with the first is run with
-ours. What kernels would do, the host does (`helpers/torch_on_the_host.py`), but for graphs and for
-large tensors. vLLM's files run alone (`helpers/vllm_alone.py`); the C++ parts of both are compiled.
+ours. What kernels would do, the host does (`helpers/torch_on_the_host.py`), also for graphs. vLLM's
+files run alone (`helpers/vllm_alone.py`); the C++ parts of both are compiled. What their tests ask
+their own books, `helpers/saver_view.py` and `vllm_alone.py` answer of ours.
 """
 
 from __future__ import annotations
