@@ -598,12 +598,13 @@ cdef class Pool:
     cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
                                 cbool indexed, uint32_t features) noexcept nogil
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
-    cdef ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded, uint64_t requested,
-                                    uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
+    cdef ChunkHandle hand_out_place(self, PlanServer* plan, ChunkHandle handle, uint32_t index, uint64_t rounded,
+                                    uint64_t requested, uint64_t stream, cbool indexed,
+                                    uint32_t features) noexcept nogil
     cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
                               cbool indexed) noexcept nogil
-    cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
-                                   uint64_t stream, cbool indexed) noexcept nogil
+    cdef ChunkHandle hand_out_room(self, PlanServer* plan, uint32_t index, int64_t offset, uint64_t rounded,
+                                   uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil
     cdef cbool free_place(self, ChunkHandle handle) noexcept nogil
     cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil
     cdef PlanServer* plan_in(self, uint32_t bin_set, int* region) noexcept nogil

@@ -1032,8 +1032,8 @@ cdef class Pool:
         cdef int64_t place = self.plan.take(index, rounded)
         if place < 0:
             return NO_CHUNK
-        return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested, stream,
-                                   indexed, features)
+        return self.hand_out_place(self.plan, self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
+                                   stream, indexed, features)
 
     cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
         """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
@@ -1043,8 +1043,8 @@ cdef class Pool:
         cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True, self.features)
         return handle if handle < NO_HOST_MEMORY else NO_CHUNK
 
-    cdef inline ChunkHandle hand_out_place(self, ChunkHandle handle, uint32_t index, uint64_t rounded,
-                                           uint64_t requested, uint64_t stream, cbool indexed,
+    cdef inline ChunkHandle hand_out_place(self, PlanServer* plan, ChunkHandle handle, uint32_t index,
+                                           uint64_t rounded, uint64_t requested, uint64_t stream, cbool indexed,
                                            uint32_t features) noexcept nogil:
         """Hands out a place, or a guest's room, which the plan has noted as taken."""
         cdef Chunk* chunk = &self.chunks[handle]
@@ -1053,7 +1053,7 @@ cdef class Pool:
         chunk.stream = stream
         chunk.allocation_id = self.next_allocation_id
         self.next_allocation_id += 1
-        chunk.bin_set = self.plan.bin_sets[index] + (features & COUNTS != 0 and is_large(rounded))
+        chunk.bin_set = plan.bin_sets[index] + (features & COUNTS != 0 and is_large(rounded))
         chunk.state = IN_USE | PLANNED
         if indexed:
             chunk.state = IN_USE | PLANNED | INDEXED
@@ -1085,13 +1085,13 @@ cdef class Pool:
                 return handle
             place = self.plan.take_late(index, rounded, requested)
             if place >= 0:
-                return self.hand_out_place(self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
-                                           stream, indexed, self.features)
+                return self.hand_out_place(self.plan, self.plan.first_record + <ChunkHandle>place, index, rounded,
+                                           requested, stream, indexed, self.features)
             if self.plan.departures == 1:
                 self.plan.departed_id = self.next_allocation_id
             if is_large(rounded):
-                handle = self.hand_out_room(index, self.plan.find_room(index, rounded), rounded, requested, stream,
-                                            indexed)
+                handle = self.hand_out_room(self.plan, index, self.plan.find_room(index, rounded), rounded, requested,
+                                            stream, indexed)
         if handle == NO_CHUNK:
             self.plan.counts.side += 1
             self.plan.counts.side_bytes += rounded
@@ -1106,19 +1106,19 @@ cdef class Pool:
                 torch = &self.sizes
             self.plan.set_length(index, length, torch, self.granularity)
 
-    cdef ChunkHandle hand_out_room(self, uint32_t index, int64_t offset, uint64_t rounded, uint64_t requested,
-                                   uint64_t stream, cbool indexed) noexcept nogil:
+    cdef ChunkHandle hand_out_room(self, PlanServer* plan, uint32_t index, int64_t offset, uint64_t rounded,
+                                   uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil:
         """Makes a guest of a request. NO_CHUNK: the offset is none. NO_HOST_MEMORY: nothing has changed."""
         if offset < 0:
             return NO_CHUNK
-        if (indexed and not self.starts.reserve()) or not self.plan.reserve_guest():
+        if (indexed and not self.starts.reserve()) or not plan.reserve_guest():
             return NO_HOST_MEMORY
         if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
             return NO_HOST_MEMORY
         cdef ChunkHandle handle = self.take_slot()
-        self.plan.add_guest(<uint64_t>offset, rounded, handle)
-        self.fill_in(handle, self.plan.address_of(<uint64_t>offset), rounded, self.plan.bin_sets[index], PLACE)
-        return self.hand_out_place(handle, index, rounded, requested, stream, indexed, self.features)
+        plan.add_guest(<uint64_t>offset, rounded, handle)
+        self.fill_in(handle, plan.address_of(<uint64_t>offset), rounded, plan.bin_sets[index], PLACE)
+        return self.hand_out_place(plan, handle, index, rounded, requested, stream, indexed, self.features)
 
     cdef cbool free_place(self, ChunkHandle handle) noexcept nogil:
         """Frees a block that lies in the region of a plan."""

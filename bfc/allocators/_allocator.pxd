@@ -173,7 +173,11 @@ cdef class Allocator(BufferOwner):
     cdef cbool asks_plan(self, Request* request) noexcept nogil
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
     cdef cbool may_be_planned(self, Request* request) noexcept nogil
+    cdef cbool may_lie_in_plan(self, Request* request) noexcept nogil
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1
+    cdef int keep_within_bounds(self, Request* request, Placement* placed) except -1
+    cdef int use_gap_in_plan(self, Request* request, Placement* placed) except -1
+    cdef int use_gap_left(self, Request* request, Placement* placed) except -1
     cdef Planned planned_part(self)
     cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1
     cdef int stop_watch(self) except -1

@@ -25,7 +25,7 @@ from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
     COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
     MARKS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet,
-    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, Pool, Region, Release, Tracing,
+    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, PlanServer, Pool, Region, Release, Tracing, is_large,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -1106,14 +1106,24 @@ cdef class Allocator(BufferOwner):
 
     cdef cbool may_be_planned(self, Request* request) noexcept nogil:
         """Whether a plan may have a place for a request whose lane is known."""
-        if request.contiguous and (request.alignment or self.pool.plan.has_pages()):
+        if request.asked_plan or (request.contiguous and self.pool.plan.has_pages()):
             return False
-        return not (request.asked_plan or is_private(&request.lane) or request.lane.thread or request.freed_before
-                    or self.is_in_capture(request))
+        return self.may_lie_in_plan(request)
+
+    cdef cbool may_lie_in_plan(self, Request* request) noexcept nogil:
+        """Whether a request whose lane is known may be served from memory of plans."""
+        return not (is_private(&request.lane) or request.lane.thread or request.freed_before
+                    or (request.contiguous and request.alignment) or self.is_in_capture(request))
 
     cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1:
-        """Where nothing else fits: uses any gap of the plan, or cuts a large chunk that stays whole beside a plan, or
-        gives back the region of the bodies."""
+        """Where nothing else fits: uses any gap of the plan, or gives back the region of the bodies."""
+        self.use_gap_in_plan(request, placed)
+        if placed.handle == NO_CHUNK and self.planned.give_back_idle():
+            self.place_after_miss(request, placed)
+        return 0
+
+    cdef int use_gap_in_plan(self, Request* request, Placement* placed) except -1:
+        """Uses any gap of the plan, or cuts a large chunk that stays whole beside a plan."""
         cdef uint32_t index
         cdef uint64_t oversize = UNLIMITED
         settings = self.settings_now()
@@ -1123,7 +1133,8 @@ cdef class Allocator(BufferOwner):
         if not self.is_closed and self.pool.plan != NULL and request.asked_plan:
             index = self.pool.plan.stream_of(request.stream if self.pool.usage == NULL else request.lane.stream)
             if index != NO_STREAM:
-                self.fill(self.pool.hand_out_room(index, self.pool.plan.any_room(index, request.rounded),
+                self.fill(self.pool.hand_out_room(self.pool.plan, index,
+                                                  self.pool.plan.any_room(index, request.rounded),
                                                   request.rounded, request.nbytes, request.stream, request.indexed),
                           request, placed)
                 if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
@@ -1132,8 +1143,33 @@ cdef class Allocator(BufferOwner):
         if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK:
             find_among_whole(self, request, placed, oversize)
         self.lock.release()
-        if placed.handle == NO_CHUNK and self.planned.give_back_idle():
-            self.place_after_miss(request, placed)
+        return 0
+
+    cdef int keep_within_bounds(self, Request* request, Placement* placed) except -1:
+        """Before more memory is asked for than the policy alone has needed: uses any gap of the plan, and gives back
+        what is free. What a plan that did not pay has left is used before anything is asked for."""
+        if self.planned.has_ended_early():
+            self.use_gap_left(request, placed)
+        elif self.pool.plan != NULL and not self.planned.may_grow(request.rounded, False):
+            self.use_gap_in_plan(request, placed)
+        if placed.handle == NO_CHUNK and not request.refused:
+            self.planned.about_to_grow(request.rounded)
+        return 0
+
+    cdef int use_gap_left(self, Request* request, Placement* placed) except -1:
+        """Serves a large request in a gap of a plan that has ended, where blocks still live."""
+        cdef uint64_t stream
+        cdef PlanServer* plan
+        self.acquire()
+        if not self.is_closed and is_large(request.rounded) and self.may_lie_in_plan(request):
+            stream = request.stream if self.pool.usage == NULL else request.lane.stream
+            for plan in self.pool.plans:
+                if placed.handle == NO_CHUNK and not plan.has_pages() and plan.stream_of(stream) != NO_STREAM:
+                    self.fill(self.pool.hand_out_room(plan, plan.stream_of(stream),
+                                                      plan.any_room(plan.stream_of(stream), request.rounded),
+                                                      request.rounded, request.nbytes, request.stream,
+                                                      request.indexed), request, placed)
+        self.lock.release()
         return 0
 
     # -- captures -----------------------------------------------------------------------------------------------------
@@ -1482,11 +1518,8 @@ cdef class Allocator(BufferOwner):
         elif (self.planned is not None and self.pool.plans.size() > <size_t>(self.pool.plan != NULL)
                 and not self.source.is_called_here()):
             self.planned.give_back_empty()      # of plans that have ended, before more is asked for
-        if placed.handle == NO_CHUNK and self.pool.plan != NULL and not self.fences.capture_is_marked():
-            if not self.planned._may_grow(request.rounded):
-                self.make_room_in_plan(request, placed)
-            if placed.handle == NO_CHUNK:
-                self.planned._about_to_grow(request.rounded)
+        if placed.handle == NO_CHUNK and self.planned is not None and not self.fences.capture_is_marked():
+            self.keep_within_bounds(request, placed)
         while placed.handle == NO_CHUNK:
             if self.is_closed:
                 raise closed()

@@ -51,12 +51,15 @@ cdef class Planned:
     cdef object grown           # (kind, bytes) of the lengths that there was room for before the open step; or None
     cdef uint64_t found, asked  # of the last step: the requests that the plan knew, and all
     cdef uint64_t found_before  # and of all steps before the one that is open
-    cdef uint64_t hits_before, asked_before, bytes_before   # when the step began: hits, requests, what was reserved
+    cdef uint64_t hits_before, asked_before     # when the step began: hits, requests
+    cdef uint64_t online        # what the policy alone reserved for the recording; 0: nothing bounds what may be
+    cdef uint64_t online_peak   # and the most that was live then
     cdef bint is_planned        # whether the plan has a body for it
     cdef uint64_t steps, departed
     cdef bint has_departed      # the step that is open, or the last one
     cdef bint follows           # steps begin by themselves
     cdef bint is_own            # the step that is open has begun by itself
+    cdef bint was_mistaken      # room was made for a step that had begun by itself, and was none of that length
     cdef bint is_following      # a thread ends or begins such a step
     cdef bint was_begun         # whether there was a step of its kind before
     cdef int waits              # how many replays wait for what looks at the plan: the same comes to the same
@@ -71,6 +74,15 @@ cdef class Planned:
                     bint resumed) except -1
     cdef int end_plan(self, str why) except -1
     cdef bint body_is_idle(self) noexcept
+    cdef bint has_ended_early(self) noexcept nogil
+    cdef uint64_t allowed(self, uint64_t nbytes, bint in_part) noexcept nogil
+    cdef uint64_t room_for(self, uint64_t nbytes, bint in_part) noexcept nogil
+    cdef bint may_grow(self, uint64_t nbytes, bint in_part) noexcept
+    cdef int about_to_grow(self, uint64_t nbytes) except -1
+    cdef bint give_back_left(self) except -1
+    cdef bint give_back_body(self) except -1
+    cdef bint is_overdrawn(self) except -1
+    cdef bint may_stretch(self, uint64_t body) noexcept
     cdef int drop(self) except -1
     cdef int install(self, object plan, object served, bint resumed) except -1
     cdef object fill_server(self, uint64_t at, object served)

@@ -39,6 +39,7 @@ cdef enum:
     MOST_LENGTHS = 256          # of a kind of iterations: as in plans/lengths.py
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
     MOST_OVERDRAWN = 64         # so often more is asked for beside a plan than the policy alone needs, then it ends
+    NEARLY = 50                 # what is reserved may be more than what lives by this part of it
     GOES_ON = -1                # what PlanServer.turn says where no step begins
     WAS_NONE = -3
 
@@ -177,6 +178,9 @@ cdef class Planned:
         self.step = "use_plan"      # another thread neither begins a step meanwhile nor changes the plan
         try:
             self.drop()
+            if not resumed:
+                self.online = plan.online if watch is not None and declined is None else 0
+                self.online_peak = plan.peak if self.online else 0
             self.declined = declined
             self.was_served = False
             if plan is None:
@@ -263,7 +267,7 @@ cdef class Planned:
         self.grown = None
         self.kinds = list(sequences[2])
         self.steps = self.departed = self.own_steps = 0
-        self.has_departed = False
+        self.has_departed = self.was_mistaken = False
         self.declined = self.departure = None
         self.take_regions(from_start)
         acquire_lock(self.lock[0])
@@ -377,6 +381,9 @@ cdef class Planned:
                                   self.is_in_pages())
         except PlanError:
             self.refused[kind] = wanted, 1 << 62
+            return 0
+        if not self.may_stretch(served.span - served.base):
+            self.refused[kind] = wanted, self.steps + STEPS_UNTIL_TRIED_AGAIN
             return 0
         other = self.new_server(plan, served)
         try:
@@ -644,17 +651,22 @@ cdef class Planned:
                 self.pool.drop_plan(self.pool.plans[i])
 
     cdef bint give_back_idle(self) except -1:
-        """Gives back the region of the bodies where nothing lives in it and no step is open: memory has run out.
-        Returns whether it went."""
-        cdef vector[Region] regions
+        """Gives back the region of the bodies where nothing lives in it, and no step of the plan is open: memory has
+        run out. Returns whether it went."""
         cdef bint went
         if self.stitching is not None:
             went = self.server != NULL and self.step is None and self.server.present[BODY]
             went = went and self.give_up_ranges(self.server, BODY)
             self.give_back_empty()
             return went
+        return (self.step is None or not self.is_planned) and self.give_back_body()
+
+    cdef bint give_back_body(self) except -1:
+        """Gives back the region of the bodies, of ordinary memory, where nothing lives in it. Returns whether it
+        went."""
+        cdef vector[Region] regions
         acquire_lock(self.lock[0])
-        if self.server != NULL and self.step is None and self.server.present[BODY] and self.server.is_empty(BODY):
+        if self.server != NULL and self.server.present[BODY] and self.server.is_empty(BODY):
             self.list_region(self.server.address[BODY], regions)
         self.source.forget(regions)
         self.lock.release()
@@ -673,7 +685,7 @@ cdef class Planned:
         if self.is_following and self.process == os.getpid():
             return 0
         turn = self.turn(stream, rounded, requested)
-        if turn == GOES_ON and not self.is_idle_for_long() and not self._is_overdrawn():
+        if turn == GOES_ON and not self.is_idle_for_long() and not self.is_overdrawn():
             return 0
         with self.changes():
             if self.is_following or self.server == NULL or (self.step is not None and not self.is_own):
@@ -731,6 +743,7 @@ cdef class Planned:
         self.lock.release()
         self.leave(False)
         if self.grown is not None and not was_whole:    # an evaluation, perhaps, which begins as an iteration does
+            self.was_mistaken = True
             self.refused[self.grown[0]] = longest_of(self.plan, self.grown[0]), self.steps + STEPS_UNTIL_TRIED_AGAIN
             self.found = 0
         acquire_lock(self.lock[0])
@@ -751,7 +764,7 @@ cdef class Planned:
         self.lock.release()
         return is_idle
 
-    def _is_overdrawn(self):
+    cdef bint is_overdrawn(self) except -1:
         """Whether more was needed beside the plan than the policy alone would have, outside of steps."""
         return (self.step is None and self.watch is not None and self.watch.is_overdrawn
                 and (self.body_is_idle() or self.watch.overdrawn > MOST_OVERDRAWN))
@@ -761,7 +774,7 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         cdef bint is_in_vain = self.server != NULL and self.server.is_in_vain()
         self.lock.release()
-        if not (is_in_vain or self._is_overdrawn()) or self.stitching is not None or self.step is not None:
+        if not (is_in_vain or self.is_overdrawn()) or self.stitching is not None or self.step is not None:
             return 0
         why = ("the iterations of the plan were not recognised: the requests of the program are others, or come in "
                "another order")
@@ -919,30 +932,78 @@ cdef class Planned:
             return None
         return hits / asked
 
-    def _may_grow(self, uint64_t nbytes):
-        """Whether the policy alone has needed as much as there will be after it has asked for so many bytes beside the
-        plan, as far as that is known; or nothing looks at the plan."""
-        if self.server == NULL or self.watch is None or self.stitching is not None or self.source.is_called_here():
+    cdef bint has_ended_early(self) noexcept nogil:
+        """Whether a plan was in use, and did not pay, and no other one has come."""
+        return self.was_served and self.server == NULL
+
+    cdef uint64_t allowed(self, uint64_t nbytes, bint in_part) noexcept nogil:
+        """What the policy alone needs, as far as is known, once so many more bytes live: what it did for the recording,
+        or hardly more than lived. `in_part`: where less has lived than in the recording, less in proportion. Needs the
+        lock."""
+        cdef Counters totals = self.pool.totals()
+        cdef uint64_t most = max(totals.peak_bytes_in_use, totals.bytes_in_use + nbytes), online = self.online
+        if in_part and most < self.online_peak:
+            online = <uint64_t>(<double>online * <double>most / <double>self.online_peak)
+        return max(online, most + most // NEARLY)
+
+    cdef uint64_t room_for(self, uint64_t nbytes, bint in_part) noexcept nogil:
+        """How many bytes may be asked for, once so many more live. Needs the lock."""
+        cdef uint64_t allowed = self.allowed(nbytes, in_part)
+        return allowed - min(allowed, self.source.taken())
+
+    cdef bint may_grow(self, uint64_t nbytes, bint in_part) noexcept:
+        """Whether the policy alone needs as much as there will be after it has asked for so many bytes beside the plan,
+        or after the plan has ended; or nothing looks at the plan."""
+        if not self.online or self.source.is_called_here():
             return True
         acquire_lock(self.lock[0])
-        cdef Counters totals = self.pool.totals()
-        cdef uint64_t taken = self.source.taken()
+        cdef bint fits = nbytes <= self.room_for(nbytes, in_part)
         self.lock.release()
-        return taken + nbytes <= self.watch.allowed(max(totals.peak_bytes_in_use, totals.bytes_in_use + nbytes))
+        return fits
 
-    def _about_to_grow(self, uint64_t nbytes):
-        """Before the policy asks for memory beside the plan: where that is more than it may be, what is free goes back
-        first, and what looks at the plan is told if that is not enough."""
+    cdef bint may_stretch(self, uint64_t body) noexcept:
+        """Whether the region of the bodies may have so many bytes. Where room was made in vain before, not more than
+        the policy alone needs."""
+        if not (self.was_mistaken and self.online):
+            return True
+        acquire_lock(self.lock[0])
+        cdef uint64_t room = self.room_for(0, False)
+        if self.server.present[BODY]:
+            room += self.server.region_size(BODY)
+        self.lock.release()
+        return body <= room
+
+    cdef int about_to_grow(self, uint64_t nbytes) except -1:
+        """Before the policy asks for memory: where that is more than it may be, what is free goes back first, and what
+        looks at the plan is told if that is not enough."""
         if self.step is None:
             self.has_departed = True    # what comes now goes back when a step begins
-        if self._may_grow(nbytes):
-            return
+        if self.may_grow(nbytes, True):
+            return 0
         self.give_back_side()
-        if self.step is None and not self._may_grow(nbytes):
-            self.give_back_idle()
-        if not self._may_grow(nbytes) and self.server.present[BODY]:
+        if self.server == NULL or self.may_grow(nbytes, False):
+            return 0
+        self.give_back_left()
+        if self.watch is not None and self.server.present[BODY] and not self.may_grow(nbytes, False):
             self.watch.is_overdrawn = True
             self.watch.overdrawn += 1
+        return 0
+
+    cdef bint give_back_left(self) except -1:
+        """Gives back the region of the bodies where nothing lives in it. A step in which that is so does not follow the
+        plan: the policy serves the rest of it."""
+        cdef bint is_given_up = False
+        if self.is_own and not self.is_following and self.body_is_idle():
+            with self.changes():
+                self.end_own(None)
+        acquire_lock(self.lock[0])
+        if self.server != NULL and self.step is not None and self.server.is_empty(BODY):
+            self.server.end()
+            self.has_departed = is_given_up = True
+        self.lock.release()
+        if is_given_up and self.watch is not None:
+            self.watch.is_overdrawn = True
+        return self.give_back_body()
 
     cdef int give_back_side(self) except -1:
         """Gives back the policy's free regions: a step that departed from the plan took them, and the next one may need

@@ -23,8 +23,6 @@ AGREES = 0.95
 #: After so many steps in a row that do not, or that need more beside the plan than it saves, the
 #: next steps are looked at.
 DIFFERING, COSTLY = 3, 2
-#: What is reserved may be so many times what lives.
-NEARLY = 1.02
 #: How many steps of a kind are looked at; one more is recorded.
 ITERATIONS = 3
 #: The most allocations and frees of them: 64 bytes each.
@@ -55,12 +53,6 @@ class Watch:
         self._look: Look | None = None
         self.is_overdrawn = False  # there was more than the policy alone needs, as far as is known
         self.overdrawn = 0  # how often
-        self._online = plan.online
-
-    def allowed(self, most: int) -> float:
-        """What the policy alone has needed for certain, if so much was live at once: what it did
-        for the recording, or what lived."""
-        return max(self._online, NEARLY * most)
 
     def step_ended(self, allocator: Allocator) -> None:
         """Notes how a step has followed the plan."""

@@ -543,9 +543,10 @@ cdef class BFCAllocator(Allocator):
                 size = min(wanted, available)
             else:
                 size = grow_to(next_size, max(request.rounded, least), available, &grew)
-            if self.pool.plan != NULL or (self.planned is not None and self.planned.was_served):
-                # what lies beside a plan does not double, nor what comes behind one that has not paid
+            if self.pool.plan != NULL:      # what lies beside a plan does not double
                 size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
+            elif self.planned is not None and self.planned.has_ended_early():
+                size = min(size, max(request.rounded, self.planned.room_for(request.rounded, True)))
         request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:
             self.source.refused_bytes.set(0)
