@@ -131,7 +131,7 @@ def in_the_way():
         saver.resume("weights")
         try:
             saver.resume("kv")
-        except bfc.OutOfMemoryError as error:
+        except torch.OutOfMemoryError as error:
             assert "trainer" in str(error) and "wake('kv') again" in str(error), error
         else:
             raise AssertionError("there is no room")
@@ -218,6 +218,7 @@ os._exit(0)
 @pytest.mark.parametrize(
     ("pattern", "turns"),
     [
+        ("in_the_way", 4),
         ("trainer", 8),
         *(
             pytest.param(pattern, 1000, marks=pytest.mark.long)
