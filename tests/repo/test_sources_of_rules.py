@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from sources import CHECKOUT, assert_none
 
+from bfc_tools.predicting.rules.operators import RELEASE
+
 RULES = CHECKOUT / "bfc_tools" / "predicting"
-RELEASE = re.compile(r"\d+\.\d+(\.\d+)?|[0-9a-f]{10,40}")
 
 
 def without_release(text: str) -> Iterator[int]:
