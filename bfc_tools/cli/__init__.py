@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib
 import os
 import sys
 import traceback
@@ -34,24 +35,25 @@ from typing import Any
 import bfc
 from bfc import __version__
 from bfc.interpreter._process import built_with
-from bfc_tools.cli import (
-    advise,
-    anonymise,
-    completion,
-    demo,
-    devices,
-    diff,
-    museum,
-    plan,
-    predict,
-    replay,
-    report,
-    run,
-)
 from bfc_tools.cli.endings import Ended, Exit, ended_in_order
 from bfc_tools.cli.streams import escaped, standard_output, tell
 from bfc_tools.mistakes import in_words
-from bfc_tools.predicting import outside
+
+#: In the order of the help. Each is a module of that name, which only who asks for it waits for.
+COMMANDS = (
+    "demo",
+    "run",
+    "predict",
+    "advise",
+    "report",
+    "replay",
+    "diff",
+    "plan",
+    "anonymise",
+    "museum",
+    "devices",
+    "completion",
+)
 
 #: What to do about a mistake in bfc.
 TO_DO = "Try again with --traceback, and report what that shows"
@@ -79,8 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return Exit.OK
         parsed.ends_process = arguments is None  # so the caller is the command itself
         code = _code_of(parsed)
-    if outside.link is not None:  # the process outside a prediction ends with the same
-        outside.link.answered(code)
+    if parsed.subcommand == "predict":
+        from bfc_tools.predicting import outside
+
+        if outside.link is not None:  # the process outside a prediction ends with the same
+            outside.link.answered(code)
     _discard_what_cannot_be_printed()
     return code
 
@@ -88,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _code_of(parsed: argparse.Namespace) -> int:
     """Runs a command, and tells what ends it."""
     # A program that is predicted has signals of its own.
-    signals = contextlib.nullcontext() if parsed.run is predict.run else ended_in_order()
+    signals = contextlib.nullcontext() if parsed.subcommand == "predict" else ended_in_order()
     try:
         with signals:
             answer: bool | Exit = parsed.run(parsed)
@@ -113,8 +118,9 @@ def _code_of(parsed: argparse.Namespace) -> int:
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
     """As `parse_args`, which does not say what was meant."""
-    parser, known = commands()
     name = next((word for word in words if not word.startswith("-")), "")  # no option has a value
+    is_of_one = name in COMMANDS and name != "completion"  # which completes all of them
+    parser, known = commands([name] if is_of_one else COMMANDS)
     if name and name not in known:
         meant = _meant([name], known) or f". There are {', '.join(known)}"
         parser.error(f"there is no command {name!r}{meant}")
@@ -154,8 +160,10 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
-    """What reads the command line, and what reads the rest of it, for each command."""
+def commands(
+    names: Iterable[str] = COMMANDS,
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """What reads the command line, and what reads the rest of it, for each of these commands."""
     parser = _Parser(
         prog="bfc",
         description="A GPU memory allocator that you can use, see into and trust.",
@@ -165,25 +173,11 @@ def commands() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentP
         "--version", action=_Version, nargs=0, help="show the version, and what it was built with"
     )
     added = parser.add_subparsers(metavar="COMMAND", title="commands")
-    listed = (
-        demo,
-        run,
-        predict,
-        advise,
-        report,
-        replay,
-        diff,
-        plan,
-        anonymise,
-        museum,
-        devices,
-        completion,
-    )
-    for command in listed:
-        name = command.__name__.rpartition(".")[2]
+    for name in names:
+        command = importlib.import_module(f"{__name__}.{name}")
         one = added.add_parser(name, help=command.HELP, epilog=command.EPILOG)
         command.add_options(one)
-        one.set_defaults(run=command.run)
+        one.set_defaults(run=command.run, subcommand=name)
     for one in (parser, *added.choices.values()):
         one.formatter_class = argparse.RawDescriptionHelpFormatter  # their epilogs have tables
         one.add_argument(  # to all, so that it can stand before and after the command

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _forks = get_context("forkserver")
-_forks.set_forkserver_preload(["torch", "bfc_tools.cli", "bfc_tools.predicting.tries"])
+_forks.set_forkserver_preload(["torch", "bfc_tools.cli.predict", "bfc_tools.predicting.tries"])
 
 
 def command(*words: str) -> tuple[int, str, str]:
