@@ -1,9 +1,11 @@
 """What it costs to keep a script's files apart: `python -m bench.apart`, about a minute.
 
-A program without PyTorch that writes one file is run in turn in four ways: with its files apart in
-a namespace, under Landlock, on the real files (`--real-files`, which has a process outside, too),
-and without any of that. A run is timed from the start of Python until its process has ended, in
-milliseconds, and in parts: until the program runs, and from its end on.
+A program without PyTorch that writes one file is run in turn in five ways: with its files apart in
+a namespace of root's, in one of an ordinary user, under Landlock, on the real files
+(`--real-files`, which has a process outside, too), and without any of that. It is to be run by
+root: for anybody else both namespaces are an ordinary user's. A run is timed from the start of
+Python until its process has ended, in milliseconds, and in parts: until the program runs, and from
+its end on.
 """
 
 from __future__ import annotations
@@ -20,16 +22,19 @@ from pathlib import Path
 from bench.report import machine, say
 
 ROOT = Path(__file__).parents[1]
-WAYS = ("without", "real files", "landlock", "namespace")
+WAYS = ("without", "real files", "landlock", "user", "namespace")
 #: It imports the same in all ways.
 PROGRAM = """
 import sys, time
+from kept_apart import give_up_rights
 from bfc_tools.predicting import outside
 way = sys.argv[1]
 if way == "landlock":
     def refused(*_):
         raise PermissionError(1, "as in a container")
     outside.kernel.lay_over = refused
+if way == "user":
+    give_up_rights()
 if way != "without":
     outside.begin(real_files=way == "real files")
 began = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -44,7 +49,7 @@ print(began, ended)
 
 def run(way: str, folder: str) -> tuple[float, float, float]:
     """Seconds in all, until the program runs, and from its end on."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/helpers'}"}
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, way],

@@ -1,7 +1,7 @@
 """What the kernel keeps apart: mounts of a process's own, and Landlock. Both hold for the process
 that calls and for all that it starts, until they end.
 
-From mount(2), overlayfs.rst, user_namespaces(7) and landlock(7).
+From mount(2), overlayfs.rst, user_namespaces(7), ioctl_iflags(2) and landlock(7).
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS, _NEW_USER = 0x00020000, 0x10000000
-_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 1 << 18
+_BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x1000, 0x2000, 0x4000, 1 << 18
 _NO_NEW_PRIVILEGES, _DIES_WITH_PARENT, _ADOPTS = 38, 1, 36
 _MOUNT_SETATTR, _LANDLOCK = 442, 444
 _EMPTY_PATH, _READ_ONLY = 0x1000, 1
+_GET_FLAGS, _SET_FLAGS, _TOP_OF_TREES = 0x80086601, 0x40086602, 0x20000
 #: Landlock's rights to change something: to write, to remove, to make, to link and to truncate.
 _WRITE, _LINK, _CHANGES = 1 << 1, 1 << 13, 1 << 1 | 0x7FF << 4
 _OLDEST_LANDLOCK = 3  # the first that knows how to truncate
@@ -32,6 +35,8 @@ _OF_THE_SYSTEM = frozenset(
     )
 )
 
+#: Of so many folders in a folder for temporary files, if something else is mounted there.
+MOST_TEMPORARY = 32
 #: What overlays are told. Their changes reach the disk at any time, since they are thrown away.
 OF_ROOT, OF_USERS = ",volatile,redirect_dir=on,metacopy=off", ",volatile,userxattr"
 
@@ -63,15 +68,13 @@ def adopt() -> None:
 # -- mounts of its own ----------------------------------------------------------------------------
 
 
-def lay_over(folder: str, hidden: str) -> list[str]:
+def lay_over(folder: str, hidden: str) -> None:
     """What this process writes lies below `folder` from now on, in folders that are laid over all
     others. It must have no threads, and does not see what lies in `hidden`, a folder above.
 
-    Each of `folder/0`, `folder/1`, ... has `upper`, which lies over the path at that place in
-    `folder/names`, between zero bytes. Returns the folders that cannot be covered, since another
-    file system is mounted inside, or since theirs refuses: in these nothing can be written, but in
-    the folders inside them. Raises OSError where the system allows none of it, and the process is
-    to end then.
+    Each of `folder/0`, `folder/1`, ... lies over the path at that place in `folder/names`, between
+    zero bytes, or over none. Where none lies, nothing can be written. Raises OSError
+    where the system allows none of it, and the process is to end then.
     """
     here, user, group = os.getcwd(), os.getuid(), os.getgid()
     of_root = True
@@ -89,26 +92,23 @@ def lay_over(folder: str, hidden: str) -> list[str]:
                 file.write(text)
     _mount("", "/", "", _RECURSIVE | _PRIVATE)
     sockets, mounts = list(_sockets()), _mounts()
+    trees = [path for path, changes in mounts.items() if changes]
     opened = []
-    for path in [path for path, changes in mounts.items() if changes]:
+    for path in trees:
         with contextlib.suppress(OSError):
             opened.append(os.open(path, os.O_PATH))
     os.chdir(folder)  # which is below one of the mounts that are covered
-    try:
-        _cover(0, folder, options := OF_ROOT if of_root else OF_USERS)
-    except PermissionError:  # root's in a container, say
-        _cover(0, folder, options := OF_USERS)
-    read_only: list[str] = []
-    covered = [folder]
-    for path in _trees(mounts, read_only):
-        try:
-            _cover(len(covered), path, options)
-        except OSError:
-            read_only.append(path)
-        else:
-            covered.append(path)
+    with contextlib.suppress(OSError):
+        _spread(os.open(".", os.O_RDONLY))
+    overlays = _Overlays(here, list(mounts), of_root)
+    for path in sorted(filter(os.path.isdir, trees), key=len, reverse=True):  # "/" is the last
+        overlays.cover(path)
+    if overlays.refused and not any(overlays.covered):
+        raise overlays.refused
     with open("names", "wb") as file:
-        file.write(b"\0".join(map(os.fsencode, covered)))
+        file.write(b"\0".join(map(os.fsencode, overlays.covered)))
+    os.chdir("/..")  # which leads into what lies over it
+    os.chroot(".")
     attributes = struct.pack("=4Q", _READ_ONLY, 0, 0, 0)
     for number in opened:  # also where it is covered, for who still has an old folder
         _call("syscall", _MOUNT_SETATTR, number, b"", _EMPTY_PATH, attributes, len(attributes))
@@ -125,15 +125,87 @@ def lay_over(folder: str, hidden: str) -> list[str]:
     # no way back through /proc/PID/root of a process that is outside, nor by mounting
     with contextlib.suppress(OSError):
         _restrict(_LINK, {"/": _LINK})
-    return sorted(read_only)
 
 
-def _cover(number: int, path: str, more: str) -> None:
-    for name in ("upper", "work"):
-        os.makedirs(f"{number}/{name}", exist_ok=True)
-    lower = re.sub(r"([\\,:])", r"\\\1", path)
-    options = f"lowerdir={lower},upperdir={number}/upper,workdir={number}/work"
-    _mount("overlay", path, "overlay", 0, options + more)
+class _Overlays:
+    """Folders below the working one that lie over others."""
+
+    def __init__(self, here: str, mounts: list[str], of_root: bool) -> None:
+        self._here, self._mounts = here, sorted(mounts, key=lambda path: path.split("/"))
+        self._options = OF_ROOT if of_root else OF_USERS
+        #: What they lie over, or nothing where one was refused.
+        self.covered: list[str] = []
+        self.refused: OSError | None = None
+
+    def cover(self, path: str) -> None:
+        """One lies over this folder, and takes what is mounted inside. An ordinary user may not do
+        that: there one lies over each folder inside in which nothing is mounted."""
+        before = path.rstrip("/")
+        inside: list[str] = []
+        for one in self._mounts:
+            is_deeper = inside and one.startswith(f"{inside[-1]}/")
+            if one != path and one.startswith(f"{before}/") and not is_deeper:
+                inside.append(one)
+        if not inside or self._options == OF_ROOT:
+            try:
+                self._lay(path, inside)
+            except OSError as error:
+                self.refused = error
+            else:
+                return
+        for folder in self._folders(path) if inside else ():
+            self.cover(folder)
+
+    def _lay(self, path: str, inside: list[str]) -> None:
+        upper = str(len(self.covered))
+        self.covered.append("")  # one that was refused would suit no other path
+        whole = f"{upper}.whole" if inside else path
+        for name in (upper, f"{upper}.work", *([whole] if inside else ())):
+            os.mkdir(name)
+        lower = re.sub(r"([\\,:])", r"\\\1", path)
+        options = f"lowerdir={lower},upperdir={upper},workdir={upper}.work"
+        try:
+            _mount("overlay", whole, "overlay", 0, options + self._options)
+        except PermissionError:  # root's in a container, say
+            self._options = OF_USERS
+            _mount("overlay", whole, "overlay", 0, options + self._options)
+        self.covered[-1] = path
+        for one in inside:
+            _mount(one, whole + one[len(path.rstrip("/")) :], "", _MOVE)
+        if inside:
+            _mount(whole, path, "", _MOVE)
+
+    def _folders(self, path: str) -> list[str]:
+        """Those inside in which something may be changed. Among everybody's temporary files these
+        are the way to the working folder, and some that have changed last."""
+        found: list[tuple[bool, float, str]] = []
+        with contextlib.suppress(OSError), os.scandir(path) as entries:
+            for one in entries:
+                with contextlib.suppress(OSError):  # it may go meanwhile
+                    if one.is_dir(follow_symlinks=False) and _is_of_use(one.path):
+                        leads_here = f"{self._here}/".startswith(f"{one.path}/")
+                        found.append((leads_here, one.stat().st_mtime, one.path))
+        found = [one for one in found if one[-1] not in self._mounts]
+        if os.stat(path).st_mode & stat.S_ISVTX:
+            found = sorted(found)[-MOST_TEMPORARY:]
+        return [path for *_, path in found]
+
+
+def _spread(folder: int) -> None:
+    """On ext4, what is made inside lies in groups of inodes apart (`chattr +T`). In the group of
+    temporary files a new inode takes long: those that were freed in the last minutes are passed."""
+    try:
+        (flags,) = struct.unpack("=I", fcntl.ioctl(folder, _GET_FLAGS, bytes(4)))
+        fcntl.ioctl(folder, _SET_FLAGS, struct.pack("=I", flags | _TOP_OF_TREES))
+    finally:
+        os.close(folder)
+
+
+def _is_of_use(folder: str) -> bool:
+    """Whether this process may find or make something there."""
+    if not os.access(folder, os.X_OK) or os.access(folder, os.W_OK):
+        return os.access(folder, os.X_OK)
+    return not os.access(folder, os.R_OK) or bool(os.listdir(folder))
 
 
 def _mounts() -> dict[str, bool]:
@@ -149,21 +221,6 @@ def _mounts() -> dict[str, bool]:
             ours = path.startswith(("/proc/", "/sys/")) or kind in _OF_THE_SYSTEM
             found[path] = not read_only and not ours
     return found
-
-
-def _trees(mounts: dict[str, bool], split: list[str]) -> Iterator[str]:
-    """The topmost folders below which nothing else is mounted. Those above them go to `split`."""
-    rest = [path for path, changes in mounts.items() if changes and os.path.isdir(path)]
-    while rest:
-        path = rest.pop()
-        inside = path.rstrip("/") + "/"
-        if not any(one.startswith(inside) and one != path for one in mounts):
-            yield path
-            continue
-        split.append(path)
-        with contextlib.suppress(OSError), os.scandir(path) as entries:
-            folders = [one.path for one in entries if one.is_dir(follow_symlinks=False)]
-            rest += [one for one in folders if one not in mounts]
 
 
 def _sockets() -> Iterator[tuple[int, str]]:

@@ -53,11 +53,10 @@ NEITHER = (
 
 class Outside:
     """What the child sees of the process outside. `apart` says how its files are kept apart:
-    "namespace", "landlock", or "" if they are not; `folder` is where, and `read_only` are folders
-    in which nothing can be written."""
+    "namespace", "landlock", or "" if they are not."""
 
-    def __init__(self, connection: Connection, apart: str, folder: str, read_only: list[str]):
-        self.apart, self.folder, self.read_only = apart, folder, read_only
+    def __init__(self, connection: Connection, apart: str):
+        self.apart = apart
         self.layer: Layer | None = None
         self._last: Changes | None = None
         self._connection, self._process = connection, os.getpid()
@@ -192,9 +191,8 @@ class _Keeper:
         if os.getppid() != parent:
             os._exit(NO_ANSWER)
         try:
-            read_only: list[str] = []
             if self._apart == "namespace":
-                read_only = kernel.lay_over(f"{self._folder}/over", self._folder)
+                kernel.lay_over(f"{self._folder}/over", self._folder)
                 for name in ("rename", "replace"):
                     setattr(os, name, _across(getattr(os, name)))
             elif self._apart == "landlock":
@@ -203,7 +201,7 @@ class _Keeper:
             theirs.send_bytes(json.dumps(["refused", str(error)]).encode())
             os._exit(NO_ANSWER)
         theirs.send_bytes(b'["ready"]')
-        link = Outside(theirs, self._apart, self._folder, read_only)
+        link = Outside(theirs, self._apart)
         if self._apart == "landlock":
             link.layer = lay_over(self._folder)
         return False
@@ -330,7 +328,7 @@ def _laid_over(folder: str) -> Iterator[tuple[str, int | None]]:
     with open(f"{folder}/over/names", "rb") as file:
         names = [os.fsdecode(name) for name in file.read().split(b"\0")]
     for number, name in enumerate(names):
-        upper = f"{folder}/over/{number}/upper"
+        upper = f"{folder}/over/{number}"
         for path, found in files_below(upper):
             if stat.S_ISREG(found.st_mode):
                 yield name.rstrip("/") + path[len(upper) :], found.st_blocks * 512

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from file_runs import BLOCK, CASES, HELPER, history, see_the_same, state
 
-from bfc_tools.predicting import outside
+from bfc_tools.predicting import kernel, outside
 
 IN_A_NAMESPACE = [case for name, case in CASES.items() if name.startswith("namespace")]
 NEITHER = "root,unshare,landlock_create_ruleset"
@@ -280,6 +280,45 @@ def test_an_odd_system_is_no_reason_to_change_a_file(mine: Path, name: str) -> N
     how, refused = ODD[name]
     program = "open('new', 'w').write('new'); print(open('new').read())"
     assert run(mine, program, refused, odd(how)) == (0, "new\n", "")
+
+
+#: A folder for temporary files with a hundred folders, the oldest of which is the working one, and
+#: something that is mounted inside.
+CROWD = (
+    "mkdir ../crowd; mount -t tmpfs - ../crowd; cd ../crowd; mkdir $(seq 100) inner; "
+    "mount -t tmpfs - inner; touch -d 1999-01-01 1; chmod 1777 .; cd 1"
+)
+IN_THE_CROWD = """
+    import os
+    open("new", "w").write("new")
+    open("../inner/new", "w").write("new")
+    with open("/proc/self/mountinfo") as file:
+        over = [line.split()[4] for line in file if " - overlay " in line]
+    print(len([path for path in over if "/crowd" in path]))
+    os.mkdir("../other")
+"""
+
+
+@pytest.mark.sampled(1)
+def test_a_user_has_something_over_few_of_many_temporary_folders(mine: Path) -> None:
+    """Over what is mounted inside, and over those that changed last and the working one."""
+    code, out, err = run(mine, IN_THE_CROWD, "root", odd(CROWD))
+    assert (code, out) == (2, f"{kernel.MOST_TEMPORARY + 1}\n")
+    assert "Read-only file system: '../other'" in err
+
+
+def test_root_has_one_folder_over_each_file_system(mine: Path) -> None:
+    """Over the outer one and over the inner one, which is mounted in it: the script may write into
+    both. Where this process may not mount, it is an ordinary user."""
+    as_root = ["unshare", "--mount"]
+    if subprocess.run([*as_root, "true"], check=False, capture_output=True).returncode:
+        as_root.insert(1, "--map-root-user")
+    within = [*as_root, "sh", "-ec", f'{CROWD}; exec "$@"', "-"]
+    code, out, err = run(mine, IN_THE_CROWD, "", within)
+    if len(as_root) == 2:
+        assert (code, out, err) == (0, "2\n", "")
+    else:
+        assert (code, out) == (2, f"{kernel.MOST_TEMPORARY + 1}\n")
 
 
 def test_where_the_working_folder_is_gone_nothing_runs(tmp_path: Path, monkeypatch) -> None:
