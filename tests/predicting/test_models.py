@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_commands import command
 
 from bfc_tools.cli import main
 from bfc_tools.models import names
@@ -125,11 +126,9 @@ def test_a_model_in_the_cache_is_found_by_its_name(folder, tmp_path, capsys) -> 
 
 
 def test_the_largest_batch_of_a_model(folder) -> None:
-    words = ["hf:small", "--seq", "512", "--device", "512MiB", "--largest", "batch=1..64"]
-    command = [sys.executable, "-m", "bfc", "predict", *words]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    said = ran.stdout
+    words = ("hf:small", "--seq", "512", "--device", "512MiB", "--largest", "batch=1..64")
+    code, said, err = command("predict", *words)
+    assert code == 0, err
     assert said.startswith("The largest batch that fits on a GPU of 512.00 MiB is ")
     assert "takes it as --batch N" in said
 
@@ -242,15 +241,10 @@ def test_a_whole_prefill_needs_more(folder, capsys) -> None:
     assert whole["peak"]["by_kind"]["KV cache"] == part["peak"]["by_kind"]["KV cache"]
 
 
-def served(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bfc", "predict", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_it_says_whether_a_model_serves_and_how_much_would(folder) -> None:
-    ran = served(*SERVE, "--device", "64MiB", "--json")
-    found = json.loads(ran.stdout)
-    assert ran.returncode == 0, ran.stderr
+    code, out, err = command("predict", *SERVE, "--device", "64MiB", "--json")
+    assert code == 0, err
+    found = json.loads(out)
     assert found["answer"].startswith("It serves 4 sequences of 256 tokens on a GPU of 64.00 MiB")
     assert found["parts"]["cache"] == 2 * 2 * 2 * 64 * 2 * 256 * 4
     assert sum(found["parts"].values()) == found["figures"]["peak_requested"]
@@ -262,10 +256,10 @@ def test_it_says_whether_a_model_serves_and_how_much_would(folder) -> None:
 
 
 def test_what_does_not_serve_ends_with_one(folder) -> None:
-    ran = served(*SERVE, "--device", "8MiB")
-    assert ran.returncode == 1, ran.stderr
-    assert ran.stdout.startswith("It does not serve 4 sequences of 256 tokens on a GPU of 8.00 MiB")
-    assert "None of context 256..4096:256 fits" in ran.stdout
+    code, out, err = command("predict", *SERVE, "--device", "8MiB")
+    assert code == 1, err
+    assert out.startswith("It does not serve 4 sequences of 256 tokens on a GPU of 8.00 MiB")
+    assert "None of context 256..4096:256 fits" in out
 
 
 @pytest.mark.parametrize(
@@ -277,15 +271,17 @@ def test_what_does_not_serve_ends_with_one(folder) -> None:
     ],
 )
 def test_what_cannot_be_served_is_said(folder, words, said) -> None:
-    ran = served(*SERVE, *words)
-    assert (ran.returncode, ran.stdout) == (2, "")
-    assert said in ran.stderr.splitlines()[-1]
+    code, out, err = command("predict", *SERVE, *words)
+    assert (code, out) == (2, "")
+    assert said in err.splitlines()[-1]
 
 
 def test_an_encoder_serves_no_tokens(folder) -> None:
-    ran = served("hf:BertConfig", "--set=num_hidden_layers=1", "--task", "serve")
-    assert ran.returncode == 2
-    assert "has no cache of tokens" in ran.stderr.splitlines()[-1]
+    code, _, err = command(
+        "predict", "hf:BertConfig", "--set=num_hidden_layers=1", "--task", "serve"
+    )
+    assert code == 2
+    assert "has no cache of tokens" in err.splitlines()[-1]
 
 
 def test_a_server_is_answered_by_arithmetic(folder, capsys) -> None:

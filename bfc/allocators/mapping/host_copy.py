@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -47,6 +48,9 @@ class HostPiece:
             raise MemoryError(
                 f"the host has no {format_bytes(nbytes)} to keep contents in"
             ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # all of it is written at once
+            with contextlib.suppress(OSError):  # of a kernel that has none
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> None:
