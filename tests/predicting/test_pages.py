@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 import torch
 from documents import BLOCK, DOCUMENTS, ROOT, commands, not_printed
-from fresh_commands import _main, called
+from fresh_commands import _main, called, command
 
 from bfc_tools.cli import main
 
@@ -65,22 +67,29 @@ def test_the_gate_with_a_budget(repository: Path) -> None:
     ran = run_sh(BUDGET)
     assert ran.returncode == 0, ran.stderr
     assert "with a budget of 60.00 GiB" in ran.stdout.splitlines()[0]
-    assert run_sh(BUDGET.replace("60GiB", "60MiB")).returncode == 3
-    assert run_sh(BUDGET.replace("a100", "60MiB")).returncode == 1, "nor does the GPU suffice"
-    ran = run_sh(BUDGET.replace("60GiB", "60MiB --json"))
-    found = json.loads(ran.stdout)
-    assert (ran.returncode, found["fits"], found["fits_gpu"]) == (3, False, True)
+    _, *words = shlex.split(BUDGET)
+    code, _, err = command(*("60MiB" if word == "a100" else word for word in words))
+    assert code == 1, f"nor does the GPU suffice: {err}"
+    code, out, _ = command(*("60MiB" if word == "60GiB" else word for word in words), "--json")
+    found = json.loads(out)
+    assert (code, found["fits"], found["fits_gpu"]) == (3, False, True)
     assert found["budget"] == found["limit"] == 60 << 20
+
+
+def _pytest(words: list[str]) -> str:
+    with redirect_stdout(io.StringIO()) as out:
+        pytest.main(words)
+    return out.getvalue()
 
 
 def test_the_tests_with_budgets(tmp_path: Path) -> None:
     file = tmp_path / "test_theirs.py"
-    pytest_here = f"python -m pytest -q -p no:cacheprovider {file}"
+    words = ["-q", "-p", "no:cacheprovider", str(file)]
     file.write_text(TESTS)
-    assert "3 passed" in run_sh(f"{pytest_here} --bfc-write-budgets").stdout
-    assert "3 passed" in run_sh(pytest_here).stdout
+    assert "3 passed" in called(_pytest, [*words, "--bfc-write-budgets"])
+    assert "3 passed" in called(_pytest, words)
     file.write_text(TESTS.replace("Linear(1024, 1024)", "Linear(1024, 8192)"))
-    printed = run_sh(pytest_here).stdout
+    printed = called(_pytest, words)
     assert [line for line in GROWN.splitlines() if line.strip() not in printed] == []
 
 
