@@ -178,8 +178,7 @@ class Books:
         )
 
     def set_settings(self, text: str) -> None:
-        """What `torch.cuda.memory._set_allocator_settings` calls from now on: for all devices, also
-        for those that come."""
+        """For all devices, also for those that come."""
         for pool in self.pools.values():
             pool.set_settings(text)
         self._settings.append(text)
@@ -385,13 +384,25 @@ def take_over(torch: Any, make: PoolMaker) -> None:
     books = Books(make)
     module.serve(Table(books.open, DEVICES).capsule(), books)
     _serving = books
-    torch.cuda.memory._set_allocator_settings = books.set_settings
-    torch._C._accelerator_setAllocatorSettings = books.set_settings
+    _follow_settings(torch, books)
     torch.cuda.memory.change_current_allocator = _refuse_change
     torch.cuda.change_current_allocator = _refuse_change
     torch._C._cuda_changeCurrentAllocator = _refuse_change  # where others have the functions above
     torch.cuda._lazy_call(lambda: _look_who_serves(module))
     _look_before_replays(torch, books)
+
+
+def _follow_settings(torch: Any, books: Books) -> None:
+    """Has settings that the program makes while it runs go to our pools, and to PyTorch, whose
+    pinned memory has some of them."""
+    for_pinned = torch._C._accelerator_setAllocatorSettings
+
+    def set_allocator_settings(text: str) -> None:
+        books.set_settings(text)
+        for_pinned(text)
+
+    torch.cuda.memory._set_allocator_settings = set_allocator_settings
+    torch._C._accelerator_setAllocatorSettings = set_allocator_settings
 
 
 def _look_before_replays(torch: Any, books: Books) -> None:

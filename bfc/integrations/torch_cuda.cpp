@@ -12,6 +12,7 @@
 
 #include <bfc_torch_allocator.hpp>
 #include <c10/core/Allocator.h>
+#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -158,42 +159,56 @@ void each_region(const Rows& rows, Each each) {
 
 // -- what is known of an allocation while a history is recorded ---------------------------------------
 
-struct Note {
-    Context taken, freed;
-    std::string compiling, metadata;
-};
-
-struct Emptying {
-    int64_t from_us, to_us;
-    Context context;
-};
-
 thread_local std::vector<std::string> compiling;
 thread_local std::string metadata;
+
+// What a thread has told PyTorch of itself, which each entry of a history has.
+struct Words {
+    std::string compiling = "N/A", metadata;
+};
+
+Words words_now() { return {compiling.empty() ? "N/A" : compiling.back(), metadata}; }
+
+struct Note {
+    Context taken, freed;
+    Words at_taking, at_freeing;
+};
+
+struct Refusal {
+    Context context;
+    Words words;
+};
+
+// The cache was emptied, or a snapshot taken: what came and went from here to there is of that.
+struct Doing {
+    int64_t from_us, to_us;
+    Context context;
+    Words words;
+};
 
 class Notes {
 public:
     void add(int64_t id, Context context) {
         const std::lock_guard<std::mutex> held(lock_);
-        notes_[id] = {std::move(context), nullptr, compiling.empty() ? "" : compiling.back(), metadata};
+        notes_[id] = {std::move(context), nullptr, words_now(), {}};
     }
     void add_free(int64_t id, Context context) {
         const std::lock_guard<std::mutex> held(lock_);
         auto found = notes_.find(id);
         if (found == notes_.end()) return;
         found->second.freed = std::move(context);
+        found->second.at_freeing = words_now();
         freed_.push_back(id);
         for (; freed_.size() > most_; freed_.pop_front()) notes_.erase(freed_.front());
     }
     void add_refusal(Context context) {
         const std::lock_guard<std::mutex> held(lock_);
-        refused_.push_back(std::move(context));
+        refused_.push_back({std::move(context), words_now()});
     }
-    // The cache was emptied from here to now: whoever did that let the segments go.
-    void add_emptying(int64_t from_us, Context context) {
+    void add_doing(int64_t from_us, Context context) {
         const std::lock_guard<std::mutex> held(lock_);
-        emptyings_.push_back({from_us, now_us(), std::move(context)});
-        if (emptyings_.size() > most_) emptyings_.erase(emptyings_.begin());
+        doings_.push_back({from_us, now_us(), std::move(context), words_now()});
+        if (doings_.size() > most_) doings_.erase(doings_.begin());
     }
     void annotate(TraceEntry entry) {
         const std::lock_guard<std::mutex> held(lock_);
@@ -204,7 +219,7 @@ public:
         notes_.clear();
         freed_.clear();
         refused_.clear();
-        emptyings_.clear();
+        doings_.clear();
         annotated_.clear();
         most_ = most;
     }
@@ -213,13 +228,13 @@ public:
         auto found = notes_.find(id);
         return found == notes_.end() ? Note{} : found->second;
     }
-    std::vector<Context> refusals() {
+    std::vector<Refusal> refusals() {
         const std::lock_guard<std::mutex> held(lock_);
         return refused_;
     }
-    std::vector<Emptying> emptyings() {
+    std::vector<Doing> doings() {
         const std::lock_guard<std::mutex> held(lock_);
-        return emptyings_;
+        return doings_;
     }
     std::vector<TraceEntry> annotations() {
         const std::lock_guard<std::mutex> held(lock_);
@@ -230,8 +245,8 @@ private:
     std::mutex lock_;
     std::unordered_map<int64_t, Note> notes_;
     std::deque<int64_t> freed_;  // the numbers of allocations that were freed, oldest first
-    std::vector<Context> refused_;
-    std::vector<Emptying> emptyings_;
+    std::vector<Refusal> refused_;
+    std::vector<Doing> doings_;
     std::vector<TraceEntry> annotated_;
     size_t most_ = SIZE_MAX;
 };
@@ -354,7 +369,7 @@ public:
         if (!watched_) return;
         for (int device = 0; device < kDevices; ++device) {
             if (!is_open(device)) continue;
-            if (context) notes_[device].add_emptying(began, context);
+            if (recording_) notes_[device].add_doing(began, context);
             if (tracked_) track_segments(static_cast<DeviceIndex>(device), context);
         }
     }
@@ -409,7 +424,9 @@ public:
         info.device_traces.resize(std::max(devices_, 1));
         for (int device = 0; device < kDevices; ++device) {
             if (!is_open(device)) continue;
+            const int64_t began = now_us();
             const Rows rows = read_rows(static_cast<DeviceIndex>(device), with_traces || recording_);
+            if (recording_) notes_[device].add_doing(began, nullptr);
             auto entries = traces(rows.history, static_cast<DeviceIndex>(device));
             add_segments(info.segments, rows, entries, static_cast<DeviceIndex>(device), only);
             track_look(info.segments, static_cast<DeviceIndex>(device));
@@ -599,7 +616,7 @@ public:
         TORCH_CHECK(block.device >= 0, "bfc: no allocation begins at this address: ", ptr);
         TraceEntry entry(Action::ANNOTATE, static_cast<DeviceIndex>(block.device), reinterpret_cast<uintptr_t>(ptr),
                          block.requested_size, address(static_cast<uint64_t>(block.stream)), kDefault, 0,
-                         gather(RecordContext::ALLOC), "", text);
+                         gather(RecordContext::ALLOC), "N/A", text);
         entry.time_.t_ = now_us();
         if (recording_) notes_[block.device].annotate(std::move(entry));
     }
@@ -845,35 +862,45 @@ private:
             if (it.action >= std::size(kActions)) continue;  // our own notes about pools
             const Note note = notes_[device].find(it.allocation_id);
             Context context = note.taken;
-            if (it.action == bfc::kFreeRequested || it.action == bfc::kFreeCompleted)
+            Words words = note.at_taking;
+            if (it.action == bfc::kFreeRequested || it.action == bfc::kFreeCompleted) {
                 context = note.freed ? note.freed : note.taken;
-            if (it.action == bfc::kOom && refusal < refusals.size()) context = refusals[refusal++];
+                words = it.allocation_id < 0 ? Words{"", ""} : note.at_freeing;  // it is nobody's while it waits
+            }
+            if (it.action == bfc::kOom && refusal < refusals.size()) {
+                context = refusals[refusal].context;
+                words = refusals[refusal++].words;
+            }
             entries.emplace_back(kActions[it.action], device, it.addr, it.size, address(it.stream), pool_id(it.pool), 0,
-                                 keeps ? context : nullptr, note.compiling, note.metadata);
+                                 keeps ? context : nullptr, words.compiling, words.metadata);
             entries.back().time_.t_ = it.time_us;
         }
-        add_contexts_of_segments(entries, device);
+        add_who_did_it(entries, device);
         for (auto& it : notes_[device].annotations()) entries.push_back(std::move(it));
         std::stable_sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a.time_.t_ < b.time_.t_; });
         return entries;
     }
 
-    // A segment that came or went for a request has the context of that, whose entry follows; one that went when the
-    // cache was emptied has that of the emptying.
-    void add_contexts_of_segments(std::vector<TraceEntry>& entries, DeviceIndex device) {
-        const auto emptyings = notes_[device].emptyings();
-        auto emptying = emptyings.rbegin();
-        Context next;
+    // What came or went for a request is of that, whose entry follows, or of the emptying of the cache or the snapshot that
+    // was made then: segments, and frees that had waited for a stream, which have no words yet.
+    void add_who_did_it(std::vector<TraceEntry>& entries, DeviceIndex device) {
+        const auto doings = notes_[device].doings();
+        auto doing = doings.rbegin();
+        Refusal next;
         for (auto it = entries.rbegin(); it != entries.rend(); ++it) {
-            if (it->action_ == Action::ALLOC || it->action_ == Action::OOM) next = it->context_;
-            if (it->action_ == Action::SEGMENT_ALLOC || it->action_ == Action::SEGMENT_MAP) it->context_ = next;
-            if (it->action_ != Action::SEGMENT_FREE && it->action_ != Action::SEGMENT_UNMAP) continue;
-            while (emptying != emptyings.rend() && emptying->from_us > it->time_.t_) ++emptying;
-            const bool emptied = emptying != emptyings.rend() && it->time_.t_ <= emptying->to_us;
-            it->context_ = emptied ? emptying->context : next;
+            if (it->action_ == Action::ALLOC || it->action_ == Action::OOM)
+                next = {it->context_, {it->compile_context_, it->user_metadata_}};
+            const bool comes = it->action_ == Action::SEGMENT_ALLOC || it->action_ == Action::SEGMENT_MAP;
+            const bool goes = it->action_ == Action::SEGMENT_FREE || it->action_ == Action::SEGMENT_UNMAP;
+            if (!comes && !goes && it->action_ != Action::SNAPSHOT && !it->compile_context_.empty()) continue;
+            while (doing != doings.rend() && doing->from_us > it->time_.t_) ++doing;
+            const bool is_found = !comes && doing != doings.rend() && it->time_.t_ <= doing->to_us;
+            if (it->action_ != Action::SNAPSHOT) it->context_ = is_found ? doing->context : next.context;
+            const Words& words = is_found ? doing->words : next.words;
+            it->compile_context_ = words.compiling;
+            it->user_metadata_ = words.metadata;
         }
     }
-
     std::vector<Checkpoint::Block> live_in(DeviceIndex device, const MempoolId_t& pool) {
         std::vector<Checkpoint::Block> live;
         if (!is_open(device)) return live;
@@ -887,8 +914,17 @@ private:
         return live;
     }
 
+    // Those of pinned memory, and of what only PyTorch's own allocator does, are as PyTorch has read them.
     static void set_settings(AllocatorConfigInfo& to) {
         to = {};
+        to.pinned_num_register_threads = CUDAAllocatorConfig::pinned_num_register_threads();
+        to.pinned_use_host_register = CUDAAllocatorConfig::pinned_use_cuda_host_register();
+        to.release_lock_on_malloc = CUDAAllocatorConfig::release_lock_on_cudamalloc();
+        to.graph_capture_record_stream_reuse = CUDAAllocatorConfig::graph_capture_record_stream_reuse();
+#if TORCH_VERSION_MINOR >= 13
+        to.max_round_threshold = c10::CachingAllocator::AcceleratorAllocatorConfig::pinned_max_round_threshold();
+        to.max_cached_size = c10::CachingAllocator::AcceleratorAllocatorConfig::pinned_max_cached_size();
+#endif
         ask("settings", [&](PyObject* it) {
             to.garbage_collection_threshold = PyFloat_AsDouble(PyTuple_GET_ITEM(it, 0));
             to.max_split_size = PyLong_AsUnsignedLongLongMask(PyTuple_GET_ITEM(it, 1));

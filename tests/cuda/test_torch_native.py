@@ -125,3 +125,58 @@ def test_a_tracker_is_told_what_pytorchs_own_tells(run: Run) -> None:
     assert own[1][1] == ["registered", [[20 << 20, 50 << 20, 60 << 20]]]
     for (what, theirs), (_, mine) in zip(own[1], ours[1], strict=True):
         assert Counter(map(str, mine)) == Counter(map(str, theirs)), what
+
+
+#: What a thread says of itself changes at each step, the last of which is a free that had waited.
+SAYING = """
+torch.cuda.memory._record_memory_history(max_entries=1000)
+say, side = torch._C._cuda_setMemoryMetadata, torch.cuda.Stream()
+x = some(3)
+say("one")
+y = some(30)
+native.compiling("a region")
+z = some(31)
+say("two")
+del x
+native.compiling("one in it")
+x = some(5)
+native.compiling(None)
+y = some(6)
+native.compiling(None)
+del z
+say("three")
+try:
+    some(1 << 30)
+except torch.OutOfMemoryError:
+    pass
+some(40)
+say("four")
+torch.cuda.empty_cache()
+y.record_stream(side)
+say("five")
+driver.hold(side.cuda_stream)
+del y
+say("six")
+driver.release(side.cuda_stream)
+y = some(1)
+say("seven")
+torch.cuda.memory._snapshot()
+say("eight")
+entries = torch.cuda.memory._snapshot()["device_traces"][0]
+keys = "action", "size", "compile_context", "user_metadata"
+print(json.dumps([[entry[key] for key in keys] for entry in entries]), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_entries_of_a_history_have_the_words_of_who_made_them(run: Run) -> None:
+    """Texts of the program, and what is compiled: also those of frees, of segments, and of
+    refusals."""
+    own, ours = (json.loads(run(BEGIN + SAYING, kind)) for kind in ("own", "caching"))
+    said = {(entry[0], entry[3]) for entry in own}
+    expected = ["free_requested two", "segment_alloc one", "oom three", "segment_free four"]
+    expected += ["free_completed six", "snapshot seven"]
+    assert {tuple(it.split()) for it in expected} <= said
+    assert {entry[2] for entry in own} == {"N/A", "a region", "one in it"}
+    assert ours == own

@@ -274,3 +274,30 @@ def test_settings_that_cannot_be_followed_are_refused(run: Run, settings: str, w
     told = run(f"SETTINGS = {settings!r}\n" + textwrap.dedent(script))
     assert words in told
     assert "backend: bfc" not in told
+
+
+WHILE_IT_RUNS = """
+import json, os, sys, torch, bfc
+if sys.argv[1] == "ours":
+    bfc.integrations.torch.install()
+torch.empty(3, device="cuda")
+shown = []
+for text in sys.argv[2:]:
+    torch.cuda.memory._set_allocator_settings(text)
+    shown.append(torch.cuda.memory._snapshot()["allocator_settings"])
+print(json.dumps(shown), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_settings_are_followed_while_a_program_runs(run: Run) -> None:
+    """Also those of pinned memory, which is PyTorch's own."""
+    texts = (
+        "max_split_size_mb:64,roundup_power2_divisions:[64:8,256:4,>:1]",
+        "pinned_num_register_threads:4,pinned_use_cuda_host_register:True",
+        "garbage_collection_threshold:0.5,graph_capture_record_stream_reuse:True",
+    )
+    own, ours = (json.loads(run(WHILE_IT_RUNS, kind, *texts)) for kind in ("own", "ours"))
+    assert own[1]["pinned_num_register_threads"] == 4
+    assert ours == own

@@ -1,5 +1,6 @@
 // What only C++ can ask of PyTorch's allocator: a tracker of segments and blocks, as NCCL attaches one, and calls in a
-// thread that has let go of the GIL while another one keeps it. A module for Python; see torch_native.py.
+// thread that has let go of the GIL while another one keeps it. And it says what is compiled, as torch.compile does. A
+// module for Python; see torch_native.py.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -61,6 +63,19 @@ PyObject* registered(PyObject*, PyObject*) {
     return list;
 }
 
+// What is being compiled from now on; None: no longer that.
+PyObject* compiling(PyObject*, PyObject* text) {
+    if (text == Py_None) {
+        popCompileContext();
+        Py_RETURN_NONE;
+    }
+    const char* word = PyUnicode_AsUTF8(text);
+    if (!word) return nullptr;
+    std::string what = word;
+    pushCompileContext(what);
+    Py_RETURN_NONE;
+}
+
 // pairs(count, bytes, stream): makes so many allocations and their frees, used on the stream if it is not 0, while
 // another thread keeps the GIL. Returns how many were made before that has given up, after ten seconds.
 PyObject* pairs(PyObject*, PyObject* arguments) {
@@ -95,6 +110,7 @@ PyObject* pairs(PyObject*, PyObject* arguments) {
 PyMethodDef methods[] = {{"attach", attach, METH_NOARGS, nullptr},
                          {"told", told, METH_NOARGS, nullptr},
                          {"registered", registered, METH_NOARGS, nullptr},
+                         {"compiling", compiling, METH_O, nullptr},
                          {"pairs", pairs, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_native_calls", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -22,7 +22,7 @@ from typing import Any
 MIB = 1 << 20
 LOOK_EVERY = 50
 #: By how much numbers of streams and pools are moved on, to see what hangs on them in PyTorch.
-MOVES = (1, 2, 4)
+MOVES = (1, 2, 4, 8)
 SETTINGS = (
     "max_split_size_mb:64",
     "max_split_size_mb:21,roundup_power2_divisions:4",
@@ -91,11 +91,21 @@ class Program:
             plain.append([*row, blocks])
         starts = sorted((it["address"], it["total_size"]) for it in segments)
         lies = [offset(starts, it.data_ptr()) for it in self.live if it.numel()]
-        self.seen.append([{k: stats[k] for k in sorted(stats) if "by_private" not in k}])
+        self.seen.append([with_numbers_of_pools(stats)])
         self.seen[-1] += [sorted(plain, key=json.dumps), lies]
         traces = snapshot["device_traces"][0] if self.records else []
         rows = [[it["action"], it["size"], numbers.get(it["stream"], -1)] for it in traces]
         self.seen[-1].append(in_order(rows)[-40:])
+
+
+def with_numbers_of_pools(stats: dict[str, int]) -> dict[str, int]:
+    """Statistics, where private pools have numbers in the place of their ids."""
+    prefix = "reserved_bytes_by_private_pools."
+    ids = {tuple(map(int, key.split(".")[1].split("_"))) for key in stats if key.startswith(prefix)}
+    for number, (first, second) in enumerate(sorted(ids)):
+        of_pool, after = f"{prefix}{first}_{second}.", f"{prefix}{number}."
+        stats = {key.replace(of_pool, after): stats[key] for key in stats}
+    return dict(sorted(stats.items()))
 
 
 def in_order(rows: list[list[Any]]) -> list[list[Any]]:
@@ -287,10 +297,14 @@ def main(kind: str, seed: int, turns: int, moved: int = 0) -> None:
     import torch
 
     import bfc
+    from bfc.integrations._torch_cuda import rules_for
 
     if kind == "ours":
+        rules = rules_for(torch)
         bfc.integrations.torch.install(
-            lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+            lambda device: bfc.CachingAllocator(
+                bfc.CUDASubAllocator(device), strict=True, torch=rules
+            )
         )
     for _ in range(moved):
         torch.cuda.Stream()
