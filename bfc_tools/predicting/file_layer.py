@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bfc.compiling import cache
@@ -69,15 +70,11 @@ REFUSED = (
     "the prediction throws away what a program writes, and cannot do so for this way to write; "
     "--real-files, or real_files=True, lets it write"
 )
-#: What the audit hook looks at: which arguments are paths.
+#: What the audit hook looks at: which arguments are paths that something happens to.
 EVENTS = {
-    **dict.fromkeys(("os.remove", "os.rmdir", "os.mkdir", "os.truncate"), (0,)),
-    **dict.fromkeys(("os.chmod", "os.chown", "os.utime", "os.setxattr", "os.removexattr"), (0,)),
-    "os.rename": (0, 1),
-    "os.link": (1,),
-    "os.symlink": (1,),
-    "sqlite3.connect": (0,),
-}
+    f"os.{name}": [at for at, role in enumerate(roles) if role not in "L-"]
+    for name, roles in CALLS.items()
+} | {"sqlite3.connect": [0]}
 
 
 class Changes(NamedTuple):
@@ -281,7 +278,7 @@ class Layer:
                 for one in self.names(name)[:1]:
                     stack.enter_context(self._emptied(os.path.join(name, one)))
             if made:
-                stack.callback(_remove, place)
+                stack.callback(Path(place).unlink, missing_ok=True)
             yield place
             if made:
                 stack.pop_all()
@@ -491,11 +488,6 @@ def _link(path: str) -> str:
         users = last in ("0", "1", "2")  # standard output and the like
         return "" if users or not _kind(text) else text
     return text
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _attaches_none(action: int, name: str | None, *_: object) -> int:

@@ -73,8 +73,8 @@ def lay_over(folder: str, hidden: str) -> None:
     others. It must have no threads, and does not see what lies in `hidden`, a folder above.
 
     Each of `folder/0`, `folder/1`, ... lies over the path at that place in `folder/names`, between
-    zero bytes, or over none. Where none lies, nothing can be written. Raises OSError
-    where the system allows none of it, and the process is to end then.
+    zero bytes, or over none. Where none lies, nothing can be written. Raises OSError where the
+    system allows none of it, and the process is to end then.
     """
     here, user, group = os.getcwd(), os.getuid(), os.getgid()
     of_root = True
@@ -98,8 +98,7 @@ def lay_over(folder: str, hidden: str) -> None:
         with contextlib.suppress(OSError):
             opened.append(os.open(path, os.O_PATH))
     os.chdir(folder)  # which is below one of the mounts that are covered
-    with contextlib.suppress(OSError):
-        _spread(os.open(".", os.O_RDONLY))
+    _spread(".")
     overlays = _Overlays(here, list(mounts), of_root)
     for path in sorted(filter(os.path.isdir, trees), key=len, reverse=True):  # "/" is the last
         overlays.cover(path)
@@ -146,34 +145,37 @@ class _Overlays:
             is_deeper = inside and one.startswith(f"{inside[-1]}/")
             if one != path and one.startswith(f"{before}/") and not is_deeper:
                 inside.append(one)
-        if not inside or self._options == OF_ROOT:
-            try:
-                self._lay(path, inside)
-            except OSError as error:
-                self.refused = error
-            else:
-                return
-        for folder in self._folders(path) if inside else ():
-            self.cover(folder)
+        laid = self._lay(path, aside=bool(inside))
+        if not laid:
+            for folder in self._folders(path) if inside else ():
+                self.cover(folder)
+            return
+        for one in inside:
+            with contextlib.suppress(FileNotFoundError):  # it has no name any more
+                _mount(one, laid + one[len(before) :], "", _MOVE)
+        if inside:
+            _mount(laid, path, "", _MOVE)
 
-    def _lay(self, path: str, inside: list[str]) -> None:
+    def _lay(self, path: str, *, aside: bool) -> str:
+        """Where the overlay is, or nothing if the system refuses it."""
+        if aside and self._options == OF_USERS:
+            return ""
         upper = str(len(self.covered))
         self.covered.append("")  # one that was refused would suit no other path
-        whole = f"{upper}.whole" if inside else path
-        for name in (upper, f"{upper}.work", *([whole] if inside else ())):
+        target = f"{upper}.whole" if aside else path
+        for name in (upper, f"{upper}.work", *([target] if aside else ())):
             os.mkdir(name)
         lower = re.sub(r"([\\,:])", r"\\\1", path)
         options = f"lowerdir={lower},upperdir={upper},workdir={upper}.work"
-        try:
-            _mount("overlay", whole, "overlay", 0, options + self._options)
-        except PermissionError:  # root's in a container, say
-            self._options = OF_USERS
-            _mount("overlay", whole, "overlay", 0, options + self._options)
-        self.covered[-1] = path
-        for one in inside:
-            _mount(one, whole + one[len(path.rstrip("/")) :], "", _MOVE)
-        if inside:
-            _mount(whole, path, "", _MOVE)
+        for more in (self._options, OF_USERS):  # the second suits root in a container
+            try:
+                _mount("overlay", target, "overlay", 0, options + more)
+            except OSError as error:
+                self.refused = error
+            else:
+                self._options, self.covered[-1] = more, path
+                return target
+        return ""
 
     def _folders(self, path: str) -> list[str]:
         """Those inside in which something may be changed. Among everybody's temporary files these
@@ -191,14 +193,14 @@ class _Overlays:
         return [path for *_, path in found]
 
 
-def _spread(folder: int) -> None:
+def _spread(folder: str) -> None:
     """On ext4, what is made inside lies in groups of inodes apart (`chattr +T`). In the group of
     temporary files a new inode takes long: those that were freed in the last minutes are passed."""
-    try:
-        (flags,) = struct.unpack("=I", fcntl.ioctl(folder, _GET_FLAGS, bytes(4)))
-        fcntl.ioctl(folder, _SET_FLAGS, struct.pack("=I", flags | _TOP_OF_TREES))
-    finally:
-        os.close(folder)
+    opened = os.open(folder, os.O_RDONLY)
+    with contextlib.suppress(OSError):
+        (flags,) = struct.unpack("=I", fcntl.ioctl(opened, _GET_FLAGS, bytes(4)))
+        fcntl.ioctl(opened, _SET_FLAGS, struct.pack("=I", flags | _TOP_OF_TREES))
+    os.close(opened)
 
 
 def _is_of_use(folder: str) -> bool:
