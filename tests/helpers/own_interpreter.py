@@ -8,10 +8,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from torch_forks import Ended
 
 import bfc
 
 SECONDS = 90
+ROOT = Path(bfc.__file__).parent.parent
 
 SETUP = """
 import contextlib, gc, os, signal, sys, threading, time
@@ -56,18 +58,26 @@ def in_child(work):
 
 def run(code: str) -> None:
     """Runs a script, which must come to its end in time."""
-    script = SETUP + textwrap.dedent(code) + "\nprint('at the end')\n"
     try:
         done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", script],
+            [sys.executable, "-X", "faulthandler", "-W", "ignore", "-c", script(code)],
             capture_output=True,
             text=True,
             timeout=SECONDS,
             check=False,
-            cwd=Path(bfc.__file__).parent.parent,
+            cwd=ROOT,
         )
     except subprocess.TimeoutExpired:
         pytest.fail(f"it hangs: not at its end after {SECONDS} s")
+    came_to_its_end(done)
+
+
+def script(code: str) -> str:
+    """The code with what it may call, and a line that it prints when it comes to its end."""
+    return SETUP + textwrap.dedent(code) + "\nprint('at the end')\n"
+
+
+def came_to_its_end(done: subprocess.CompletedProcess[str] | Ended) -> None:
     said = done.stdout[-1000:] + done.stderr[-3000:]
     assert done.returncode == 0, f"exit status {done.returncode}: {said}"
     assert done.stdout.endswith("at the end\n"), said

@@ -4,12 +4,11 @@ PyTorch keeps an allocator for good, so each test has a process of its own."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from torch_script import forks
 
 SOURCE = Path(__file__).with_name("second_backend.cpp")
 ROOT = Path(__file__).parents[2]
@@ -17,7 +16,7 @@ PAGE = ROOT / "docs" / "how-to" / "pytorch.md"
 HELPERS = ROOT / "tests" / "helpers"
 
 SETUP = f"""
-import atexit, contextlib, ctypes, gc, os, sys, threading, time, types, warnings
+import atexit, contextlib, ctypes, faulthandler, gc, os, sys, threading, time, types, warnings
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ import bfc
 from bfc.integrations.torch_backend import capsule
 from bfc_torch_opencl import building
 
+faulthandler.enable()
 sys.path.insert(0, {str(HELPERS)!r})
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "Set seed")   # it has no generator of its own
@@ -57,14 +57,7 @@ POLICIES = {
 def run(code: str, served: str = POLICIES["caching"]) -> str:
     """Runs a script, which must come to its end. Returns what it has printed, errors included."""
     script = SETUP + served + textwrap.dedent(code) + "\nprint('at the end')\n"
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=300,  # the first one compiles
-        check=False,
-        cwd=ROOT,
-    )
+    done = forks().run(script, (), 300)  # seconds: the first one compiles
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[-3000:]
     assert "at the end\n" in done.stdout, said[-3000:]
