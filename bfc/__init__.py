@@ -1,7 +1,8 @@
 """A GPU memory allocator that you can use, see into and trust.
 
-Importing it calls no driver, and imports neither NumPy nor `bfc_tools`. Each line of the list
-imports only from lines above it. In order:
+Importing it calls no driver, and imports neither NumPy, nor `trace/`, `plans/` and `bfc_tools`,
+which come when they are asked for. Each line of the list imports only from lines above it. In
+order:
 
     include/                                      headers, for others, too
     native/, version.py, units.py, streams.py, devices.py   words, and structures in C++
@@ -76,7 +77,6 @@ from bfc.errors import (
 from bfc.include import get_include
 from bfc.integrations import use
 from bfc.pinned import PinnedAllocator
-from bfc.plans import Plan
 from bfc.policies._bfc import BFCAllocator
 from bfc.policies._caching import CachingAllocator
 from bfc.policies.ends import AllocationEnd, EndPolicy
@@ -105,11 +105,14 @@ from bfc.suballocators import (
     SimulatedSubAllocator,
     SubAllocator,
 )
-from bfc.trace import Occupancy, Replay, Timeline, Trace
 from bfc.version import __version__ as __version__
 
 if _typing.TYPE_CHECKING:
+    from bfc import plans as plans
     from bfc import study as study
+    from bfc import trace as trace
+    from bfc.plans import Plan
+    from bfc.trace import Occupancy, Replay, Timeline, Trace
     from bfc_tools.browser.report import report
     from bfc_tools.predicting.largest import Largest, largest
     from bfc_tools.predicting.prediction import Prediction
@@ -119,7 +122,8 @@ if _typing.TYPE_CHECKING:
     from bfc_tools.study.diff import diff
     from bfc_tools.study.growth import Diff, Growth, MomentGrowth
 else:
-    #: The module of each name of `bfc_tools`. One is loaded when its name is first asked for.
+    #: The module of each name that an allocator works without: traces, plans, and all of
+    #: `bfc_tools`. One is loaded when its name is first asked for.
     _HOMES = {
         "Advice": "bfc_tools.study.advice",
         "AdviceRow": "bfc_tools.study.advice",
@@ -127,20 +131,28 @@ else:
         "Growth": "bfc_tools.study.growth",
         "Largest": "bfc_tools.predicting.largest",
         "MomentGrowth": "bfc_tools.study.growth",
+        "Occupancy": "bfc.trace",
+        "Plan": "bfc.plans",
         "Prediction": "bfc_tools.predicting.prediction",
+        "Replay": "bfc.trace",
+        "Timeline": "bfc.trace",
+        "Trace": "bfc.trace",
         "advise": "bfc_tools.study.advise",
         "diff": "bfc_tools.study.diff",
         "largest": "bfc_tools.predicting.largest",
+        "plans": "bfc.plans",
         "predict": "bfc_tools.predicting.session",
         "report": "bfc_tools.browser.report",
         "study": "bfc.study",
+        "trace": "bfc.trace",
     }
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = _import_module(_HOMES[name])
-        found = globals()[name] = module if name == "study" else getattr(module, name)
+        is_module = module.__name__ == f"{__name__}.{name}"
+        found = globals()[name] = module if is_module else getattr(module, name)
         return found
 
     def __dir__() -> list[str]:
