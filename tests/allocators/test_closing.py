@@ -27,7 +27,7 @@ CLOSERS = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "asynchronous"])
 @pytest.mark.parametrize("closer", CLOSERS)
 def test_closing_during_a_replay_ends_it_with_closed_error(closer: str, asynchronous: bool) -> None:

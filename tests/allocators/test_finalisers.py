@@ -450,7 +450,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_the_interpreter_ends_in_silence_with(name: str) -> None:
     status, printed = run_python(SETUP + textwrap.dedent(ENDINGS[name]))
@@ -495,7 +495,7 @@ for use in (
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", UNFINISHED)
 def test_nothing_crashes_on(name: str) -> None:
     status, printed = run_python(f"import bfc\n{UNFINISHED[name]}\n{USES}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("without", [[], ["no cuda"]], ids=["", "no cuda"])
 def test_nothing_half_made_crashes_or_answers_by_accident(tmp_path: Path, without) -> None:
     script = Path(__file__).parent / "half_made.py"

@@ -363,6 +363,7 @@ def test_what_is_dropped_while_the_lock_is_taken_is_not_lost(make_allocator) -> 
     assert_empty(allocator)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])
 def test_long_lists_let_others_on_that_want_the_gil_too(policy: type[bfc.Allocator]) -> None:
     """A replay keeps the lock without the GIL, so that both of the others wait for it at once."""

@@ -71,6 +71,7 @@ def test_the_figures_of_a_trace():
     assert all(row.is_equal is None for row in rows)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
 def test_the_smallest_device_is_the_first_on_which_two_passes_complete(contender):
     trace = bfc.Trace([0, 0, 1, 0], [0, 1, 0, 2], [11 * MIB, MIB, 0, 15 * MIB]).closed()

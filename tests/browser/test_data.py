@@ -79,6 +79,7 @@ def check_columns(
         assert frames_of(found, stack) == list(trace.frames_of(life.born))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_blocks_of_random_traces_equal_a_recount(seed: int) -> None:
     print("seed", seed)

@@ -103,6 +103,7 @@ def check_segments(run: dict[str, Any], lives: list[Life], owners: list[int]) ->
     assert sum(segments["blocks"]) == placed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", [CACHING, GROWS], ids=lambda policy: policy.name)
 def test_segments_at_the_peak_equal_a_recount(seed: int, policy: Policy) -> None:
@@ -122,6 +123,7 @@ def test_segments_at_the_peak_equal_a_recount(seed: int, policy: Policy) -> None
     check_segments(run, counted.at_peak, [int(trace.owner[life.born]) for life in counted.at_peak])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("file", RECORDINGS, ids=lambda file: file.stem)
 def test_a_recording_is_shown_as_it_was(file: Path) -> None:
     trace = bfc.Trace.load(file)

@@ -105,6 +105,7 @@ def test_a_locale_is_an_encoding(tmp_path, settings):
     assert b"\\u4e2d" in done.stdout
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("out", "code"), [("/dev/full", 2), (None, 0)])
 def test_where_nothing_can_be_printed_there_is_no_traceback(out, code):
     to = f"> {out}" if out else ">&-"

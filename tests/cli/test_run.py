@@ -53,7 +53,7 @@ def run(folder: Path) -> Run:
     return call
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "words", [("tells.py",), ("--", "tells.py"), ("-m", "tells"), (sys.executable, "tells.py")]
 )
@@ -95,7 +95,7 @@ def test_torch_may_be_looked_for_before_it_is_imported(run: Run, folder: Path) -
     assert ran.stdout.splitlines() == ["this PyTorch (2.15.0) was built without CUDA"] * 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("version", "cuda", "words"),
     [

@@ -63,7 +63,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("peers", [True, False])
 @pytest.mark.parametrize("way", range(len(WAYS)))
 def test_a_call_that_fails_leaves_everything_as_it_was(emulated, way: int, peers: bool):

@@ -40,12 +40,14 @@ def test_nvrtc_compiles_every_kernel_for_an_old_device():
             assert f".entry {kernels.kernel_name(source, to)}(".encode() in image
 
 
+@pytest.mark.long
 def test_nvrtc_compiles_every_conversion_for_the_newest_device():
     newest = max(nvrtc.nvrtcGetSupportedArchs()[1])
     text = kernels.HEADER + "".join(map(switched, kernels.CODES))
     assert compiler.compiled(text, newest).startswith(b"\x7fELF")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_single", [False, True])
 def test_nvrtc_compiles_the_kernels_that_compute(in_single):
     image = compiler.compiled_for(arithmetic.text_of(in_single=in_single), "compute_75")

@@ -95,6 +95,7 @@ def test_a_cuda_python_that_does_not_fit() -> None:
     assert "no cuInit as bfc calls it: bfc works with 12.9 and 13" in text
 
 
+@pytest.mark.sampled(1)
 @needs_emulator
 @pytest.mark.parametrize(("call", "name"), [("cuCtxGetId", "device"), ("cuMemAllocAsync", "async")])
 def test_a_driver_that_is_too_old_for_a_call(call: str, name: str) -> None:
@@ -230,7 +231,7 @@ def test_a_child_that_was_forked_before_cuda_was_used_is_free_to() -> None:
 # -- exit ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["device", "managed", "pinned", "async"])
 @pytest.mark.parametrize(
     "left",

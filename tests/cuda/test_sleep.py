@@ -61,6 +61,7 @@ class Marked:
             assert raw_cuda.read(place, 4) == bytes([self.mark]) * 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", ["host", "pinned"])
 def test_contents_and_addresses_come_back(pool: bfc.Allocator, way: str) -> None:
     before = pool.sub_allocator.memory_info()[0]
@@ -175,7 +176,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "call"), [(op, call) for op in CALLS for call in CALLS[op]])
 def test_each_driver_call_fails_once(pool: bfc.Allocator, emulated, op: str, call: str) -> None:
     failed = 0

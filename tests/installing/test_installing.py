@@ -123,6 +123,7 @@ def installed(installed_once: Path, checkout: Checkout) -> Checkout:
     return checkout
 
 
+@pytest.mark.long
 def test_it_installs_again_and_nothing_is_made_twice(installed: Checkout) -> None:
     stub = (installed.installed / "bfc/_core.pyi").read_text()
     assert stub.count("What each file says.") == 1
@@ -330,6 +331,7 @@ runpy.run_path("setup.py", run_name="__main__")
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("command", "environment", "missing"),
     [

@@ -42,6 +42,7 @@ def shown(text: str) -> tuple[list[str], str]:
     return commands, "\n".join(lines[len(commands) :])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param("engine.cpp", marks=IN_A_PROGRAM), "frames.c"])
 def test_a_program_compiles_and_prints_what_its_first_lines_say(folder: Path, name: str) -> None:
     commands, printed = shown((folder / name).read_text())

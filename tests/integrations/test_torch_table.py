@@ -104,6 +104,7 @@ pool.check()
     )
 
 
+@pytest.mark.sampled(1)
 @unless_it_recounts
 @pytest.mark.skipif(not pocl.devices(), reason=str(bfc.opencl.is_available()))
 @pytest.mark.parametrize("on", ["the default stream", "a stream"])

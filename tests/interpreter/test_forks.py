@@ -112,7 +112,7 @@ def test_threads_that_fork_while_allocators_come_and_go_do_not_wait_for_each_oth
     """)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("allocator", ALLOCATORS)
 def test_a_child_gets_memory_whatever_other_threads_asked_the_source_for(allocator: str) -> None:
     """The child waited for the source's lock, which a thread of the parent had held."""

@@ -27,6 +27,7 @@ interpreters.destroy(other)
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", ["the main interpreter", "the other"])
 def test_a_subinterpreter_refuses_the_import(first: str) -> None:
     """The main interpreter can use it, whichever of the two asked first."""

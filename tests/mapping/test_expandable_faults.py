@@ -240,7 +240,7 @@ OPERATIONS = [
 # -- every call fails once -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("strict", [False, True], ids=["plain", "strict"])
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("fill", FILLS)

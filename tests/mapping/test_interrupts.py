@@ -88,14 +88,14 @@ def test_a_fork_while_another_thread_maps(user: User, every: bool) -> None:
     fork_meanwhile(user.source, user.forked, user.sizes, user.kinds, every)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH_USER
 def test_a_source_that_forks(user: User) -> None:
     """The child comes back from the call, and goes on."""
     fork_inside(user.source, user.forked, user.sizes, user.kinds)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @EACH_USER
 @pytest.mark.parametrize("source", ["SimulatedSubAllocator", "HostSubAllocator"])
 def test_the_interpreter_exits_with_live_ranges(user: User, source: str) -> None:

@@ -298,7 +298,7 @@ def use_memory(user: User, allocator: Any, number: int, sizes: list[int], steps:
         allocator.deallocate_raw(address)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="host memory is mapped on Linux")
 @EACH_USER
 @pytest.mark.parametrize("is_short", [False, True], ids=["room", "short"])

@@ -66,6 +66,7 @@ def page_of(pool: bfc.Allocator) -> int:
 # -- what sleep and wake do ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 def test_memory_goes_and_comes_back_at_the_same_address(
     pool: bfc.Allocator, host: bfc.HostSubAllocator
 ) -> None:
@@ -99,6 +100,7 @@ def test_memory_goes_and_comes_back_at_the_same_address(
     assert host.live_bytes == 0
 
 
+@pytest.mark.sampled(2)
 def test_tags_sleep_and_wake_each_for_itself(pool: bfc.Allocator) -> None:
     with pool.tag("weights"):
         weights = Block(pool, 30 * MIB, 1)
@@ -185,6 +187,7 @@ def test_a_tag_without_memory_sleeps(pool: bfc.Allocator) -> None:
         assert pool.allocate_raw(512)
 
 
+@pytest.mark.sampled(2)
 def test_contents_go_through_pieces(pool: bfc.Allocator) -> None:
     """Allocations that lie in several, and several in one."""
     with pool.tag("weights"):
@@ -207,6 +210,7 @@ def test_only_live_allocations_are_copied(pool: bfc.Allocator) -> None:
         block.check()
 
 
+@pytest.mark.sampled(2)
 def test_contents_go_where_a_callable_says(pool: bfc.Allocator, tmp_path: Path) -> None:
     """To files."""
     asked = []
@@ -228,6 +232,7 @@ def test_contents_go_where_a_callable_says(pool: bfc.Allocator, tmp_path: Path) 
     block.check()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("given", [b"x" * 64 * MIB, bytearray(10), 7], ids=["ro", "short", "int"])
 def test_a_callable_that_gives_no_room_fails_and_nothing_has_changed(
     pool: bfc.Allocator, given: object
@@ -321,6 +326,7 @@ def test_allocating_reading_and_exporting_raise(pool: bfc.Allocator) -> None:
     assert len(bytes(buffer)) == 4 * MIB
 
 
+@pytest.mark.sampled(2)
 def test_frees_are_bookkeeping(made: Make) -> None:
     source = failing_host()
     pool = made(source)
@@ -589,6 +595,7 @@ def test_waking_keeps_to_the_limit(made: Make) -> None:
     assert pool.stats().bytes_reserved == 60 * MIB
 
 
+@pytest.mark.sampled(2)
 def test_all_tags_of_one_call_wake_or_none(made: Make) -> None:
     pool = made(bfc.HostSubAllocator("1 GiB"), memory_limit="100 MiB")
     blocks = []

@@ -380,7 +380,7 @@ def test_a_ctrl_c_while_contents_are_copied(make: Make) -> None:
 # -- from inside, and from other threads -----------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @BOTH
 @pytest.mark.parametrize("kind", ["wait", "copy", "unmap", "release", "create", "map"])
 def test_a_source_that_calls_its_allocator(make: Make, kind: str) -> None:
@@ -413,6 +413,7 @@ def test_a_source_that_calls_its_allocator(make: Make, kind: str) -> None:
     world.end()
 
 
+@pytest.mark.sampled(2)
 @BOTH
 @pytest.mark.parametrize("kind", ["copy", "unmap", "release"])
 def test_a_source_that_closes_its_allocator(make: Make, kind: str) -> None:

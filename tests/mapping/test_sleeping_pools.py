@@ -82,6 +82,7 @@ def test_what_is_freed_while_it_sleeps_goes_after_waking(make) -> None:
     assert pool.sub_allocator.live_bytes == 0 if hasattr(pool.sub_allocator, "live_bytes") else True
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", MAKERS)
 def test_what_is_freed_while_it_sleeps_leaves_the_sums_right(make) -> None:
     """Its bytes were once taken off twice, and no request fitted below the limit any more."""
@@ -175,6 +176,7 @@ def test_only_so_much_is_kept_on_the_host() -> None:
     assert holds(a, 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_contents_are_right_after_each_call_has_failed_once(make, seed: int) -> None:

@@ -175,6 +175,7 @@ def test_the_histories_stitch(made: Make, monkeypatch: pytest.MonkeyPatch) -> No
     assert total["unmaps"] > 20
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(SEED, SEED + 3))
 def test_what_nobody_has_read_for_long_is_as_if_it_were_read_each_time(
     made: Make, seed: int

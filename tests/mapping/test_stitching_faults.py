@@ -248,7 +248,7 @@ OPERATIONS = [
 # -- every call fails once -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("fill", FILLS)
 def test_every_call_fails_once(fill: Callable[[], World], operation: Callable) -> None:

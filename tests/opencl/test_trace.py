@@ -75,6 +75,7 @@ class Filled:
         return int(count[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gpu_lm_small", "gpt2m_adam", "resnet50_multiscale"])
 def test_a_recorded_run_keeps_every_blocks_bytes(make, cl, context, name) -> None:
     trace = scaled(name, 800, 24 * MIB)

@@ -141,6 +141,7 @@ def play(seed: int, text: str, capacity: int) -> Counter[str]:
     return seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", SETTINGS, ids=lambda text: text or "defaults")
 def test_a_random_history_equals_the_models(text: str) -> None:
     seen: Counter[str] = Counter()

@@ -178,6 +178,7 @@ def test_a_program_without_marks_takes_what_its_plan_says(policy: str):
         pool.use_plan(None)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["length", "height and width", "two models in turn"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_lengths_are_read_without_marks(policy: str, name: str):
@@ -192,7 +193,7 @@ def test_lengths_are_read_without_marks(policy: str, name: str):
     assert pool.plan_stats()["recognised"] >= 29
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(9))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_programs_keep_their_contents(policy: str, seed: int):

@@ -230,6 +230,7 @@ def test_room_for_one_length_is_room_for_those_like_it():
     assert longer[1] * lengths.keys[1].unit >= 1000 * 1024
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_made_up_runs_take_no_more_than_the_policy_alone(name: str):
     """A plan of ten iterations serves these and twenty more, with lengths that it has not seen."""
@@ -249,7 +250,7 @@ class TwoBatches(Program):
         yield from super().iteration(n // 2 if n % 3 else n // 3)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_of_several_lengths_keep_their_contents(policy: str, seed: int):
@@ -371,6 +372,7 @@ def test_a_length_is_read_from_its_own_request():
             assert pool.plan_stats()["hits"] - hits == 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_run_of_other_lengths_takes_what_is_live(policy: str, keeps: bool, tmp_path: Path):
@@ -652,7 +654,7 @@ def test_every_call_of_the_source_may_fail(policy: str):
         assert not source.live_bytes
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_keep_their_contents(policy: str, seed: int):

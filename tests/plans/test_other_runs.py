@@ -142,6 +142,7 @@ RUNS: list[Callable[[int], bfc.Trace]] = [heavy_tailed, shrinking, sampled]
 WILD: list[Callable[[int], bfc.Trace]] = [*RUNS, mixed, recursive]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", MAKES)
 @pytest.mark.parametrize("made", RUNS)
 @pytest.mark.parametrize("seed", [1, 3])

@@ -192,7 +192,7 @@ def late_run(kind: Callable[[int], Any], seed: int) -> tuple[LateHost, LateRun, 
     return source, program, stats
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(48))
 def test_disturbed_runs_on_several_streams_keep_their_contents(seed: int) -> None:
     source, _program, _stats = late_run(LateHost, seed)
@@ -316,6 +316,7 @@ def shared_steps(world: World) -> None:
     pool.release_free_regions()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kinds", [("reserve", "create", "map"), ("access", "unmap", "release"), ("unreserve", "wait")]
 )
@@ -325,6 +326,7 @@ def test_every_call_of_the_source_may_fail_where_streams_share(kinds: Any) -> No
     fail_every_call(lambda: world_with(plan, "caching", "18 MiB"), shared_steps, kinds)
 
 
+@pytest.mark.long
 def test_a_child_forked_in_any_call_has_what_streams_share() -> None:
     plan = simple("caching", streams=(0, 5, 0))
 

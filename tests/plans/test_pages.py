@@ -202,7 +202,7 @@ def some_program(policy: str, seed: int, pool: Any) -> tuple[Program, Run]:
     return program, run
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(16))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_by_an_account_of_every_page(policy: str, seed: int) -> None:
@@ -213,7 +213,7 @@ def test_disturbed_runs_by_an_account_of_every_page(policy: str, seed: int) -> N
     world.end()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_keep_their_contents(policy: str, seed: int) -> None:

@@ -546,7 +546,7 @@ class Program(DisturbedProgram):
             self.model.free(offset)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(

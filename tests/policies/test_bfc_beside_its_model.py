@@ -22,7 +22,6 @@ from bfc.testing import AllocatorMachine, Twins
 HISTORIES = 400
 
 histories = settings(
-    max_examples=150,
     stateful_step_count=50,
     deadline=None,
     derandomize=False,

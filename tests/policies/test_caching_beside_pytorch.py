@@ -35,7 +35,7 @@ profiles = pytest.mark.parametrize("profile", PROFILES)
 versions = pytest.mark.parametrize("torch", VERSIONS)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @versions
 @profiles
 def test_ours_is_the_model(profile: str, torch: str) -> None:

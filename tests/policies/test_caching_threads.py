@@ -401,7 +401,7 @@ ENDINGS = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "strict"),
     [*((name, False) for name in ENDINGS), *((name, True) for name in ENDINGS if "scope" in name)],

@@ -111,7 +111,7 @@ def compared(history: History) -> int:
     return len(strict)
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_caching_policy_is_strict_up_to_a_refusal(profile: str) -> None:
     lengths = [compared(make_history(profile, seed)) for seed in seeds(12)]

@@ -60,7 +60,7 @@ def test_ours_is_the_peer(profile: str, torch: str) -> None:
     assert_they_agree(profile, torch, range(20), CommonPeer, Ours)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @versions
 @pytest.mark.parametrize("profile", EXPANDABLE | BROKEN)
 def test_ours_is_the_model(profile: str, torch: str) -> None:
@@ -106,6 +106,7 @@ class Lazy(Ranges):
         pass
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wrong", [Best, Tail, Lazy])
 def test_a_model_that_is_wrong_is_found_out(wrong: Callable[[TorchModel], Ranges]) -> None:
     def make(**options: Any) -> TorchModel:
@@ -171,6 +172,7 @@ def test_the_histories_get_to_the_corners(profile: str, things: list[str]) -> No
     assert all(seen[thing] >= 5 for thing in things), seen
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("profile", "make"), [("x_plain", TorchModel), ("x_broken", RollsBack)])
 def test_nothing_is_left_behind(profile: str, make: Make) -> None:
     for seed in range(20):

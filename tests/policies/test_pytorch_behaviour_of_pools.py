@@ -311,6 +311,7 @@ def test_row_78_what_only_rises_is_reset(start):
             assert value == before[name], name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", ["", "max_split_size_mb:40,roundup_power2_divisions:4"])
 def test_row_79_the_sums_hold_after_every_operation(start, settings):
     rng = random.Random(settings)

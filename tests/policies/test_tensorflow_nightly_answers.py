@@ -15,7 +15,7 @@ from nightly_answers import ENDS_FILE, FILE, HISTORIES, OursAlone, answers_of
 PARTS = 5
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("path", [FILE, ENDS_FILE], ids=["one end", "two ends"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recorded_histories_are_placed_as_the_nightly_did(path: Path, part: int) -> None:

@@ -189,6 +189,7 @@ CONTENTS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CONTENTS)
 def test_no_file_takes_more_than_a_hundred_times_its_size(name: str, monkeypatch):
     """Without the parts that are free, which are 32 MiB at most."""

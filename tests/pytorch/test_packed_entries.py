@@ -120,6 +120,7 @@ def test_a_dict_that_is_named_again_before_it_is_whole_stays_one():
     assert {name: value[name] for name in whole} == whole
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("depth", "times_its_size"), [(0, 3.5), (40, 1.5)])
 def test_reading_takes_little_memory_for_the_size_of_the_file(depth, times_its_size):
     """6.6 and 4.0 times, where each entry is a dict until the whole file is read."""

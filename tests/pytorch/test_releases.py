@@ -284,6 +284,7 @@ def test_our_own_recordings_come_back_with_their_releases(settings: str, last, c
     assert found > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_our_own_recordings_without_frames_hold_no_release_that_was_none(settings: str):
     sure = unsure = 0

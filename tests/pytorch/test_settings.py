@@ -770,6 +770,7 @@ def test_a_text_can_be_written_anew(text: str):
         assert again.as_text() == settings.as_text()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("start", "repeated"),
     [

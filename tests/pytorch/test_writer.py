@@ -375,7 +375,6 @@ def a_run(seed: int, steps: int = 120) -> torch_recorder.Recorder:
 
 
 @given(st.integers(0, 1 << 30), st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_history_of_any_length_is_exported_whole(seed: int, data: st.DataObject):
     recorder = a_run(seed)
     last = data.draw(st.integers(0, len(recorder.trace)))
@@ -389,7 +388,6 @@ def test_a_history_of_any_length_is_exported_whole(seed: int, data: st.DataObjec
 
 
 @given(st.integers(0, 1 << 30), st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_history_with_holes_is_cut_to_what_the_page_can_follow(seed: int, data: st.DataObject):
     """As with `skip_actions`, with a pool's own segments, or with entries that are lost."""
     recorder = a_run(seed)

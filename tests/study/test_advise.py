@@ -267,6 +267,7 @@ def recording(settings: str, run: bfc.Trace, capacity: int) -> tuple[bfc.Trace, 
     return bfc.Trace.from_torch(file), recorder.memory_stats()["reserved_bytes.all.peak"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("settings", "capacity"),
     [

@@ -49,6 +49,7 @@ class TestAnyName:
         trace = read(path)
         assert trace.size[trace.op == 0].tolist() == SIZES
 
+    @pytest.mark.sampled(4)
     def test_commands_agree(
         self,
         recorded: dict[str, Path],

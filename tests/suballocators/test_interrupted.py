@@ -157,7 +157,7 @@ def sizes(state: Any) -> list[object]:
     return [len(part) if isinstance(part, dict | list) else part for part in state]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("verb", VERBS)
 def test_mapping_without_host_memory_is_done_or_not(source, verb: str) -> None:
     pytest.importorskip("_testcapi")

@@ -85,7 +85,7 @@ class OfTheirOwn(AllocatorMachine):
         return Bump(8 * MIB)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "machine", [OverPages, GenerousSource, OnStreams, Caching, StrictCaching, OfTheirOwn]
 )

@@ -43,6 +43,7 @@ def test_each_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name in dir(bfc.testing)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["IntegerSource", "Misbehaving", "Twins", "cuda_emulator", "leak_check"]
 )

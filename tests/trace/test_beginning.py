@@ -28,6 +28,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
 def test_every_way_to_ask_gives_one_peak(path: Path) -> None:
     trace = bfc.Trace.load(path)
@@ -84,6 +85,7 @@ class Run:
         return recorded(self.pool, self.live), most
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("settings", ["", "max_split_size_mb:40"])
 def test_the_end_of_a_run_has_the_peak_that_it_had(seed: int, settings: str) -> None:

@@ -86,6 +86,7 @@ def reserved_at_the_end(trace: bfc.Trace) -> int:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("late", [0, 150])
 @pytest.mark.parametrize("kind", PLAIN)
 def test_it_is_what_would_be_read_from_a_file_where_that_loses_nothing(

@@ -31,6 +31,7 @@ def assert_near(found: list[int], truth: list[int]) -> None:
         assert abs(one - true) <= within, (found, truth)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KNOWN)
 def test_iterations_of_large_runs_are_found(name: str):
     """Lengths, experts and image sizes vary in most; three streams, evaluations, recomputation."""
@@ -40,6 +41,7 @@ def test_iterations_of_large_runs_are_found(name: str):
     assert boundaries(trace, "other") == between
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "path",
     [
@@ -123,6 +125,7 @@ class Training:
         return bfc.Trace(*zip(*[one for one in events if one[1] in born], strict=True))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_iterations_are_found_where_lengths_vary(seed: int, accumulate: int):
@@ -133,6 +136,7 @@ def test_iterations_are_found_where_lengths_vary(seed: int, accumulate: int):
     assert_near(boundaries(run.trace()), run.begins)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_evaluations_lie_between_iterations(seed: int):
     run = Training(seed, keeps=True)

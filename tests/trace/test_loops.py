@@ -210,6 +210,7 @@ def recorded(run: Callable[[Program], None], seed: int) -> tuple[bfc.Trace, list
     return trace, [requests[asked] for asked in program.begins]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("run", PROGRAMS, ids=lambda run: run.__name__)
 def test_each_step_is_found_where_it_begins(run: Callable[[Program], None], seed: int) -> None:

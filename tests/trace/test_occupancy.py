@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bfc
@@ -64,7 +64,6 @@ def assert_right(trace: bfc.Trace, addresses: np.ndarray, columns: int, rows: in
     st.integers(1, 40),
     st.sampled_from(["", "expandable_segments:True"]),
 )
-@settings(max_examples=80, deadline=None)
 def test_each_cell_is_what_was_in_use_there(trace, columns, rows, options) -> None:
     """Also where some are refused, and where segments come and go."""
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator("256 MiB"), settings=options) as allocator:
@@ -73,7 +72,6 @@ def test_each_cell_is_what_was_in_use_there(trace, columns, rows, options) -> No
 
 
 @given(st.data(), st.integers(1, 30), st.integers(1, 30))
-@settings(max_examples=80, deadline=None)
 def test_addresses_may_lie_anywhere(data, columns: int, rows: int) -> None:
     """Ranges that are far apart, join later, or lie within one another."""
     count = data.draw(st.integers(1, 20))

@@ -7,7 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bfc
@@ -97,7 +97,6 @@ def assert_true(trace: bfc.Trace, policy: str, capacity: int, samples: int) -> b
     st.integers(1, 40),
     st.sampled_from([24 * MIB, 64 * MIB, 1 << 30]),
 )
-@settings(max_examples=150, deadline=None)
 def test_every_row_is_true_and_no_extreme_is_lost(trace, policy, samples, capacity) -> None:
     assert_true(trace, policy, capacity, samples)
 

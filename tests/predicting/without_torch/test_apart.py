@@ -82,6 +82,7 @@ FILES = """
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("refused", IN_A_NAMESPACE)
 def test_python_c_and_programs_see_the_files_of_the_script(mine: Path, refused: str) -> None:
     code, out, err = run(mine, FILES, refused)
@@ -195,7 +196,7 @@ def test_without_any_way_to_keep_files_nothing_runs(mine: Path) -> None:
     assert err.count("\n") == 1
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
 @pytest.mark.parametrize(
     ("program", "code", "said"),
@@ -345,6 +346,7 @@ def test_a_tree_that_is_read_only_stays_so(mine: Path, how: str) -> None:
     assert "Read-only file system: 'new'" in err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("refused", CASES.values(), ids=CASES)
 def test_a_full_disk_ends_the_script_with_words(mine: Path, refused: str) -> None:
     program = """

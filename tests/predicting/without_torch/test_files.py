@@ -161,7 +161,7 @@ def answers(seed: int) -> list[object]:
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(60))  # `make soak` goes on
 def test_a_program_sees_what_it_would_see(seed: int, tmp_path: Path, monkeypatch) -> None:
     """The same calls on files that are real, and over files that stay as they are."""
@@ -219,6 +219,7 @@ def test_nothing_of_the_users_is_changed_in_other_ways(tmp_path: Path, monkeypat
     assert not os.path.exists(calls.folder)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "change",
     [
