@@ -179,8 +179,8 @@ soak-torch-cuda: .venv-torch-2.15.0/built ## tangle threads around PyTorch's all
 packages: $(VENV)/packagers ## build the source archive, and a wheel from it, and try both
 	$(BIN)/python .ci/packages.py $(if $(OUT),--out $(OUT))
 
-wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.14 that is found
-	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13 python3.14
+wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.14 that is found, and for the one of test-freethreaded
+	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13 python3.14 $(FREETHREADED)/bin/python3.13t
 
 upstream: $(VENV)/built ## list what changed between two releases of PyTorch in the files that predictions rest on, and the rules to read again: FROM=2.15.0 TO=2.16.0 SOURCES=its git directory, or FROM and TO folders
 	$(BIN)/python -m bench.upstream $(FROM) $(TO) $(if $(SOURCES),--sources $(SOURCES))
