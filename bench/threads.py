@@ -11,7 +11,10 @@ Threads of Python do the same with raw blocks, or make and drop a Buffer. The in
 of which this checkout is built, take turns, in processes of their own. Spans are of a few
 milliseconds, and the cases take turns at them, so that the least times are of moments in which no
 other program had a processor. `no bfc` is arithmetic with ints of each thread: what this machine
-and this interpreter give two threads that share nothing.
+and this interpreter give two threads that share nothing. Where other programs never leave both
+processors alone, `processor` says as much by the threads' own times on them: how many pairs all
+threads finish in the time on processors in which one alone finishes one. What two threads do to
+each other's caches, and how long they spin for a lock, is in it; what they sleep is not.
 """
 
 from __future__ import annotations
@@ -79,12 +82,17 @@ def main(arguments: list[str] | None = None) -> None:
                 pool.close()
 
 
-def report(title: str, found: dict[str, list[float]]) -> None:
-    say(f"{title:52}{'min / median / max':>24}  together")
-    alone = min(found["1 thread, first device"])
+def report(
+    title: str, found: dict[str, list[float]], on_processors: dict[str, float] | None = None
+) -> None:
+    columns = "  together" + ("  processor" if on_processors else "")
+    say(f"{title:52}{'min / median / max':>24}{columns}")
+    first, *_ = CASES
     for case, devices in CASES.items():
-        together = len(devices) * alone / min(found[case])
-        say(f"{case:52}{spread(found[case]):>24}{together:10.2f}")
+        cells = f"{len(devices) * min(found[first]) / min(found[case]):10.2f}"
+        if on_processors:
+            cells += f"{len(devices) * on_processors[first] / on_processors[case]:11.2f}"
+        say(f"{case:52}{spread(found[case]):>24}{cells}")
 
 
 # -- threads of Python -----------------------------------------------------------------------------
@@ -92,20 +100,24 @@ def report(title: str, found: dict[str, list[float]]) -> None:
 
 def compare_pythons(pythons: list[str], turns: int) -> None:
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    on_processors: dict[tuple[str, str], dict[str, float]] = {}
     for _ in range(turns):
         for python in pythons:
             command = [python, "-m", "bench.threads", "--one-turn"]
             run = subprocess.run(command, check=True, cwd=HERE, capture_output=True, text=True)
             for row, times in json.loads(run.stdout).items():
                 cases = found.setdefault((python, row), {case: [] for case in CASES})
-                for case, ns in times.items():
+                least = on_processors.setdefault((python, row), dict.fromkeys(CASES, math.inf))
+                for case, (ns, ns_on_processors) in times.items():
                     cases[case].append(ns)
+                    least[case] = min(least[case], ns_on_processors)
     for (python, row), cases in found.items():
-        report(f"{row}, {python}, ns a pair", cases)
+        report(f"{row}, {python}, ns a pair", cases, on_processors[python, row])
 
 
-def turn_in_python() -> dict[str, dict[str, float]]:
-    """The nanoseconds of a pair in this interpreter, by what was timed and by case."""
+def turn_in_python() -> dict[str, dict[str, tuple[float, float]]]:
+    """The least nanoseconds of a pair in this interpreter, by what was timed and by case: by the
+    clock, and on processors."""
     named = "GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "no GIL"
     found = {f"no bfc, {named}": least_by_case(arithmetic, [None, None])}
     for policy, make in POLICIES.items():
@@ -117,25 +129,28 @@ def turn_in_python() -> dict[str, dict[str, float]]:
     return found
 
 
-def least_by_case(work: Callable[[Any], None], pools: list[Any]) -> dict[str, float]:
-    least = dict.fromkeys(CASES, math.inf)
+def least_by_case(work: Callable[[Any], None], pools: list[Any]) -> dict[str, tuple[float, float]]:
+    least = dict.fromkeys(CASES, (math.inf, math.inf))
     for _ in range(REPEATS):
         for case, devices in CASES.items():
-            ns = in_threads(work, [pools[device] for device in devices])
-            least[case] = min(least[case], ns)
+            wall, on_processors = in_threads(work, [pools[device] for device in devices])
+            least[case] = min(least[case][0], wall), min(least[case][1], on_processors)
     return least
 
 
-def in_threads(work: Callable[[Any], None], pools: list[Any]) -> float:
-    """The nanoseconds of a pair of each thread, from the first one's start to the last one's end:
-    with the GIL one thread may be done before another begins."""
+def in_threads(work: Callable[[Any], None], pools: list[Any]) -> tuple[float, float]:
+    """The nanoseconds of a pair of each thread. By the clock it is from the first one's start to
+    the last one's end: with the GIL one thread may be done before another begins. On processors it
+    is the mean over the threads."""
     start = threading.Barrier(len(pools))
     spans: list[tuple[int, int]] = []
+    on_processors: list[int] = []
 
     def run(pool: Any) -> None:
         start.wait()
-        begun = time.perf_counter_ns()
+        begun, used = time.perf_counter_ns(), time.thread_time_ns()
         work(pool)
+        on_processors.append(time.thread_time_ns() - used)
         spans.append((begun, time.perf_counter_ns()))
 
     threads = [threading.Thread(target=run, args=(pool,)) for pool in pools]
@@ -144,7 +159,7 @@ def in_threads(work: Callable[[Any], None], pools: list[Any]) -> float:
     for thread in threads:
         thread.join()
     wall = max(ended for _, ended in spans) - min(begun for begun, _ in spans)
-    return wall / PYTHON_PAIRS
+    return wall / PYTHON_PAIRS, statistics.mean(on_processors) / PYTHON_PAIRS
 
 
 def raw_pairs(pool: bfc.Allocator) -> None:
