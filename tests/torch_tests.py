@@ -41,9 +41,12 @@ if os.environ.get("BFC_TORCH_TESTS"):
     from bfc.testing import cuda_emulator
     cuda_emulator.load().reset(devices=int(os.environ["BFC_TORCH_DEVICES"]))
     if os.environ["BFC_TORCH_TESTS"] == "ours":
-        import bfc, bfc.integrations.torch
+        import bfc, bfc.integrations.torch, torch
+        from bfc.integrations._torch_cuda import rules_for
         bfc.integrations.torch.install(
-            lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+            lambda device: bfc.CachingAllocator(
+                bfc.CUDASubAllocator(device), strict=True, torch=rules_for(torch)
+            )
         )
 """
 

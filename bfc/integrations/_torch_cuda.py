@@ -323,13 +323,17 @@ def settings_of_environment() -> str:
     end, which would not be PyTorch's caching allocator, and so not ours."""
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     text = next((os.environ[name] for name in names if os.environ.get(name)), "")
-    words = ["".join(word.split()) for word in text.split(",")]
-    for word in words:
+    for word in "".join(text.split()).split(","):
         if word.startswith("backend:") and word != "backend:native":
             raise ValueError(
                 f"PYTORCH_CUDA_ALLOC_CONF says {word}, and bfc takes the place of PyTorch's own "
                 "caching allocator: leave it out, or run without bfc"
             )
+    return _without_backend(text)
+
+
+def _without_backend(text: str) -> str:
+    words = "".join(text.split()).split(",")
     return ",".join(word for word in words if not word.startswith("backend:"))
 
 
@@ -399,7 +403,7 @@ def _follow_settings(torch: Any, books: Books) -> None:
 
     def set_allocator_settings(text: str) -> None:
         books.set_settings(text)
-        for_pinned(text)
+        for_pinned(_without_backend(text))  # which asks its allocator for the name of that
 
     torch.cuda.memory._set_allocator_settings = set_allocator_settings
     torch._C._accelerator_setAllocatorSettings = set_allocator_settings

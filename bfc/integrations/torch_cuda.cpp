@@ -993,6 +993,7 @@ PyObject* serve(PyObject*, PyObject* arguments) {
         TORCH_CHECK(found->size >= sizeof(bfc_allocator),
                     "the compiled modules of bfc are older than its sources: build bfc again, with `pip install .`, or in a "
                     "checkout to work in with `python setup.py build_ext --inplace`");
+        (void)CUDAAllocatorConfig::instance();  // reads the environment, which may name the allocator that is there still
         whole = new Whole;
         table = found;
         books = given;

@@ -15,13 +15,17 @@ BEGIN = """
 import contextvars, json, os, sys
 sys.path.insert(0, "tests/helpers")
 import torch, bfc, torch_native
+from bfc.integrations._torch_cuda import rules_for
 from bfc.testing import cuda_emulator
 
 MIB, driver, kind = 1 << 20, cuda_emulator.load(), sys.argv[1]
 if kind != "own":
     bfc.integrations.torch.install(
         lambda device: bfc.CachingAllocator(
-            bfc.CUDASubAllocator(device), strict=kind == "caching", stitch=kind == "stitch"
+            bfc.CUDASubAllocator(device),
+            strict=kind == "caching",
+            stitch=kind == "stitch",
+            torch=rules_for(torch),
         )
     )
 

@@ -98,10 +98,13 @@ def test_a_call_that_fails_once_loses_nothing(run: Run, kind: str) -> None:
 #: 60 MiB are split from a segment, and then lie above the new limit of what may be split.
 SPLIT = """
 import os, torch, bfc
+from bfc.integrations._torch_cuda import rules_for
 
 MIB = 1 << 20
 bfc.integrations.torch.install(
-    lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+    lambda device: bfc.CachingAllocator(
+        bfc.CUDASubAllocator(device), strict=True, torch=rules_for(torch)
+    )
 )
 
 def some(mib):

@@ -58,13 +58,16 @@ def test_random_programs_see_what_they_see_with_pytorchs_own(run: Run, seed: int
 #: streams give it back, for one set of pools and pair of streams after another.
 NUMBERS = """
 import json, os, sys, torch, bfc
+from bfc.integrations._torch_cuda import rules_for
 from bfc.testing import cuda_emulator
 
 MIB = 1 << 20
 driver = cuda_emulator.load()
 if sys.argv[1] == "ours":
     bfc.integrations.torch.install(
-        lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+        lambda device: bfc.CachingAllocator(
+            bfc.CUDASubAllocator(device), strict=True, torch=rules_for(torch)
+        )
     )
 
 def some(nbytes):
@@ -115,12 +118,15 @@ def test_what_hangs_on_numbers_of_pools_and_streams_in_pytorch_does_not_in_ours(
 #: Prints at the address of which earlier allocation each one begins, and figures now and then.
 STREAMS = """
 import json, os, random, sys, torch, bfc
+from bfc.integrations._torch_cuda import rules_for
 from bfc.testing import cuda_emulator
 
 kind, seed, captures = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "captures"
 if kind == "ours":
     bfc.integrations.torch.install(
-        lambda device: bfc.CachingAllocator(bfc.CUDASubAllocator(device), strict=True)
+        lambda device: bfc.CachingAllocator(
+            bfc.CUDASubAllocator(device), strict=True, torch=rules_for(torch)
+        )
     )
 draw, driver = random.Random(seed), cuda_emulator.load()
 streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
@@ -281,7 +287,7 @@ import json, os, sys, torch, bfc
 if sys.argv[1] == "ours":
     bfc.integrations.torch.install()
 torch.empty(3, device="cuda")
-shown = []
+shown = [torch.cuda.memory._snapshot()["allocator_settings"]]
 for text in sys.argv[2:]:
     torch.cuda.memory._set_allocator_settings(text)
     shown.append(torch.cuda.memory._snapshot()["allocator_settings"])
@@ -296,8 +302,14 @@ def test_settings_are_followed_while_a_program_runs(run: Run) -> None:
     texts = (
         "max_split_size_mb:64,roundup_power2_divisions:[64:8,256:4,>:1]",
         "pinned_num_register_threads:4,pinned_use_cuda_host_register:True",
-        "garbage_collection_threshold:0.5,graph_capture_record_stream_reuse:True",
+        "backend:native,garbage_collection_threshold:0.5,graph_capture_record_stream_reuse:True",
     )
-    own, ours = (json.loads(run(WHILE_IT_RUNS, kind, *texts)) for kind in ("own", "ours"))
-    assert own[1]["pinned_num_register_threads"] == 4
+    before = "backend:native,max_split_size_mb:128"
+    own, ours = (
+        json.loads(run(WHILE_IT_RUNS, kind, *texts, PYTORCH_CUDA_ALLOC_CONF=before))
+        for kind in ("own", "ours")
+    )
+    assert own[2]["pinned_num_register_threads"] == 4
+    assert [it.pop("PYTORCH_CUDA_ALLOC_CONF") for it in own] == [before, *texts]
+    assert [it.pop("PYTORCH_CUDA_ALLOC_CONF") for it in ours] == [before[15:], *texts]
     assert ours == own
