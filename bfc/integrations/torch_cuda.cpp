@@ -12,6 +12,7 @@
 
 #include <bfc_torch_allocator.hpp>
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
@@ -293,11 +294,15 @@ public:
         if (result == BFC_OUT_OF_MEMORY) refuse(device, nbytes, context, why);
         TORCH_CHECK(result == BFC_OK, std::strncmp(why, "bfc: ", 5) ? "bfc: " : "", why);
         if (watched()) note_taken(ptr, device, context);
+        if (const auto* traced = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(traced != nullptr))
+            (*traced)->trace_gpu_memory_allocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
         return ptr;
     }
 
     void give(void* ptr) {
         if (!ptr) return;
+        if (const auto* traced = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(traced != nullptr))
+            (*traced)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
         if (watched()) note_freed(ptr);
         exports_.drop(ptr);
         table->free(table->self, ptr);

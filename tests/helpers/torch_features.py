@@ -240,6 +240,21 @@ def a_profiler_sees_memory(torch: Any, folder: Path) -> None:
 
 
 @feature
+def callbacks_of_a_tracer_are_called(torch: Any, folder: Path) -> None:
+    """As CUDA's sanitizer of PyTorch registers them."""
+    from torch.cuda import _gpu_trace
+
+    seen: list[tuple[str, int]] = []
+    torch._C._activate_gpu_trace()
+    _gpu_trace.register_callback_for_memory_allocation(lambda at: seen.append(("comes", at)))
+    _gpu_trace.register_callback_for_memory_deallocation(lambda at: seen.append(("goes", at)))
+    x = some(torch)
+    at = x.data_ptr()
+    del x
+    assert seen == [("comes", at), ("goes", at)]
+
+
+@feature
 def checkpoints_of_a_pool_come_back(torch: Any, folder: Path) -> None:
     handle = torch.cuda.graph_pool_handle()
     with torch.cuda.stream(torch.cuda.Stream()):
