@@ -107,8 +107,8 @@ test-peers-own: $(VENV)/peers-own $(VENV)/built ## run the tests of pyopencl, nu
 originals: $(VENV)/tests $(VENV)/built ## compile TensorFlow's and PyTorch's allocators (downloads once: TensorFlow's wheel, 260 MB, and three of PyTorch's, 750 MB)
 	$(BIN)/python -m bench.peers
 
-peers: originals ## compare with these originals
-	$(BIN)/python -m pytest $(PARALLEL) -m peers
+peers: originals ## compare with these originals; WHICH=long runs what takes long
+	$(BIN)/python -m pytest $(PARALLEL) -m "peers and $(if $(WHICH),long,not long)"
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
 PLANNING := $(patsubst %,tests/plans/test_%.py,layout matching)   # no allocator is in them

@@ -50,6 +50,7 @@ def test_ours_captures_as_the_model_does(profile: str) -> None:
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@pytest.mark.sampled(12)  # all of ours are beside the peer
 @versions
 @profiles
 def test_the_model_is_the_peer(profile: str, torch: str) -> None:

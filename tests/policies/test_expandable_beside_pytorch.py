@@ -46,6 +46,7 @@ class RollsBack(TorchModel):
 
 @pytest.mark.peers
 @pytest.mark.usefixtures("torch_peer")
+@pytest.mark.sampled(8)  # all of ours are beside the peer
 @versions
 @profiles
 def test_the_model_is_the_peer(profile: str, torch: str) -> None:
