@@ -216,7 +216,7 @@ docs: $(VENV)/writers $(VENV)/built ## build the site in build/docs; what Sphinx
 	@echo build/docs/index.html
 
 clean: ## remove what was built; the virtual environments too
-	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-torch .venv-torch-* .venv-oldest
+	rm -rf build dist *.egg-info $(VENV) .venv-cuda12 .venv-torch .venv-torch-* .venv-oldest .venv-freethreaded
 	find bfc -name '*.so' -delete
 
 ci-long: ## what takes longer: threads, wheels for every Python, the oldest Cython, no network, random histories
