@@ -6,6 +6,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <atomic>
@@ -47,13 +48,18 @@ PyObject* told(PyObject*, PyObject*) {
     return list;
 }
 
-// The bytes of the segments, in the order in which NCCL registers them; none if two have the same number.
+// The bytes of the segments, in the order in which NCCL registers them; none if two have the same number. Before 2.13
+// segments have none, and the smallest is the first.
 PyObject* registered(PyObject*, PyObject*) {
     auto segments = snapshot().segments;
+#if TORCH_VERSION_MINOR >= 13
     std::sort(segments.begin(), segments.end(),
               [](const auto& a, const auto& b) { return a.registration_counter < b.registration_counter; });
     for (size_t i = 1; i < segments.size(); ++i)
         if (segments[i].registration_counter == segments[i - 1].registration_counter) return PyList_New(0);
+#else
+    std::sort(segments.begin(), segments.end(), [](const auto& a, const auto& b) { return a.total_size < b.total_size; });
+#endif
     PyObject* list = PyList_New(0);
     for (const auto& it : segments) {
         PyObject* nbytes = PyLong_FromSize_t(it.total_size);
