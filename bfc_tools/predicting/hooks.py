@@ -47,6 +47,7 @@ class Follower:
         #: Called after a backward pass, until which its graph may be held.
         self.let_go: Callable[[], object] = lambda: None
         self.forwards = 0
+        recorder.entering, recorder.leaving = self.enter, self.leave
         #: By the id of a parameter: itself, and its module.
         self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._named: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -60,6 +61,8 @@ class Follower:
     # -- modules --------------------------------------------------------------------------------
 
     def enter(self, module: Any, inputs: Any) -> None:
+        if self.recorder.tracing:
+            return
         if module not in self._named:
             self._name(module)
         places = self.places
@@ -71,6 +74,8 @@ class Follower:
         places.enter(module)
 
     def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
+        if self.recorder.tracing:
+            return
         places = self.places
         places.leave()
         outermost = not places.modules.get(threading.get_ident())

@@ -16,7 +16,15 @@ from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.file_layer import Changes
 from bfc_tools.predicting.holders import Holder, alive_at, holders, operator_of
-from bfc_tools.predicting.kinds import ACTIVATIONS, KINDS, MADE_ONCE, told
+from bfc_tools.predicting.kinds import (
+    ACTIVATIONS,
+    GRADIENTS,
+    KINDS,
+    MADE_ONCE,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    told,
+)
 from bfc_tools.predicting.memory import ENOUGH, Memory, simulated_driver
 from bfc_tools.predicting.places import BACKWARD, PHASES, layer
 from bfc_tools.predicting.releases import differences
@@ -525,6 +533,28 @@ class Prediction:
         return dict(self._recorder.unknown)
 
     @property
+    def compiled(self) -> list[dict[str, str]]:
+        """What the program compiles with `torch.compile`.
+
+        Each has its name; `as`, how it was followed: "inductor", "aot_eager", or "" if it ran as it
+        is written; and `why` it was not followed as the program asks.
+        """
+        rows = self._recorder.compiled.items()
+        return [{"name": name, "as": how, "why": why} for name, (how, why) in rows]
+
+    @property
+    def least_requested(self) -> int:
+        """The most bytes of parameters, gradients and optimizer states together."""
+        trace, lasting = self.trace, [PARAMETERS, GRADIENTS, OPTIMIZER_STATE]
+        if not len(trace):
+            return 0
+        of_kind = np.isin(np.frombuffer(self._memory.kinds, np.uint8), lasting)
+        signed = np.where(trace.op == ALLOCATE, trace.size.astype(np.int64), 0)
+        signed -= np.where(trace.op == FREE, trace.size.astype(np.int64), 0)
+        places = np.minimum(trace.id, len(of_kind) - 1)
+        return int(np.cumsum(np.where(of_kind[places], signed, 0)).max())
+
+    @property
     def kept_for_backward(self) -> int:
         """The activations at the peak, in bytes, if graphs were made and no backward pass was."""
         memory = self._memory
@@ -626,12 +656,10 @@ class Prediction:
             found.append(
                 NotCounted("NCCL", 100 * MIB, 1500 * MIB, "by the number of ranks and channels")
             )
-        if any(one["what"].startswith("torch.compile") for one in self.assumptions):
-            found.append(
-                NotCounted(
-                    "compiled code", 0, 200 * MIB, "Triton's kernels; what they fuse needs less"
-                )
-            )
+        if self.compiled or any(
+            one["what"].startswith("torch.compile") for one in self.assumptions
+        ):
+            found.append(NotCounted("compiled code", 0, 200 * MIB, "Triton's kernels themselves"))
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -696,6 +724,8 @@ class Prediction:
             "peak_reserved_after_repeats": self.reserved_after(),
             "repeats": REPEATS,
             "kept_for_backward": self.kept_for_backward,
+            "compiled": self.compiled,
+            "least_requested": self.least_requested,
             "holders": [asdict(one) for one in self.holders],
             "changes": [one.to_dict() for one in self.changes],
             "peak": asdict(self.peak) if len(self.trace) else None,

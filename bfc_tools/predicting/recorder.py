@@ -51,6 +51,7 @@ from bfc_tools.predicting.places import users_line
 from bfc_tools.predicting.releases import TorchRelease
 from bfc_tools.predicting.rules.compressed import FLIPPED
 from bfc_tools.predicting.rules.in_place import COPY_SLICES, FILLS_NO_ZEROS
+from bfc_tools.predicting.rules.inductor import IN_INDUCTOR
 from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace
 from bfc_tools.predicting.rules.operators import OPERATORS, Spec, spec_of
 from bfc_tools.predicting.rules.triton_kernels import body_of
@@ -91,6 +92,16 @@ def _write(path: Any, data: bytes) -> str:
     with replacing(path) as file:
         file.write(data)
     return str(path)
+
+
+def _is_in_graph() -> bool:
+    """Whether the code of a compiled graph runs the operator, which says what it does in place."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(("<eval_with_key>", IN_INDUCTOR)):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_view_of_result(args: Any) -> bool:
@@ -247,6 +258,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         #: Whether there has been a sparse tensor, and a view that was changed.
         self._sparse = self._changed_view = False
         self.known = KnownValues()
+        #: Whether a graph is made of what runs; what is compiled, by its name: how that is followed
+        #: ("" for not at all), and why not as it is asked for.
+        self.tracing = False
+        self.compiled: dict[str, tuple[str, str]] = {}
+        #: Called as a module's forward pass begins and ends, where no module is called.
+        self.entering: Callable[..., object] = lambda *args: None
+        self.leaving: Callable[..., object] = lambda *args: None
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
 
@@ -545,7 +563,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
         spec = known.spec
-        if not known.in_place:
+        if not known.in_place or (self.compiled and _is_in_graph()):
             return None
         if spec.adds_gradients and self.adds_in_place:
             return self._added_to(args)
@@ -617,7 +635,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- files ----------------------------------------------------------------------------------
 
     def started(self, program: str) -> None:
-        """Notes that the program has started another one."""
+        """Notes that the program has started another one, unless it is Inductor that asks."""
+        if self.tracing:
+            return
         self.note(f"another program ({program})", "what it writes is written")
 
     # -- files ----------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def lines(
         yield f"           {found.allocator_differs}"
     yield from _at_other_addresses(found)
     yield from _repeated(found, verdict)
+    yield from _compiled(found)
     yield from _refusals(found)
     yield from _changes(found)
     yield from [hint] if hint else []
@@ -100,6 +101,24 @@ def _at_other_addresses(found: Prediction) -> Iterator[str]:
             f"           {format_bytes(low)} to {format_bytes(high)} by the addresses that the "
             "driver gives: PyTorch 2.13 and later do not depend on them"
         )
+
+
+def _compiled(found: Prediction) -> Iterator[str]:
+    """How what is compiled was followed; where it was not, between which bounds it lies."""
+    graphs = "the graphs of AOTAutograd, operator by operator"
+    for one in found.compiled:
+        followed, why = one["as"], one["why"]
+        if followed == "inductor":
+            told = "as Inductor plans its buffers"
+        elif followed:
+            told = f"{graphs}; Inductor mostly needs less: {why}" if why else graphs
+        else:
+            told = f"as it is written; compiled, it mostly needs less: {why}"
+        yield f"compiled   {one['name']}: {told}"
+    least = found.least_requested if any(one["why"] for one in found.compiled) else 0
+    if least:
+        told = format_bytes(least)
+        yield f"           whatever is fused, {told} are live: parameters, gradients and states"
 
 
 def _changes(found: Prediction) -> Iterator[str]:
@@ -196,6 +215,11 @@ def _assumed(found: Prediction, stopped: str) -> Iterator[str]:
         f"compute capability {gpu.cc[0]}.{gpu.cc[1]}, {gpu.sms} multiprocessors of "
         f"{gpu.threads_per_sm} threads"
     )
+    if any(one["as"] for one in found.compiled):
+        yield (
+            "torch.compile: one graph for each kind of arguments, where Dynamo may break it; "
+            "kernels are not run"
+        )
     if stopped:
         yield f"what follows needs no more: it was stopped after {stopped}"
     values = [one for one in found.assumptions if one["what"].startswith(".")]

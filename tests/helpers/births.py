@@ -31,6 +31,14 @@ WRAPPERS = (DTensor, AsyncCollectiveTensor)
 WRITERS = ("_verify_params_across_processes", "Reducer._rebuild_buckets")
 
 
+def in_a_graph() -> bool:
+    """Whether the code of a compiled graph runs, which adds as it says."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith("<eval_with_key>"):
+        frame = frame.f_back
+    return frame is not None
+
+
 class Births(TorchDispatchMode):
     """Notes each storage that an operator's result is the first to have, and its end."""
 
@@ -47,6 +55,11 @@ class Births(TorchDispatchMode):
         self._pauses = 0
         self._thread = threading.get_ident()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether `torch.compile` compiles under this mode: it sees what the graphs run."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, WRAPPERS) for one in types):
             return NotImplemented
@@ -58,7 +71,8 @@ class Births(TorchDispatchMode):
             self._see(result, name)
             if func._schema.is_mutable:
                 self._see(args, name)
-            if name == "aten::add" and torch._C._current_graph_task_id() != -1:
+            in_backward = torch._C._current_graph_task_id() != -1
+            if name == "aten::add" and in_backward and not in_a_graph():
                 before = self._live.get(args[0].untyped_storage()._cdata)
                 if len(self.sizes) > made and before is not None:
                     self._sums[made] = before[0]

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from births import SMALL
+from beside_births import births_of, compare
 from fresh_commands import called
 
-from bfc.trace.trace import ALLOCATE, FREE
 from bfc_tools.predicting import asked as asking
-from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.ranks import Ranks
 from bfc_tools.predicting.tries import Tries
 from bfc_tools.predicting.world import World
@@ -126,19 +124,7 @@ class Recorded(asking.Asked):
     def answer(self) -> dict[str, Any]:
         ran = self.run()
         figures = asking.figures(ran, asking.verdict_of(ran, self.script), "", None)
-        memory = ran.prediction._memory
-        numbers: dict[int, int] = {}
-        events, sizes = [], []
-        for op, block, size in zip(memory.op, memory.id, memory.size, strict=True):
-            if memory.kinds[block] == WORKSPACES or size <= SMALL:
-                continue
-            if op == ALLOCATE:
-                numbers[block] = len(sizes)
-                sizes.append(size)
-                events.append(numbers[block])
-            elif op == FREE and block in numbers:
-                events.append(~numbers.pop(block))
-        return figures | {"events": events, "sizes": sizes}
+        return figures | births_of(ran.prediction._memory)
 
 
 def predicted(script: str, world: int) -> list[tuple[str, dict[str, Any]]]:
@@ -169,33 +155,6 @@ def real(script: Path, world: int) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(output.read_text()) for output in outputs]
-
-
-def numbered(found: dict[str, Any]) -> dict[str, Any]:
-    """The same, its storages numbered in the order in which they were made, without gaps."""
-    made = [it for it in found["events"] if it >= 0]
-    new = {number: at for at, number in enumerate(made)}
-    return {
-        "events": [new[it] if it >= 0 else ~new[~it] for it in found["events"]],
-        "sizes": [found["sizes"][it] for it in made],
-        "names": [found["names"][it] for it in made],
-        "sent": {new[it] for it in found["sent"] if it in new},
-    }
-
-
-def until_the_last_is_made(events: list[int]) -> list[int]:
-    """What is freed when the program ends is freed in another order."""
-    return events[: max(at for at, it in enumerate(events) if it >= 0) + 1]
-
-
-def compare(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Fails unless both make the same storages in the same order, and free them at the same places,
-    but for what is sent: gloo's threads hold that for a while."""
-    real_one = numbered(theirs)
-    assert mine["sizes"] == real_one["sizes"]
-    ours, others = (until_the_last_is_made(it["events"]) for it in (mine, real_one))
-    sent = {~it for it in real_one["sent"]}
-    assert [it for it in ours if it not in sent] == [it for it in others if it not in sent]
 
 
 @pytest.mark.parametrize(

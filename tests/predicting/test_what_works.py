@@ -580,20 +580,6 @@ def test_a_loader_loads_here() -> None:
         assert [tuple(x.shape) for x, _ in batches] == [(8, 8)] * 4
 
 
-def test_what_is_compiled_runs_as_it_is_written() -> None:
-    with bfc.predict("a100") as run:
-        model = torch.compile(nn.Linear(8, 8).cuda(), mode="max-autotune")
-        model(torch.randn(2, 8, device="cuda")).sum().backward()
-        assert list(model._orig_mod.state_dict()) == ["weight", "bias"]
-
-        @torch.compile(fullgraph=True)
-        def double(tensor: torch.Tensor) -> torch.Tensor:
-            return 2 * tensor
-
-        assert double(torch.ones(3, device="cuda")).shape == (3,)
-    assert any(what.startswith("torch.compile") for what in assumed(run))
-
-
 def test_threads_of_the_program_are_recorded() -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -39,11 +39,14 @@ sparse.py             tensors of indices and values
 distributed.py        the memory of one process among several
 sending.py            what it sends to others, and gets from them
 triton_kernels.py     kernels of Triton, which are not run
+inductor.py           what Inductor plans for a graph
+compiled.py           torch.compile
 """
 
 from bfc_tools.predicting.rules import (
     attention,
     choices,
+    compiled,
     compressed,
     convolution,
     copies,
@@ -56,6 +59,7 @@ from bfc_tools.predicting.rules import (
     gradients,
     in_place,
     indexing,
+    inductor,
     losses,
     normalization,
     recurrent,
@@ -85,6 +89,7 @@ __all__ = [
     "attention",
     "before",
     "choices",
+    "compiled",
     "compressed",
     "convolution",
     "copies",
@@ -98,6 +103,7 @@ __all__ = [
     "gradients",
     "in_place",
     "indexing",
+    "inductor",
     "losses",
     "normalization",
     "recurrent",

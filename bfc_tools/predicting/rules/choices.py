@@ -1,7 +1,7 @@
 """What PyTorch decides by asking what a tensor is, and would decide otherwise for a fake one.
 
 From torch/optim (`_foreach_supported_types`), torch/amp/grad_scaler.py (a step is skipped where
-gradients are infinite), torch/__init__.py and torch/nn (compile), torch/utils/data, and
+gradients are infinite), torch/jit, torch/utils/data, and
 ATen/native/Onehot.cpp.
 """
 
@@ -512,30 +512,11 @@ def no_graphs(recorder: Any) -> Iterator[None]:
         yield
 
 
-@around(
-    source=(
-        file("torch/__init__.py", "compile", read="2.15.0"),
-        file("torch/jit/_trace.py", "trace", read="2.15.0"),
-    )
-)
+@around(source=(file("torch/jit/_trace.py", "trace", read="2.15.0"),))
 @contextmanager
-def not_compiled(recorder: Any) -> Iterator[None]:
-    """`torch.compile` returns what it is given: more memory than fused code, without its pools.
-    `torch.jit.trace` does so after a run: its values are no numbers, which fake tensors need."""
-
-    def note() -> None:
-        recorder.assume("torch.compile: run as it is written, which needs more", "eager")
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        if model is None:
-            return lambda function: compiled(function, **options)
-        note()
-        if isinstance(model, torch.nn.Module):
-            object.__setattr__(model, "_orig_mod", model)  # how programs reach the model inside
-        return model
-
-    def in_place(self: Any, *args: Any, **kwargs: Any) -> None:
-        note()
+def not_traced(recorder: Any) -> Iterator[None]:
+    """`torch.jit.trace` returns what it is given, after a run: its values are no numbers, which
+    fake tensors need."""
 
     def traced(function: Any, example_inputs: Any = None, *args: Any, **options: Any) -> Any:
         recorder.note("torch.jit.trace: run as it is written", "eager")
@@ -554,8 +535,6 @@ def not_compiled(recorder: Any) -> Iterator[None]:
     with (
         patch.object(torch.jit, "trace", traced),
         patch.object(torch.nn.Module, "save", save, create=True),
-        patch.object(torch, "compile", compiled),
-        patch.object(torch.nn.Module, "compile", in_place),
     ):
         yield
 

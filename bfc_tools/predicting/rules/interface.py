@@ -73,5 +73,6 @@ class Call:
 
 
 def on_cuda(value: object) -> bool:
-    """Whether a value is a fake tensor on the GPU."""
-    return getattr(getattr(value, "fake_device", None), "type", "") == "cuda"
+    """Whether a value is a fake tensor on the GPU, or stands for one where a graph is made."""
+    place = "device" if type(value).__name__ == "FunctionalTensor" else "fake_device"
+    return getattr(getattr(value, place, None), "type", "") == "cuda"
