@@ -55,6 +55,7 @@ if _find_spec("bfc_tools") is None:  # which is loaded when it is first asked fo
     )
 
 from bfc._core import SharedCounter
+from bfc.allocators import _plans as _allocator_plans
 from bfc.allocators._allocator import Allocator
 from bfc.allocators.graph_pool import GraphPool
 from bfc.buffers._buffer import Buffer, BufferView
@@ -146,6 +147,14 @@ else:
         "study": "bfc.study",
         "trace": "bfc.trace",
     }
+
+    def _first_recording(allocator: object, iterations: object) -> object:
+        """What `record_plan` calls until plans are imported."""
+        from bfc.plans.recording import Recording  # which takes this one's place
+
+        return Recording(allocator, iterations)
+
+    _allocator_plans.set_recording(_first_recording)
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

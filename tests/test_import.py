@@ -44,6 +44,15 @@ def run_python(code: str, *options: str) -> subprocess.CompletedProcess:
     )
 
 
+def test_a_plan_is_recorded_where_nothing_has_imported_plans() -> None:
+    run = run_python(
+        "import bfc\n"
+        "pool = bfc.BFCAllocator(bfc.SimulatedSubAllocator('1 GiB'))\n"
+        "with pool.record_plan(): pool.allocate(1000)"
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_importing_bfc_imports_nothing_heavy() -> None:
     """And the command little more, none of what its subcommands need: each `bfc` would wait."""
     run = run_python(
