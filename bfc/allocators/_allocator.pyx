@@ -133,12 +133,13 @@ cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placem
     """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
     if nbytes == 0 or not self.reasons.none():
         return False
-    if on != self.home_stream and (not (self.by_stream or self.has_lanes) or self.may_be_unordered
-                                   or on == self.default_stream_alias):
+    cdef bint elsewhere = on != self.home_stream
+    if elsewhere and (self.may_be_unordered or on == self.default_stream_alias):
         return False
     cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
-    acquire_lock(self.lock)
-    cdef bint is_hit = not self.is_closed and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed)
+    acquire_lock(self.lock)     # under which lanes come and go
+    cdef bint is_hit = (not self.is_closed and (not elsewhere or self.by_stream or self.has_lanes)
+                        and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed))
     if owner and is_hit:
         self.pool.set_owner(placed.handle, owner)
     self.lock.release()

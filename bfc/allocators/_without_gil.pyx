@@ -233,7 +233,9 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     if tag != NO_TAG:
         return hit_in_tag(allocator, nbytes, stream, tag, owner, ptr)
     allocator.acquire()
-    is_hit = not allocator.is_closed and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed)
+    is_hit = (not allocator.is_closed     # lanes may have gone meanwhile
+              and (stream == allocator.home_stream or allocator.by_stream or allocator.has_lanes)
+              and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed))
     if is_hit:
         if owner != NO_OWNER:
             allocator.pool.set_owner(placed.handle, owner)
