@@ -111,6 +111,7 @@ def clean(text: str) -> str:
     return text.replace("\ud800", "?")
 
 
+@pytest.mark.long
 def test_what_is_left_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(perfetto, "MOST_SLICES", 4)
     sizes = [100, 500, 300, 500, 200, 400, 600]
@@ -163,6 +164,7 @@ def test_a_long_recorded_run(tmp_path):
     assert byte_count == sum(sizes[-perfetto.MOST_SLICES :])
 
 
+@pytest.mark.long
 def test_several_traces_are_processes_of_their_own(tmp_path):
     path = tmp_path / "runs.json"
     pair = [(name, bfc.Trace([0] * 3, range(3), [size] * 3)) for name, size in (("a", 8), ("b", 9))]

@@ -157,7 +157,7 @@ def play(made: Make, seed: int, streams: int) -> History:
     return history
 
 
-@pytest.mark.sampled(60)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("seed", range(SEED, SEED + HISTORIES))
 def test_every_byte_has_one_owner_and_a_page_behind_it(made: Make, seed: int, streams: int) -> None:

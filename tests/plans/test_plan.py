@@ -243,6 +243,7 @@ def places(part: Part) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_nothing_overlaps_however_iterations_follow_each_other(seed: int):
     dice = random.Random(seed)

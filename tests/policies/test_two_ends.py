@@ -96,6 +96,7 @@ class Twins:
         self.ours.check()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_histories_agree_with_the_model(seed: int) -> None:
     rng = random.Random(seed)

@@ -438,6 +438,7 @@ def an_expandable_run(
     return made
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("max_entries", [1 << 20, 40])
 def test_a_run_that_maps_is_exported_whole(seed: int, max_entries: int):

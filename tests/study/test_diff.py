@@ -119,6 +119,7 @@ def random_trace(seed: int, *, owners: bool = True, stacks: bool = True) -> bfc.
     return bfc.Trace(op, number, size, **extra)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("seed", range(40))
 def test_a_diff_is_what_a_recount_finds(seed: int) -> None:
     plain = {"owners": seed % 4 != 1, "stacks": seed % 4 != 2}

@@ -592,6 +592,7 @@ def is_sound(log: Log, truth: Rows) -> bool:
 SEEDS = [int(os.environ["BFC_SEED"])] if "BFC_SEED" in os.environ else range(120)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fuzz(tmp_path: Path, seed: int) -> None:
     """Cuts, splices and noise: an answer or none, but no traceback, and nothing whole that is

@@ -218,6 +218,7 @@ def test_pools_that_are_none_are_refused(columns: dict[str, Any], fault: str) ->
 # -- replays --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_recorded_program_replays_to_the_same_addresses_and_statistics(

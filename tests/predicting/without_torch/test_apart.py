@@ -276,6 +276,7 @@ def odd(how: str) -> list[str]:
     return ["unshare", "--map-root-user", "--mount", "sh", "-ec", f'{how}; exec "$@"', "-"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_system_is_no_reason_to_change_a_file(mine: Path, name: str) -> None:
     how, refused = ODD[name]
