@@ -12,6 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Handed out in small chunks: worksteal took a tenth longer for `make test`.
 PARALLEL := -n $(shell nproc) --dist load
+# Where much of the time is spent waiting for other processes.
+WAITING := -n $(shell expr $$(nproc) + 1) --dist load
 EVERY := -m "not peers and not browser"
 QUICK := -m "not long and not peers and not browser"
 LONG := -m "long and not peers and not browser"
@@ -48,7 +50,7 @@ test-all: test ## the same, then what takes long
 	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(LONG) $(ARGS) || [ $$? -eq 5 ]   # nothing of ARGS takes long
 
 test-long: $(VENV)/clients $(VENV)/built ## run what takes long, but for the folders that `make check` runs whole, on a debug build
-	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(ALLOCATING:%=--ignore=%) $(LONG)
+	$(BIN)/python -m pytest $(WAITING) --ignore=tests/repo $(ALLOCATING:%=--ignore=%) $(LONG)
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest $(EVERY) tests/cuda tests/copying/test_gpu.py
@@ -65,7 +67,7 @@ MODELS := tests/predicting/test_real_models.py
 PREDICTING := $(filter-out $(MODELS),$(wildcard tests/predicting/test_*.py tests/museum/test_*.py)) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment; WHICH=long runs what takes long
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(WAITING) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import memory_hooks
 import pytest
 
 import bfc
@@ -44,7 +45,8 @@ Simulated = Callable[..., bfc.SimulatedSubAllocator]
 MakeAllocator = Callable[..., bfc.BFCAllocator]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    memory_hooks.hear_in_turns(config)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as a shell starts jobs in the background: the tests of Ctrl-C would be ignored with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -147,11 +149,13 @@ def frozen() -> None:
 @pytest.fixture
 def quiet_collector() -> Iterator[None]:
     """Collections of garbage come only where the code under test asks for one, and nobody hears of
-    them: Hypothesis does, and a host that is made to have no memory fails there, too."""
+    them: Hypothesis does, and a host that is made to have no memory fails there, too. Nor does a
+    worker hear what it is to do next."""
     listeners = gc.callbacks[:]
     gc.disable()
     gc.callbacks.clear()
-    yield
+    with memory_hooks.unheard():
+        yield
     gc.callbacks.extend(listeners)
     gc.enable()
 

@@ -325,6 +325,7 @@ def test_an_error_in_a_source_keeps_its_cause(make_allocator) -> None:
     assert isinstance(caught.value.__cause__, OSError)
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("policy", [bfc.BFCAllocator, bfc.CachingAllocator])
 @pytest.mark.parametrize("stream", [None, 7])
 @pytest.mark.parametrize("method", ["allocate_raw", "allocate", "allocate_many"])

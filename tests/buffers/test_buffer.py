@@ -731,6 +731,7 @@ def test_a_copy_without_room_holds_nothing(make_allocator) -> None:
     assert unheld(buffer)
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @EITHER_KIND
 @pytest.mark.parametrize("copy", [None, True])
 def test_a_capsule_that_cannot_be_made_leaves_nothing_held(host, version, copy) -> None:

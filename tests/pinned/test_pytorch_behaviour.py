@@ -342,6 +342,7 @@ def test_a_source_that_fails_changes_nothing() -> None:
     assert source.live == {}
 
 
+@pytest.mark.usefixtures("quiet_collector")
 def test_a_free_for_which_the_host_has_no_memory_changes_nothing() -> None:
     """It runs out at each place in turn, also between the two events of one block."""
     tools = pytest.importorskip("_testcapi")
@@ -378,6 +379,7 @@ def test_a_free_for_which_the_host_has_no_memory_changes_nothing() -> None:
     assert held
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("seed", range(40))
 def test_without_host_memory_an_operation_is_done_or_not_begun(seed: int) -> None:
     """On hits, frees and records alone: a source that runs out of host memory may lose a block."""

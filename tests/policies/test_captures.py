@@ -790,6 +790,7 @@ def test_nothing_waits_in_a_capture(policy: Policy) -> None:
     pool.release()
 
 
+@pytest.mark.usefixtures("quiet_collector")
 @both
 @pytest.mark.parametrize("n", range(12))
 def test_a_capture_that_could_not_be_entered_is_not_open(policy: Policy, n: int) -> None:
