@@ -11,9 +11,8 @@ BUILT_FROM := $(MODULES) bfc_pytest.py $(shell find bfc bfc_*/ -name '*.py' -o -
 unexport PYTHONDONTWRITEBYTECODE
 
 # Handed out in small chunks: worksteal took a tenth longer for `make test`.
-PARALLEL := -n $(shell nproc) --dist load
-# Where much of the time is spent waiting for other processes.
-WAITING := -n $(shell expr $$(nproc) + 1) --dist load
+# One more than there are cores: a third of the time of many tests is spent waiting for other processes.
+PARALLEL := -n $(shell expr $$(nproc) + 1) --dist load
 EVERY := -m "not peers and not browser"
 QUICK := -m "not long and not peers and not browser"
 LONG := -m "long and not peers and not browser"
@@ -50,7 +49,7 @@ test-all: test ## the same, then what takes long
 	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(LONG) $(ARGS) || [ $$? -eq 5 ]   # nothing of ARGS takes long
 
 test-long: $(VENV)/clients $(VENV)/built ## run what takes long, but for the folders that `make check` runs whole, on a debug build
-	$(BIN)/python -m pytest $(WAITING) --ignore=tests/repo $(ALLOCATING:%=--ignore=%) $(LONG)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore=tests/repo $(ALLOCATING:%=--ignore=%) $(LONG)
 
 test-gpu: $(VENV)/clients $(VENV)/built ## run the CUDA tests on this machine's GPU
 	BFC_TEST_GPU=$(or $(BFC_TEST_GPU),1) $(BIN)/python -m pytest $(EVERY) tests/cuda tests/copying/test_gpu.py
@@ -67,7 +66,7 @@ MODELS := tests/predicting/test_real_models.py
 PREDICTING := $(filter-out $(MODELS),$(wildcard tests/predicting/test_*.py tests/museum/test_*.py)) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment; WHICH=long runs what takes long
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(WAITING) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.
@@ -317,7 +316,7 @@ build/check/built: $(BUILT_FROM) | $(VENV)/built
 	BFC_DEBUG=2 BFC_CFLAGS=-O1 $(call BUILD_APART,check)
 	@touch $@
 
-SANITIZE := -O1 -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
+SANITIZE := -O0 -fsanitize=address,undefined -fno-sanitize=vptr -fno-omit-frame-pointer -g1
 CORE_TESTS := tests/native/test_bins.py tests/snapshots/test_snapshot.py tests/buffers/test_buffer.py tests/trace/test_trace.py \
 	$(patsubst %,tests/allocators/test_%.py,allocator finalisers many streams) \
 	$(patsubst %,tests/policies/test_%.py,bfc_beside_its_model growth tensorflow_behaviour) tests/mapping/test_stitching.py tests/mapping/test_stitching_reach.py \
