@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -178,12 +179,15 @@ def _map(nbytes: int) -> mmap.mmap | None:
         if error.errno in (errno.ENOMEM, errno.EAGAIN):
             return None
         raise SubAllocatorError(f"mmap of {format_bytes(nbytes)} failed: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE") and nbytes >= HUGE_PAGE:
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without huge pages: only slower
+    ask_for_huge_pages(mapping)
     return mapping
+
+
+def ask_for_huge_pages(mapping: mmap.mmap) -> None:
+    """Asks the system for them; without them it is only slower."""
+    if hasattr(mmap, "MADV_HUGEPAGE") and len(mapping) >= HUGE_PAGE:
+        with contextlib.suppress(OSError):  # of a kernel that has none
+            mapping.madvise(mmap.MADV_HUGEPAGE)
 
 
 def _physical_memory() -> int:

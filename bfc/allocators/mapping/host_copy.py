@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from bfc.suballocators.base import SubAllocator
 from bfc.suballocators.cuda import CUDASubAllocator
+from bfc.suballocators.host import ask_for_huge_pages
 from bfc.units import format_bytes
 
 #: The most bytes of one piece.
@@ -48,9 +48,7 @@ class HostPiece:
             raise MemoryError(
                 f"the host has no {format_bytes(nbytes)} to keep contents in"
             ) from error
-        if hasattr(mmap, "MADV_HUGEPAGE"):  # all of it is written at once
-            with contextlib.suppress(OSError):  # of a kernel that has none
-                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        ask_for_huge_pages(self._memory)  # all of it is written at once
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def close(self) -> None:
