@@ -549,10 +549,8 @@ class Prediction:
         if not len(trace):
             return 0
         of_kind = np.isin(np.frombuffer(self._memory.kinds, np.uint8), lasting)
-        signed = np.where(trace.op == ALLOCATE, trace.size.astype(np.int64), 0)
-        signed -= np.where(trace.op == FREE, trace.size.astype(np.int64), 0)
         places = np.minimum(trace.id, len(of_kind) - 1)
-        return int(np.cumsum(np.where(of_kind[places], signed, 0)).max())
+        return int(np.cumsum(np.where(of_kind[places], _steps(trace), 0)).max())
 
     @property
     def kept_for_backward(self) -> int:
@@ -656,9 +654,7 @@ class Prediction:
             found.append(
                 NotCounted("NCCL", 100 * MIB, 1500 * MIB, "by the number of ranks and channels")
             )
-        if self.compiled or any(
-            one["what"].startswith("torch.compile") for one in self.assumptions
-        ):
+        if self.compiled:
             found.append(NotCounted("compiled code", 0, 200 * MIB, "Triton's kernels themselves"))
         return found
 
@@ -779,14 +775,16 @@ class Prediction:
         return trace.replay(CachingAllocator(source, settings=settings, torch=self._memory.rules))
 
 
-def _find_peak(trace: Trace, memory: Memory) -> Peak:
-    signed = np.zeros(len(trace), np.int64)
+def _steps(trace: Trace) -> Any:
+    """By how many bytes each event changes what is live."""
     sizes = trace.size.astype(np.int64)
-    signed[trace.op == ALLOCATE] = sizes[trace.op == ALLOCATE]
-    signed[trace.op == FREE] = -sizes[trace.op == FREE]
-    at = int(np.argmax(np.cumsum(signed)))
+    return np.where(trace.op == ALLOCATE, sizes, np.where(trace.op == FREE, -sizes, 0))
+
+
+def _find_peak(trace: Trace, memory: Memory) -> Peak:
+    at = int(np.argmax(np.cumsum(_steps(trace))))
     numbers, where = alive_at(trace, at)
-    held = sizes[where]
+    held = trace.size[where].astype(np.int64)
     kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]
     lines, stacks = Lines(trace), np.frombuffer(memory.made_for, np.uint32)
     assert trace.owner is not None
