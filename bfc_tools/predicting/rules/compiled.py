@@ -136,9 +136,7 @@ def modules_of(function: Any) -> list[Any]:
     held = [owner, *(vars(owner).values() if hasattr(owner, "__dict__") else ())]
     if isinstance(owner, torch.nn.Module):
         held = [owner]
-    for cell in getattr(function, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not filled yet
-            held.append(cell.cell_contents)
+    held += _in_closure(function)
     if code is not None:
         held += [function.__globals__.get(name) for name in code.co_names]
     for one in held:
@@ -150,8 +148,8 @@ def modules_of(function: Any) -> list[Any]:
 
 
 def _in_closure(function: Any) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not filled yet
             yield cell.cell_contents
 
 
