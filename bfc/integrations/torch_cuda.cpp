@@ -906,6 +906,7 @@ private:
             it->user_metadata_ = words.metadata;
         }
     }
+
     std::vector<Checkpoint::Block> live_in(DeviceIndex device, const MempoolId_t& pool) {
         std::vector<Checkpoint::Block> live;
         if (!is_open(device)) return live;
