@@ -63,7 +63,7 @@ def test_a_failure_is_reported_whatever_finalisers_raise(tmp_path: Path) -> None
     path = tmp_path / "test_fails.py"
     path.write_text(FAILS)
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "--rootdir", tmp_path, path]
-    paths = [CHECKOUT / "tests", CHECKOUT]
+    paths = [CHECKOUT / "tests", CHECKOUT / "tests" / "helpers", CHECKOUT]
     ran = subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
