@@ -1,6 +1,7 @@
 """Pinned host memory: the allocator, and look-ups by address. In order:
 
-_allocator.pyx    PyTorch's policy for pinned memory: blocks, stacks and statistics, in integers
+_blocks.pyx       the blocks, in integers: stacks, sums, and what the sub-allocator gave
+_allocator.pyx    PyTorch's policy for pinned memory
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from bfc.snapshots.snapshot import Snapshot
 from bfc.streams import StreamLike
 from bfc.suballocators.base import SubAllocator
 
-class Source: ...
 class Events(FenceQueues): ...
 
 class PinnedBlock:

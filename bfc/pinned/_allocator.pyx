@@ -8,30 +8,25 @@
 
 import gc
 import sys
-import time
 import weakref
 
 cimport cython
 from cpython.long cimport PyLong_CheckExact
-from cython.operator cimport dereference, predecrement
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memset
 from libcpp cimport bool as cbool
-from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_make_room, try_push_back, try_store
 from bfc.native.turns cimport TurnAt, counted, take_turns, unwatch_forks, watch_forks
-from bfc.interpreter._process cimport (
-    Deferral, defer_handlers, exiting, is_finalizing, resume_handlers, run_handlers,
-)
+from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport ChunkHandle, Gauge
 from bfc.buffers._arguments cimport address_from, alignment_from, size_from
 from bfc.buffers._scopes cimport current_stream, scopes_open
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferOwner, become
-from bfc.allocators._source cimport ask_for_block, offer_again
 from bfc.allocators._fences cimport FenceQueues, TakenMark, drop_done, some_marked, some_use, some_wait
 from bfc.allocators._frees cimport report_faults, report_unraisable
+from bfc.pinned._blocks cimport (
+    CACHED, LEAVING, LIVE, NO_BLOCK, UNUSED, Block, Blocks, Range, Source, Timer, bucket_of,
+)
 
 from bfc import cuda
 from bfc.allocators._fences import OVER as _OVER
@@ -61,41 +56,11 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 cdef enum:
-    NO_BLOCK = 0xFFFFFFFF
     ALIGNMENT = 256
-    BUCKETS = 64
-    PIECE = 4096                # pieces of the reserve are multiples of this
     ONE_QUEUE = 0               # all fences wait in one queue, whatever their streams are
 
 #: What errors that do not belong to the caller are reported for.
 _PUT_OFF = "memory that a PinnedAllocator keeps, and that empty_cache() tries to give back again"
-
-cdef enum State:
-    UNUSED                      # a record without memory
-    CACHED                      # on the stack of its bucket
-    LIVE
-    LEAVING                     # freed, and streams may still use it
-
-cdef struct Range:
-    uint64_t ptr
-    uint64_t nbytes
-
-cdef struct Timer:              # microseconds
-    int64_t total
-    int64_t longest
-    int64_t shortest
-    int64_t count
-
-cdef struct Block:
-    uint64_t ptr
-    uint64_t size
-    uint64_t received           # bytes, from the source; 0: a piece of the reserve
-    uint64_t requested
-    int64_t allocation_id       # while it is live, else 0
-    uint32_t next               # the next block of its stack, or the next unused record
-    State state
-    cbool exported              # other objects hold views of it
-    cbool unfreed               # a finaliser wanted to free it, but the device failed
 
 #: id -> weak reference of each open allocator. Inserting and removing are atomic, for threads and finalisers.
 _open = {}
@@ -142,14 +107,12 @@ def _source_of(sub_allocator):
     return sub_allocator, ""
 
 
-cdef int bucket_of(uint64_t size) noexcept nogil:
-    """ceil(log2(size))"""
-    cdef int bits = 0
-    size -= 1
-    while size:
-        size >>= 1
-        bits += 1
-    return bits
+cdef int require_registering(source, settings) except -1:
+    if settings.pinned_use_cuda_host_register and not hasattr(source, "alloc_registered"):
+        raise SettingsError(f"True is not possible: {source!r} cannot register memory with CUDA",
+                            key="pinned_use_cuda_host_register", given="True", allowed="False",
+                            hint="bfc.CUDASubAllocator(kind=\"pinned\")")
+    return 0
 
 
 cdef dict named(str name, tuple fields, tuple figures):
@@ -165,129 +128,12 @@ cdef dict timer_fields(str name, Timer timer):
     return named(name, words.TIME_FIELDS, (timer.total, timer.longest, timer.shortest, timer.count, average))
 
 
-# -- what blocks come from, and what they wait for --------------------------------------------------------------------
-
-cdef void count_since(Timer* timer, object start) noexcept:
-    """Counts the time since `start`. As upstream, a shortest time of 0 means that there is none yet."""
-    cdef int64_t microseconds
-    try:
-        microseconds = (time.perf_counter_ns() - start) // 1000
-    except MemoryError:
-        return          # the host has no memory for the time: that is not worth an error
-    timer.total += microseconds
-    timer.count += 1
-    timer.longest = max(timer.longest, microseconds)
-    timer.shortest = min(timer.shortest, microseconds) if timer.shortest else microseconds
-
-
-# The garbage collector must not clear the reference to the sub-allocator before the blocks have gone back to it.
-@cython.final
 cdef uint64_t aligned_to(object alignment) except 0:
     """The alignment that a block is asked for with."""
     return ALIGNMENT if alignment is None else max(<uint64_t>ALIGNMENT, alignment_from(alignment))
 
 
-@cython.no_gc_clear
-cdef class Source:
-    """A sub-allocator that gives blocks to a `PinnedAllocator`, and takes them back: which blocks are on their way
-    there, which it did not take back, and how long its calls take. Guarded by the GIL, or by a turn at the
-    allocator. It never calls an allocator."""
-
-    cdef object sub_allocator
-    cdef vector[Range] leaving      # blocks that are being given back
-    cdef vector[Range] unreturned   # what the sub-allocator did not take back
-    cdef size_t taken               # blocks that it gave or is asked for: both lists have room for that many
-    cdef list rejected              # (address, bytes) of blocks that break the contract and were not taken back
-    cdef Timer alloc_time, free_time
-
-    def __cinit__(self):
-        self.rejected = []
-
-    cdef bint ask(self, uint64_t size, uint64_t alignment, threads, Range* block) except -1:
-        """Asks the sub-allocator for a block, and returns whether there was room. `threads` is how many register it
-        with CUDA; None: it is not registered."""
-        source = self.sub_allocator
-        way = source.alloc
-        if threads is not None and hasattr(source, "alloc_registered"):
-            def way(alignment, nbytes):
-                return source.alloc_registered(alignment, nbytes, threads)
-
-        start = time.perf_counter_ns()
-        cdef bint got = False
-        try:
-            if not self.keep_room():
-                raise out_of_host_memory()
-            got = ask_for_block(source, way, alignment, size, False, &block.ptr, &block.nbytes, self.rejected)
-        finally:
-            self.taken -= not got
-        if got:
-            count_since(&self.alloc_time, start)
-        return got
-
-    cdef cbool keep_room(self) noexcept nogil:
-        """Makes room for one more block in both lists, before it is asked for. The caller counts it in `taken`."""
-        self.taken += 1
-        return try_make_room(self.leaving, self.taken) and try_make_room(self.unreturned, self.taken)
-
-    cdef cbool leave(self, Range block) noexcept nogil:
-        """Puts a block among those that `give_back` gives back. Returns False if the host has no memory for that."""
-        return try_push_back(self.leaving, block)
-
-    cdef int give_back_block(self, Range block) except -1:
-        """Gives a block back that the source gave, and that is not used after all."""
-        if not self.leave(block):
-            self.free_timed(block, True)
-        return self.give_back()
-
-    cdef int give_back(self, bint idle=True) except -1:
-        """Gives the blocks in `leaving` back. Raises SubAllocatorError if the sub-allocator does not take one; that is
-        kept for another try. `idle`: no queued work uses any of them."""
-        cdef Range block
-        cdef Deferral deferral
-        if self.leaving.empty():
-            return 0
-        fault, failed, interrupt = None, 0, None
-        defer_handlers(&deferral)
-        while self.leaving.size() and interrupt is None:
-            block = self.leaving.back()
-            self.leaving.pop_back()
-            try:
-                self.free_timed(block, idle)
-            except BaseException as error:
-                try_push_back(self.unreturned, block)
-                interrupt = None if isinstance(error, Exception) else error
-                fault, failed = fault or error, failed + 1
-        resume_handlers(&deferral)
-        if interrupt is not None:
-            raise interrupt
-        if fault is not None:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.free failed for {failed} block(s), first with {fault!r}; "
-                                    f"empty_cache() and close() try again") from fault
-        return 0
-
-    cdef int free_timed(self, Range block, bint idle) except -1:
-        start = time.perf_counter_ns()
-        if idle:
-            self.sub_allocator.free_idle(block.ptr, block.nbytes)
-        else:
-            self.sub_allocator.free(block.ptr, block.nbytes)
-        self.taken -= 1
-        count_since(&self.free_time, start)
-        return 0
-
-    cdef void offer_unreturned_again(self) noexcept nogil:
-        """Lists what the sub-allocator did not take back, to be given back once more."""
-        while self.unreturned.size() and try_push_back[Range](self.leaving, self.unreturned.back()):
-            self.unreturned.pop_back()
-
-    cdef int offer_rejected_again(self) except -1:
-        offer_again(self.sub_allocator, self.rejected)
-        return 0
-
-    cdef bint has_nothing(self) noexcept:
-        """Whether every block has gone back."""
-        return self.unreturned.empty() and self.leaving.empty()
-
+# -- what blocks wait for ---------------------------------------------------------------------------------------------
 
 # In a garbage cycle a buffer may be finalised after its allocator: the collector must leave the dictionaries in place.
 @cython.final
@@ -347,6 +193,16 @@ cdef class Events(FenceQueues):
                 except Exception as error:
                     fault = fault or error
         return fault
+
+    cdef bint synchronize(self) noexcept:
+        """Waits until the device has nothing to do. Returns False if it cannot tell."""
+        try:
+            self.source.synchronize()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                report_unraisable(error, _PUT_OFF)
+            return False
+        return True
 
 
 # -- the allocator ----------------------------------------------------------------------------------------------------
@@ -458,26 +314,14 @@ cdef class PinnedAllocator(BufferOwner):
 
     cdef int64_t buffers            # that own a block
 
-    # The blocks. A `nogil` method that works on them calls nothing that could release the GIL, or end a turn.
-    cdef vector[Block] blocks
-    cdef uint32_t unused            # the first of the records that have no memory
-    cdef vector[uint32_t] stacks    # the top of each bucket's stack
-    cdef cmap[uint64_t, uint32_t] by_address
-    cdef int64_t last_id
-    cdef Source source              # where the blocks come from
-    cdef Gauge allocations, allocated_bytes, active_requests, active_bytes
-
-    cdef Events events              # which streams use blocks, and what waits for them
-    cdef Range reserve              # 0 bytes: there is none yet
-    cdef uint64_t reserve_used
+    cdef Blocks blocks
+    cdef Source source              # where they come from
+    cdef Events events              # which streams use them, and what waits for that
 
     def __cinit__(self, *args, **kwargs):
         watch_forks(self)
-        cdef uint32_t top = NO_BLOCK
-        self.unused = NO_BLOCK
-        for _bucket in range(BUCKETS):
-            self.stacks.push_back(top)
-        self.source = Source()
+        self.blocks = Blocks()
+        self.source = self.blocks.source
         self.events = Events()
         self.is_closed = True
 
@@ -491,7 +335,7 @@ cdef class PinnedAllocator(BufferOwner):
         checked = _checked(settings, PinnedSettings(), torch)
         source, self.no_cuda = _source_of(sub_allocator)
         if not self.no_cuda:
-            self.require_registering(source, checked)
+            require_registering(source, checked)
         self.apply(checked)
         self.sub_allocator = self.source.sub_allocator = self.events.source = source
         self.device = source.device
@@ -512,13 +356,6 @@ cdef class PinnedAllocator(BufferOwner):
     def settings(self):
         """The settings' text that was applied last."""
         return self.applied.text
-
-    cdef int require_registering(self, source, settings) except -1:
-        if settings.pinned_use_cuda_host_register and not hasattr(source, "alloc_registered"):
-            raise SettingsError(f"True is not possible: {source!r} cannot register memory with CUDA",
-                                key="pinned_use_cuda_host_register", given="True", allowed="False",
-                                hint="bfc.CUDASubAllocator(kind=\"pinned\")")
-        return 0
 
     cdef int apply(self, settings) except -1:
         self.applied = settings
@@ -552,7 +389,7 @@ cdef class PinnedAllocator(BufferOwner):
         """
         checked = _checked(text, self.applied, self.rules.version)
         if not self.no_cuda:
-            self.require_registering(self.sub_allocator, checked)
+            require_registering(self.sub_allocator, checked)
         self.apply(checked)
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -569,180 +406,7 @@ cdef class PinnedAllocator(BufferOwner):
 
     def __repr__(self):
         source = f"pageable, since {self.no_cuda}" if self.no_cuda else repr(self.sub_allocator)
-        return f"<bfc.PinnedAllocator, {format_bytes(self.allocated_bytes.current)} taken: {source}>"
-
-    # -- blocks -------------------------------------------------------------------------------------------------------
-
-    cdef uint32_t pop(self, uint64_t size, uint64_t nbytes, uint64_t alignment) noexcept nogil:
-        """Takes the block of a bucket that was freed last, is large enough and lies well, or NO_BLOCK.
-
-        Sizes in a bucket differ only if the settings limit the rounding; then the search is linear in the blocks that
-        are too small, and always in those whose address is no multiple of the alignment.
-        """
-        cdef uint32_t* link = &self.stacks[bucket_of(size)]
-        cdef uint32_t handle
-        while link[0] != NO_BLOCK and (self.blocks[link[0]].size < size
-                                       or self.blocks[link[0]].ptr & (alignment - 1)):
-            link = &self.blocks[link[0]].next
-        handle = link[0]
-        if handle != NO_BLOCK:
-            link[0] = self.blocks[handle].next
-            self.begin(handle, nbytes)
-        return handle
-
-    cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil:
-        """Makes a block live."""
-        cdef Block* block = &self.blocks[handle]
-        self.last_id += 1
-        block.allocation_id = self.last_id
-        block.requested = nbytes
-        block.state = LIVE
-        block.exported = block.unfreed = False
-        self.active_requests.raise_by(1)
-        self.active_bytes.raise_by(block.size)
-
-    cdef cbool overlaps(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
-        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.lower_bound(ptr + nbytes)
-        if after == self.by_address.begin():
-            return False
-        predecrement(after)
-        cdef Block* below = &self.blocks[dereference(after).second]
-        return below.ptr + max(below.size, below.received) > ptr
-
-    cdef uint32_t new_record(self, uint64_t ptr) noexcept nogil:
-        """A record for a block at this address; NO_BLOCK where the host has no memory for it."""
-        cdef uint32_t handle = self.unused
-        cdef Block block
-        memset(&block, 0, sizeof(Block))
-        block.ptr = ptr
-        if handle == NO_BLOCK:
-            handle = <uint32_t>self.blocks.size()
-            block.next = NO_BLOCK
-            block.state = UNUSED
-            if handle == NO_BLOCK or not try_push_back(self.blocks, block):
-                return NO_BLOCK
-            self.unused = handle
-        if not try_store(self.by_address, ptr, handle):
-            return NO_BLOCK
-        self.unused = self.blocks[handle].next
-        self.blocks[handle] = block
-        return handle
-
-    cdef uint32_t holder_of(self, uint64_t address) noexcept nogil:
-        """The block that an address lies in, or NO_BLOCK."""
-        cdef cmap[uint64_t, uint32_t].iterator after = self.by_address.upper_bound(address)
-        if after == self.by_address.begin():
-            return NO_BLOCK
-        predecrement(after)
-        cdef uint32_t handle = dereference(after).second
-        return handle if address - self.blocks[handle].ptr < self.blocks[handle].size else NO_BLOCK
-
-    cdef void shelve(self, uint32_t handle) noexcept nogil:
-        """Puts a block that nobody uses any more on the stack of its bucket."""
-        cdef Block* block = &self.blocks[handle]
-        cdef int bucket = bucket_of(block.size)
-        self.active_requests.lower(1)
-        self.active_bytes.lower(block.size)
-        block.state = CACHED
-        block.next = self.stacks[bucket]
-        self.stacks[bucket] = handle
-
-    cdef cbool drop(self, uint32_t* link) noexcept nogil:
-        """Forgets the block that a link of a stack leads to: it goes back to the source. A piece of the reserve is lost
-        until the allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
-        cdef uint32_t handle = link[0]
-        cdef Range block = Range(self.blocks[handle].ptr, self.blocks[handle].received)
-        if block.nbytes and not self.source.leave(block):
-            return False
-        link[0] = self.blocks[handle].next
-        self.forget_record(handle)
-        return True
-
-    cdef void drop_cached(self) noexcept nogil:
-        """Drops all cached blocks. The source gets the last one back first, so they are dropped in reverse of
-        upstream's order: by bucket, and within a bucket the block that was freed first comes first."""
-        cdef int bucket
-        for bucket in range(BUCKETS - 1, -1, -1):
-            while self.stacks[bucket] != NO_BLOCK:
-                if not self.drop(&self.stacks[bucket]):
-                    return
-
-    cdef void forget_record(self, uint32_t handle) noexcept nogil:
-        cdef Block* block = &self.blocks[handle]
-        self.allocations.lower(1)
-        self.allocated_bytes.lower(block.size)
-        self.by_address.erase(block.ptr)
-        block.state = UNUSED
-        block.allocation_id = 0
-        block.next = self.unused
-        self.unused = handle
-
-    cdef int64_t largest_cached(self) noexcept nogil:
-        cdef int64_t largest = 0
-        cdef size_t handle
-        for handle in range(self.blocks.size()):
-            if self.blocks[handle].state == CACHED:
-                largest = max(largest, <int64_t>self.blocks[handle].size)
-        return largest
-
-    cdef void abandon(self, uint32_t handle) noexcept nogil:
-        """Forgets any block of an allocator that closes: it goes back to the source."""
-        cdef Block* block = &self.blocks[handle]
-        cdef Range memory = Range(block.ptr, block.received)
-        if block.state in (LIVE, LEAVING):
-            self.active_requests.lower(1)
-            self.active_bytes.lower(block.size)
-        if block.state != UNUSED:
-            if memory.nbytes:
-                self.source.leave(memory)
-            self.forget_record(handle)
-
-    cdef object recount(self, int64_t* sums):
-        """What is wrong with the books, or None."""
-        cdef size_t bucket, handle
-        cdef uint32_t on_stack
-        cdef Block* block
-        cdef int64_t stacked = 0
-        for handle in range(self.blocks.size()):
-            block = &self.blocks[handle]
-            if (block.state == LIVE) != (block.allocation_id != 0):
-                return "a live block has no id, or another has one"
-            if block.state == UNUSED:
-                continue
-            if self.by_address.count(block.ptr) == 0 or self.by_address[block.ptr] != handle:
-                return "a block's address leads elsewhere"
-            sums[0] += 1
-            sums[1] += block.size
-            sums[2] += block.state != CACHED
-            sums[3] += block.size if block.state != CACHED else 0
-            stacked += block.state == CACHED
-        for bucket in range(self.stacks.size()):
-            on_stack = self.stacks[bucket]
-            while on_stack != NO_BLOCK:
-                stacked -= 1
-                if self.blocks[on_stack].state != CACHED:
-                    return "a stack holds a block that is in use"
-                if <size_t>bucket_of(self.blocks[on_stack].size) != bucket:
-                    return "a block is on the stack of another bucket"
-                on_stack = self.blocks[on_stack].next
-        if stacked or self.by_address.size() != <size_t>sums[0]:
-            return "a cached block is on no stack, or an address leads to no block"
-        if sums[0] != self.allocations.current or sums[1] != self.allocated_bytes.current:
-            return "the sums of all blocks are wrong"
-        if sums[2] != self.active_requests.current or sums[3] != self.active_bytes.current:
-            return "the sums of the blocks in use are wrong"
-        return None
-
-    cdef uint32_t live_at(self, uint64_t address) except? 0xFFFFFFFE:
-        """The live block that starts there, or an error that says what is wrong."""
-        cdef uint32_t handle = self.holder_of(address)
-        if handle == NO_BLOCK:
-            raise InvalidPointerError(f"{address:#x} is not memory of this allocator")
-        if self.blocks[handle].state != LIVE:
-            raise InvalidPointerError(f"{address:#x} was freed already")
-        if self.blocks[handle].ptr != address:
-            raise InvalidPointerError(f"{address:#x} lies inside the block at {self.blocks[handle].ptr:#x}")
-        return handle
+        return f"<bfc.PinnedAllocator, {format_bytes(self.blocks.allocated_bytes.current)} taken: {source}>"
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
@@ -787,9 +451,9 @@ cdef class PinnedAllocator(BufferOwner):
             return 0
         cdef object ptr
         try:
-            ptr = self.blocks[handle].ptr
+            ptr = self.blocks.records[handle].ptr
         except MemoryError:     # nobody has used the block, nor can anybody
-            self.blocks[handle].allocation_id = 0
+            self.blocks.records[handle].allocation_id = 0
             self.retire(handle)
             raise
         if stream is not None or scopes_open.load():
@@ -899,7 +563,8 @@ cdef class PinnedAllocator(BufferOwner):
         if handle == NO_BLOCK:
             become(buffer, self, 0, 0, 0, 0, on)
             return buffer
-        become(buffer, self, handle, self.blocks[handle].allocation_id, self.blocks[handle].ptr, <Py_ssize_t>size, on)
+        cdef Block* block = &self.blocks.records[handle]
+        become(buffer, self, handle, block.allocation_id, block.ptr, <Py_ssize_t>size, on)
         self.buffers += 1
         if stream is not None or scopes_open.load():
             buffer.made_on = self.used_first(handle, stream)
@@ -908,7 +573,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef uint64_t used_first(self, uint32_t handle, stream) except? 0:
         """Records the stream of an allocation, if there is one, and returns its handle. If it is not a stream, the
         block is freed again."""
-        cdef int64_t allocation_id = self.blocks[handle].allocation_id
+        cdef int64_t allocation_id = self.blocks.records[handle].allocation_id
         try:
             if stream is None:
                 stream = current_stream()
@@ -944,7 +609,7 @@ cdef class PinnedAllocator(BufferOwner):
         if some_wait(self.events):
             self.drain()
         size = self.rounded(nbytes)
-        handle = self.pop(size, nbytes, alignment)
+        handle = self.blocks.pop(size, nbytes, alignment)
         if handle == NO_BLOCK:
             handle = self.take_after_miss(size, nbytes, alignment)
         return handle
@@ -968,7 +633,7 @@ cdef class PinnedAllocator(BufferOwner):
                 fault = self.wait_for_queue()
                 if fault is not None:
                     report_unraisable(fault, _PUT_OFF)
-                handle = self.pop(size, nbytes, alignment)
+                handle = self.blocks.pop(size, nbytes, alignment)
                 if handle != NO_BLOCK:
                     return handle
             if attempt:
@@ -979,14 +644,14 @@ cdef class PinnedAllocator(BufferOwner):
 
     cdef object refusal_of(self, uint64_t nbytes, str refused_by, str advice):
         """The error of a request without room."""
-        error = OutOfMemoryError(nbytes, self.active_bytes.current, self.allocated_bytes.current,
-                                 self.sub_allocator.total_bytes, self.largest_cached(),
+        error = OutOfMemoryError(nbytes, self.blocks.active_bytes.current, self.blocks.allocated_bytes.current,
+                                 self.sub_allocator.total_bytes, self.blocks.largest_cached(),
                                  refused=f"{self.sub_allocator!r}, asked {refused_by}", advice=(advice,))
         return with_report(error, self._look)
 
     cdef uint32_t heard(self, uint32_t handle) except? 0xFFFFFFFE:
         """The same block, after running the signal handlers that were deferred. If one raises, the block is freed."""
-        cdef int64_t allocation_id = self.blocks[handle].allocation_id
+        cdef int64_t allocation_id = self.blocks.records[handle].allocation_id
         try:
             run_handlers()
         except BaseException:
@@ -996,27 +661,17 @@ cdef class PinnedAllocator(BufferOwner):
         return handle
 
     cdef bint ask(self, uint64_t size, uint64_t alignment, Range* block) except -1:
-        """Takes memory from the reserve, or asks the source. Returns whether there was room. A piece of the reserve is
-        marked by 0 bytes received."""
-        if alignment <= ALIGNMENT and self.applied.pinned_reserve_segment_size and self.take_piece(size, block):
-            return True
+        """Takes memory from the reserve, or asks the source. Returns whether there was room."""
+        if alignment <= ALIGNMENT and self.applied.pinned_reserve_segment_size:
+            if self.source.reserve.nbytes == 0:
+                self.take_reserve(size)
+            if self.source.cut(size, block):
+                return True
         return self.ask_source(size, alignment, block)
 
     cdef bint ask_source(self, uint64_t size, uint64_t alignment, Range* block) except -1:
         threads = self.applied.pinned_num_register_threads if self.applied.pinned_use_cuda_host_register else None
         return self.source.ask(size, alignment, threads, block)
-
-    cdef bint take_piece(self, uint64_t size, Range* piece) except -1:
-        """Cuts the next piece from the reserve, which is taken from the source at the first allocation. Returns whether
-        enough was left."""
-        if self.reserve.nbytes == 0:
-            self.take_reserve(size)
-        if size > self.reserve.nbytes - self.reserve_used:
-            return False
-        piece.ptr = self.reserve.ptr + self.reserve_used
-        piece.nbytes = 0
-        self.reserve_used = min(self.reserve.nbytes, self.reserve_used + (size + PIECE - 1) // PIECE * PIECE)
-        return True
 
     cdef int take_reserve(self, uint64_t size) except -1:
         cdef Range whole
@@ -1024,33 +679,27 @@ cdef class PinnedAllocator(BufferOwner):
         if not self.ask_source(min(wanted, (<uint64_t>1 << 63) - 1), ALIGNMENT, &whole):
             raise self.refusal_of(size, f"for a reserve of {format_bytes(wanted)}",
                                   "a smaller pinned_reserve_segment_size_mb")
-        if self.reserve.nbytes == 0 and not self.is_closed:
-            self.reserve = whole
+        if self.source.reserve.nbytes == 0 and not self.is_closed:
+            self.source.reserve = whole
         else:                   # another thread was faster
             self.source.give_back_block(whole)
         if self.is_closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         return 0
 
-    cdef uint32_t add(self, Range block, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
+    cdef uint32_t add(self, Range memory, uint64_t size, uint64_t nbytes) except? 0xFFFFFFFE:
         """A new live block."""
-        cdef uint64_t ptr = block.ptr, received = block.nbytes
         cdef uint32_t handle = NO_BLOCK
-        cdef cbool overlaps = self.overlaps(ptr, max(received, size))
+        cdef cbool overlaps = self.blocks.overlaps(memory.ptr, max(memory.nbytes, size))
         if not self.is_closed and not overlaps:
-            handle = self.new_record(ptr)
+            handle = self.blocks.add(memory, size, nbytes)
         if handle != NO_BLOCK:
-            self.blocks[handle].size = size
-            self.blocks[handle].received = received
-            self.allocations.raise_by(1)
-            self.allocated_bytes.raise_by(size)
-            self.begin(handle, nbytes)
             return handle
         if overlaps:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {ptr:#x}, {received} bytes, which overlaps "
-                                    f"a block that it gave before: not used, and not given back")
-        if received:
-            self.source.give_back_block(block)
+            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {memory.ptr:#x}, {memory.nbytes} bytes, "
+                                    f"which overlaps a block that it gave before: not used, and not given back")
+        if memory.nbytes:
+            self.source.give_back_block(memory)
         if self.is_closed:
             raise ClosedError("this allocator was closed while it asked for memory")
         raise out_of_host_memory()
@@ -1084,24 +733,24 @@ cdef class PinnedAllocator(BufferOwner):
         cdef uint64_t address = address_from(ptr)
         if address == 0:
             return
-        cdef uint32_t handle = self.live_at(address)
-        if self.blocks[handle].exported:
+        cdef uint32_t handle = self.blocks.live_at(address)
+        if self.blocks.records[handle].exported:
             raise BufferError(_VIEWED)
-        self.free_block(handle, self.blocks[handle].allocation_id)
+        self.free_block(handle, self.blocks.records[handle].allocation_id)
 
     cdef int free_block(self, uint32_t handle, int64_t allocation_id) except -1:
         """Frees a live block: at once if no stream was recorded, otherwise after one event for each. If the device
         fails, the block stays live."""
         if some_use(self.events) or some_marked(self.events):
             return self.free_used(handle, allocation_id)
-        self.blocks[handle].allocation_id = 0
+        self.blocks.records[handle].allocation_id = 0
         self.retire(handle)
         return 0
 
     cdef int free_used(self, uint32_t handle, int64_t allocation_id) except -1:
         cdef object key = allocation_id     # made before anything changes: the host may have no memory for it
-        self.blocks[handle].allocation_id = 0
-        self.blocks[handle].state = LEAVING
+        self.blocks.records[handle].allocation_id = 0
+        self.blocks.records[handle].state = LEAVING
         try:
             fences = self.events.fences_of(key)
             if self.is_closed:
@@ -1109,8 +758,8 @@ cdef class PinnedAllocator(BufferOwner):
             self.events.wait_behind(handle, fences)
         except BaseException:
             if not self.is_closed:
-                self.blocks[handle].allocation_id = allocation_id
-                self.blocks[handle].state = LIVE
+                self.blocks.records[handle].allocation_id = allocation_id
+                self.blocks.records[handle].state = LIVE
             raise
         if not fences:
             self.retire(handle)
@@ -1119,15 +768,15 @@ cdef class PinnedAllocator(BufferOwner):
 
     cdef void retire(self, uint32_t handle) noexcept:
         """Caches a block that nobody uses any more, or gives it back to the source if it is too large for that."""
-        self.shelve(handle)
+        self.blocks.shelve(handle)
         if self.cached_at_most is not None:
             self.give_back_too_large(handle)
 
     cdef void give_back_too_large(self, uint32_t handle) noexcept:
         """Gives a block back that is on top of its stack."""
         try:
-            if self.blocks[handle].size > self.cached_at_most:
-                self.drop(&self.stacks[bucket_of(self.blocks[handle].size)])
+            if self.blocks.records[handle].size > self.cached_at_most:
+                self.blocks.drop_top(handle)
                 self.source.give_back()
         except BaseException as error:
             report_unraisable(error, _PUT_OFF)
@@ -1142,7 +791,7 @@ cdef class PinnedAllocator(BufferOwner):
         cdef list faults = []
         while self.events.next_reached(ONE_QUEUE, faults, False, &reached):
             # the allocator may have closed meanwhile
-            if self.events.has_passed(&reached) and self.blocks[reached.handle].state == LEAVING:
+            if self.events.has_passed(&reached) and self.blocks.records[reached.handle].state == LEAVING:
                 self.retire(reached.handle)
             self.events.drop_mark(&reached.mark)
         return report_faults(faults, _PUT_OFF)
@@ -1160,10 +809,10 @@ cdef class PinnedAllocator(BufferOwner):
         """Retries what has failed: fences, and the frees of finalisers."""
         cdef size_t handle
         self.events.try_stuck_again(True)   # ahead of what has come since: they are the oldest of the queue
-        for handle in range(self.blocks.size()):
-            if self.blocks[handle].unfreed and self.blocks[handle].state == LIVE:
-                self.blocks[handle].unfreed = False
-                self.free_from_finaliser(<uint32_t>handle, self.blocks[handle].allocation_id)
+        for handle in range(self.blocks.records.size()):
+            if self.blocks.records[handle].unfreed and self.blocks.records[handle].state == LIVE:
+                self.blocks.records[handle].unfreed = False
+                self.free_from_finaliser(<uint32_t>handle, self.blocks.records[handle].allocation_id)
         return 0
 
     def record_event(self, ptr, context, stream, *, source=None):
@@ -1215,10 +864,10 @@ cdef class PinnedAllocator(BufferOwner):
         allocation_id = self.known_by(context)
         if allocation_id == 0:
             address = address_from(ptr)
-            handle = self.holder_of(address)
-            if handle == NO_BLOCK or self.blocks[handle].ptr != address:
+            handle = self.blocks.holder_of(address)
+            if handle == NO_BLOCK or self.blocks.records[handle].ptr != address:
                 return False
-            allocation_id = self.blocks[handle].allocation_id   # 0: it is not live
+            allocation_id = self.blocks.records[handle].allocation_id   # 0: it is not live
         if allocation_id:
             self.events.uses(allocation_id, (source, number), stream)
         return allocation_id != 0
@@ -1276,10 +925,10 @@ cdef class PinnedAllocator(BufferOwner):
                 buffer.handle, buffer.allocation_id) else 0
         if not isinstance(context, PinnedBlock):
             return 0
-        handle = self.holder_of(context.ptr)
-        if handle == NO_BLOCK or self.blocks[handle].allocation_id != context.allocation_id:
+        handle = self.blocks.holder_of(context.ptr)
+        if handle == NO_BLOCK or self.blocks.records[handle].allocation_id != context.allocation_id:
             return 0
-        return self.blocks[handle].allocation_id
+        return self.blocks.records[handle].allocation_id
 
     def record_stream(self, ptr_or_buffer, stream, *, source=None):
         """Tell the allocator that a stream uses an allocation: `record_event` for addresses and buffers.
@@ -1313,7 +962,7 @@ cdef class PinnedAllocator(BufferOwner):
                 raise InvalidPointerError("this buffer comes from another allocator")
             raise BufferOwner.why_not(self, (<Buffer>ptr_or_buffer).handle, (<Buffer>ptr_or_buffer).allocation_id)
         elif address_from(ptr_or_buffer) and not self.record_event(ptr_or_buffer, None, stream, source=source):
-            self.live_at(address_from(ptr_or_buffer))
+            self.blocks.live_at(address_from(ptr_or_buffer))
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
@@ -1342,12 +991,12 @@ cdef class PinnedAllocator(BufferOwner):
         >>> allocator.empty_cache()
         1024
         """
-        before = self.allocated_bytes.current
+        before = self.blocks.allocated_bytes.current
         self.try_again()
         self.drain()
         self.source.offer_unreturned_again()
-        self.drop_cached()
-        given_back = before - self.allocated_bytes.current
+        self.blocks.drop_cached()
+        given_back = before - self.blocks.allocated_bytes.current
         self.source.give_back()
         return given_back
 
@@ -1355,7 +1004,7 @@ cdef class PinnedAllocator(BufferOwner):
         """Gives what is cached back, before the source is asked again. What it does not take is kept for another
         try."""
         try:
-            self.drop_cached()
+            self.blocks.drop_cached()
             self.source.give_back()
         except SubAllocatorError as error:
             report_unraisable(error, _PUT_OFF)
@@ -1378,7 +1027,6 @@ cdef class PinnedAllocator(BufferOwner):
         -----
         Cost: waits for the streams that use freed or live blocks.
         """
-        cdef size_t handle
         fault = None
         if counted(self.exports) == 0 and not self.is_closed:
             self.try_again()
@@ -1389,13 +1037,8 @@ cdef class PinnedAllocator(BufferOwner):
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.is_closed = True
-        for handle in range(self.blocks.size()):
-            self.abandon(<uint32_t>handle)
-        for handle in range(self.stacks.size()):
-            self.stacks[handle] = NO_BLOCK
-        if self.reserve.nbytes:
-            self.source.leave(self.reserve)
-        self.reserve.nbytes = 0
+        self.blocks.abandon_all()
+        self.source.leave_reserve()
         self.source.offer_unreturned_again()
         self.events.clear()
         _open.pop(id(self), None)
@@ -1429,19 +1072,13 @@ cdef class PinnedAllocator(BufferOwner):
 
     def reset_peak_stats(self):
         """Restart the peaks from the current values, and forget the longest and shortest times."""
-        self.allocations.peak = self.allocations.current
-        self.allocated_bytes.peak = self.allocated_bytes.current
-        self.active_requests.peak = self.active_requests.current
-        self.active_bytes.peak = self.active_bytes.current
+        self.blocks.restart_peaks()
         self.source.alloc_time.longest = self.source.alloc_time.shortest = 0
         self.source.free_time.longest = self.source.free_time.shortest = 0
 
     def reset_accumulated_stats(self):
         """Restart the counts of what was allocated and freed, and the sums of times, from 0."""
-        self.allocations.allocated = self.allocations.freed = 0
-        self.allocated_bytes.allocated = self.allocated_bytes.freed = 0
-        self.active_requests.allocated = self.active_requests.freed = 0
-        self.active_bytes.allocated = self.active_bytes.freed = 0
+        self.blocks.restart_totals()
         self.source.alloc_time.total = self.source.alloc_time.count = 0
         self.source.free_time.total = self.source.free_time.count = 0
 
@@ -1465,10 +1102,11 @@ cdef class PinnedAllocator(BufferOwner):
         InvalidPointerError
             If `address` is negative or above 2**64 - 2.
         """
-        cdef uint32_t handle = self.holder_of(address_from(address))
-        if handle == NO_BLOCK or self.blocks[handle].state != LIVE:
+        cdef uint32_t handle = self.blocks.holder_of(address_from(address))
+        if handle == NO_BLOCK or self.blocks.records[handle].state != LIVE:
             return None
-        return PinnedBlock(self.blocks[handle].ptr, self.blocks[handle].requested, self.blocks[handle].allocation_id)
+        cdef Block block = self.blocks.records[handle]
+        return PinnedBlock(block.ptr, block.requested, block.allocation_id)
 
     def requested_size(self, ptr):
         """The bytes that were asked for at an address.
@@ -1490,7 +1128,7 @@ cdef class PinnedAllocator(BufferOwner):
         TypeError
             If `ptr` is not an int.
         """
-        return self.blocks[self.live_at(address_from(ptr))].requested
+        return self.blocks.records[self.blocks.live_at(address_from(ptr))].requested
 
     def allocated_size(self, ptr):
         """The bytes of the block at an address.
@@ -1512,7 +1150,7 @@ cdef class PinnedAllocator(BufferOwner):
         TypeError
             If `ptr` is not an int.
         """
-        return self.blocks[self.live_at(address_from(ptr))].size
+        return self.blocks.records[self.blocks.live_at(address_from(ptr))].size
 
     def host_memory_stats(self):
         """PyTorch's figures by PyTorch's keys, as `torch.cuda.host_memory_stats()` returns them.
@@ -1540,11 +1178,12 @@ cdef class PinnedAllocator(BufferOwner):
         """
         allocations, allocated_bytes, active_requests, active_bytes = words.HOST_GROUPS
         alloc_time, free_time = words.HOST_TIMES
+        cdef Blocks blocks = self.blocks
         fields = (
-            gauge_fields(active_bytes, self.active_bytes) | gauge_fields(active_requests, self.active_requests)
-            | gauge_fields(allocated_bytes, self.allocated_bytes) | gauge_fields(allocations, self.allocations)
+            gauge_fields(active_bytes, blocks.active_bytes) | gauge_fields(active_requests, blocks.active_requests)
+            | gauge_fields(allocated_bytes, blocks.allocated_bytes) | gauge_fields(allocations, blocks.allocations)
             | timer_fields(alloc_time, self.source.alloc_time) | timer_fields(free_time, self.source.free_time)
-            | {"num_host_alloc": self.allocations.allocated, "num_host_free": self.allocations.freed}
+            | {"num_host_alloc": blocks.allocations.allocated, "num_host_free": blocks.allocations.freed}
         )
         return dict(sorted(fields.items()))
 
@@ -1552,7 +1191,8 @@ cdef class PinnedAllocator(BufferOwner):
         """The blocks as a snapshot, for an error: each is a region with one chunk."""
         cdef vector[Block] blocks
         cdef Block block
-        blocks.assign(self.blocks.begin(), self.blocks.end())   # the objects made below may run anything
+        # a copy: the objects made below may run anything
+        blocks.assign(self.blocks.records.begin(), self.blocks.records.end())
         found = []
         for block in blocks:
             if block.state == UNUSED:
@@ -1561,7 +1201,7 @@ cdef class PinnedAllocator(BufferOwner):
             state = "free" if not in_use else "in use" if block.state == LIVE else "waiting"
             chunk = ChunkInfo(block.ptr, block.size, block.requested if in_use else 0, block.allocation_id or -1, state)
             found.append(RegionInfo(block.ptr, block.size, (chunk,)))
-        stats = Stats(bytes_in_use=self.active_bytes.current, pool_bytes=self.allocated_bytes.current)
+        stats = Stats(bytes_in_use=self.blocks.active_bytes.current, pool_bytes=self.blocks.allocated_bytes.current)
         return Snapshot(str(self.device), stats, tuple(sorted(found, key=lambda region: region.ptr)))
 
     def check(self):
@@ -1577,7 +1217,7 @@ cdef class PinnedAllocator(BufferOwner):
         Cost: O(n) in the blocks.
         """
         cdef int64_t[4] sums = [0, 0, 0, 0]
-        fault = self.recount(sums)
+        fault = self.blocks.recount(sums)
         if fault is not None:
             raise InvariantError(fault)
 
@@ -1586,14 +1226,14 @@ cdef class PinnedAllocator(BufferOwner):
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         cdef TurnAt turn
         turn.take(self)
-        return allocation_id != 0 and handle < self.blocks.size() and self.blocks[handle].allocation_id == allocation_id
+        return self.blocks.is_live(handle, allocation_id)
 
     cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
         cdef TurnAt turn
         turn.take(self)
         cdef bint live = self.is_live(handle, allocation_id)
         if live:
-            self.blocks[handle].exported = counted(exports[0]) > 0
+            self.blocks.records[handle].exported = counted(exports[0]) > 0
         return live
 
     cdef void last_view_gone(self) noexcept:
@@ -1634,7 +1274,7 @@ cdef class PinnedAllocator(BufferOwner):
         try:
             self.free_block(handle, allocation_id)
         except BaseException as error:
-            self.blocks[handle].unfreed = True
+            self.blocks.records[handle].unfreed = True
             report_unraisable(error, _PUT_OFF)
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
@@ -1655,21 +1295,11 @@ cdef class PinnedAllocator(BufferOwner):
         try:
             self.events.mark_user(allocation_id, stream)
         except BaseException as error:
-            if not self.synchronize():
+            if not self.events.synchronize():
                 self.events.uses(allocation_id, (self.sub_allocator, stream), None)
                 report_unraisable(error, _PUT_OFF)
             elif not isinstance(error, Exception):
                 report_unraisable(error, _PUT_OFF)
-
-    cdef bint synchronize(self) noexcept:
-        """Waits until the device has nothing to do. Returns False if it cannot tell."""
-        try:
-            self.sub_allocator.synchronize()
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                report_unraisable(error, _PUT_OFF)
-            return False
-        return True
 
 
 take_turns(PinnedAllocator, b"")

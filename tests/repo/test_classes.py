@@ -27,7 +27,6 @@ ABOVE = {
     "bfc.allocators._source.Source": (30, 21),
     "bfc.allocators.mapping._address_ranges.AddressRanges": (101, 33),
     "bfc.allocators.mapping._stitching.Stitching": (138, 13),
-    "bfc.pinned._allocator.PinnedAllocator": (76, 22),
     "bfc.policies._caching.CachingAllocator": (78, 18),
     "bfc.pytorch._pickle.Machine": (20, 23),
     "bfc.suballocators.simulated.SimulatedSubAllocator": (41, 22),
