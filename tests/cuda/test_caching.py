@@ -48,6 +48,30 @@ def test_a_hit_on_any_stream_calls_no_driver(make, emulated, side) -> None:
     assert len(allocator.snapshot().regions) == 3, "0 and 1 are one stream"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_driver_is_asked_for_what_pytorch_would_ask_and_no_more(make, emulated, kind) -> None:
+    """A GPU's driver gives whole pages of 2 MiB: one byte more than those costs another one."""
+    allocator = make(kind)
+    before = emulated.live()
+    for nbytes in (1000, 3 * MIB, 30 * MIB):
+        allocator.allocate(nbytes)
+    taken = [nbytes for address, nbytes in emulated.live().items() if address not in before]
+    assert sorted(taken) == [2 * MIB, 20 * MIB, 30 * MIB]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_address_that_is_not_aligned_enough_is_taken_again(emulated, kind) -> None:
+    source = bfc.CUDASubAllocator(kind=kind)
+    first = source.alloc(1 << 21, 512)
+    with emulated.counting() as calls:
+        second = source.alloc(1 << 21, 512)
+    assert {first[0] % (1 << 21), second[0] % (1 << 21)} == {0}
+    assert calls[ALLOC_CALLS[kind]] == 2, "the driver's first address was as good"
+    for address, nbytes in (first, second):
+        source.free(address, nbytes)
+    assert source.live_bytes == 0
+
+
 def test_memory_waits_for_the_stream_that_was_recorded_and_then_goes_back_to_its_own(
     make, emulated, side
 ) -> None:

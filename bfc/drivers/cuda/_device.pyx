@@ -339,9 +339,13 @@ cdef class DeviceMemory:
         cdef CUresult result = self.context.enter(&mode)
         if result != SUCCESS:
             return result
-        result = self.ask(nbytes + margin, &block.base)
         block.nbytes = nbytes
         block.mapped = 0
+        result = self.ask(nbytes, &block.base)
+        if result == SUCCESS and block.base & (alignment - 1):  # rare: the driver aligns more than it promises
+            result = self.give_back(&block, True)
+            if result == SUCCESS:
+                result = self.ask(nbytes + margin, &block.base)
         if result == SUCCESS:
             address[0] = (block.base + alignment - 1) & ~(alignment - 1)
             result = self.keep(address[0], &block)
