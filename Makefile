@@ -288,7 +288,7 @@ FREETHREADED ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/bfc/python3.13t
 	$(UNWARNED) .venv-cuda12/bin/python -m pip install --quiet --no-deps --no-index --no-build-isolation --editable .
 	@touch $@
 
-BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'transformers>=5' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2' 'numba-cuda>=0.30' 'cupy-cuda13x>=14'
+BESIDE_TORCH := 'numpy>=1.26' 'safetensors>=0.6.2' 'transformers>=5' 'pytest>=9' 'pytest-xdist>=3.5' 'hypothesis>=6.100' 'expecttest==0.3.0' 'cuda-core>=1,<2' 'numba-cuda>=0.30' 'cupy-cuda13x>=14' 'rmm-cu13>=26.8'
 
 # The version that is named, whatever a machine prefers.
 .venv-torch-%/built: export PIP_CONSTRAINT := /dev/null

@@ -220,6 +220,44 @@ def test_arrays_of_cupy_and_numba_are_on_the_same_account(bfc_run: Bfc, tmp_path
     assert ran.stdout.splitlines() == ["8 8", "10 10", "refused", "5"]
 
 
+#: RMM's memory resources ask no CUDA runtime. What does, here as in `DeviceBuffer`, is a copy of
+#: NVIDIA's in RMM's own library, and refuses the emulated driver.
+BESIDE_RMM = """
+import bfc, rmm, torch
+from bfc.integrations import rmm as integration
+
+integration.lookup = lambda mr: lambda: None
+
+def account():
+    print(torch.cuda.memory_allocated() >> 20, pool.stats().bytes_in_use >> 20)
+
+x = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+pool = bfc.integrations.torch.pool()
+with bfc.use(pool, "rmm"):
+    resource = rmm.mr.get_per_device_resource(0)
+    held = resource.allocate(3 << 20)
+    account()
+    try:
+        resource.allocate(25 << 20)
+    except MemoryError as error:
+        print("asked for 25.00 MiB" in str(error))
+    try:
+        torch.empty(25 << 20, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        print("refused")
+    resource.deallocate(held, 3 << 20)
+    account()
+"""
+
+
+@with_torch
+@pytest.mark.skipif(find_spec("rmm") is None, reason="RMM is not installed: make test-torch-cuda")
+def test_memory_of_rmm_is_on_the_same_account(bfc_run: Bfc) -> None:
+    """And below the same limit, whoever asks."""
+    ran = bfc_run("--memory-limit", "32MiB", "script.py", script=BESIDE_RMM)
+    assert ran.stdout.splitlines() == ["8 8", "True", "refused", "5 5"]
+
+
 @with_torch
 def test_a_strangers_program_runs_unchanged(bfc_run: Bfc) -> None:
     """PyTorch's own check of how operators are sharded, on tensors of the GPU. It finds all wrong,
