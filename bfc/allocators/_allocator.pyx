@@ -3169,9 +3169,10 @@ cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t coun
 
 cdef PyObject* deallocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
     cdef uint64_t address
-    if (count != 1 or names != NULL or not plain_int(given[0], &address) or address == 0
-            or not free_at_address(<Allocator>self, address)):
+    if count != 1 or names != NULL or not plain_int(given[0], &address) or address == 0:
         return deallocate_raw_as_asked(self, given, count, names)
+    if not free_at_address(<Allocator>self, address):
+        return deallocate_raw_as_asked(self, given, 1, NULL)    # known: so they are not kept across the call
     Py_INCREF(None)
     return <PyObject*>None
 
