@@ -91,7 +91,7 @@ cdef class Allocator(BufferOwner):
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
     cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
     cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
-    cdef bint has_lanes                 # a hit looks for the lane of its request: under BFC, if not all use the same
+    cdef Shown[bint] has_lanes          # a hit looks for the lane of its request: under BFC, if not all use the same
     cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
 
     cdef uint64_t limit

@@ -138,7 +138,7 @@ cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placem
         return False
     cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
     acquire_lock(self.lock)     # under which lanes come and go
-    cdef bint is_hit = (not self.is_closed and (not elsewhere or self.by_stream or self.has_lanes)
+    cdef bint is_hit = (not self.is_closed and (not elsewhere or self.by_stream or self.has_lanes.get())
                         and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed))
     if owner and is_hit:
         self.pool.set_owner(placed.handle, owner)

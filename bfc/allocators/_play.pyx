@@ -293,7 +293,7 @@ cdef class Run:
         """Whether no event needs a look at fences."""
         if self.allocator.by_stream:
             return not some_wait(self.allocator.fences) and self.allocator.plays_alone()
-        if self.allocator.has_lanes:
+        if self.allocator.has_lanes.get():
             return False        # a private pool may be open
         return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 

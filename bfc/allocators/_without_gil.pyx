@@ -100,7 +100,7 @@ cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stre
     one. False, and nothing has changed, where a free chunk does not serve the request, or the driver fails."""
     if allocator.by_stream or stream == allocator.home_stream:
         return hit_without_gil(allocator, nbytes, stream, ptr)
-    return (not allocator.has_lanes and hit_without_gil(allocator, nbytes, allocator.home_stream, ptr)
+    return (not allocator.has_lanes.get() and hit_without_gil(allocator, nbytes, allocator.home_stream, ptr)
             and lead_from_home(allocator, ptr[0], stream))
 
 
@@ -225,7 +225,7 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef uint64_t tag
     cdef uint32_t owner
     cdef cbool is_hit
-    if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes)
+    if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes.get())
                                             or stream == allocator.default_stream_alias):
         return False
     if not prepare_hit(allocator, nbytes, &tag, &owner):
@@ -234,7 +234,7 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
         return hit_in_tag(allocator, nbytes, stream, tag, owner, ptr)
     allocator.acquire()
     is_hit = (not allocator.is_closed     # lanes may have gone meanwhile
-              and (stream == allocator.home_stream or allocator.by_stream or allocator.has_lanes)
+              and (stream == allocator.home_stream or allocator.by_stream or allocator.has_lanes.get())
               and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed))
     if is_hit:
         if owner != NO_OWNER:

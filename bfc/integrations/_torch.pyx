@@ -288,7 +288,7 @@ cdef cbool serve(Allocator allocator, size_t size, void* stream, void** ptr, cha
     """Serves a request instead of PyTorch's allocator. Of one that is out of memory, the text says nothing."""
     cdef uint64_t address = 0, on = <size_t>stream
     on = 0 if on == allocator.default_stream_alias else on
-    if not allocator.by_stream and allocator.has_lanes and on != allocator.home_stream:
+    if not allocator.by_stream and allocator.has_lanes.get() and on != allocator.home_stream:
         return allocate_in(allocator, size, stream, NULL, ptr)  # it is a scope's if that takes this very stream
     if size and not hit_on_any_stream(allocator, size, on, &address):
         if not (start_entering() and miss_with_gil(allocator, size, on, &address, text, room)):

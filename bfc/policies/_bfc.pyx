@@ -247,7 +247,7 @@ cdef class BFCAllocator(Allocator):
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
                                      MINIMUM_SIZE)
         self.next_size = self.first_region
-        self.has_lanes = virtual_memory
+        self.has_lanes.set(virtual_memory)
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
@@ -360,7 +360,9 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
-        return self.hit_in_lane(nbytes, stream, placed) if self.has_lanes else hit_plainly(self, nbytes, stream, placed)
+        if self.has_lanes.get():
+            return self.hit_in_lane(nbytes, stream, placed)
+        return hit_plainly(self, nbytes, stream, placed)
 
     cdef cbool hit_in_lane(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         """A hit where pages are mapped, or where requests are diverted into private pools."""
@@ -399,7 +401,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef void scopes_changed(self) noexcept:
         self.acquire()
-        self.has_lanes = self.stitches or self.private_pools.open_scopes.get() > 0
+        self.has_lanes.set(self.stitches or self.private_pools.open_scopes.get() > 0)
         self.lock.release()
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
