@@ -7,17 +7,27 @@ Each build runs in processes of its own, in turn, and a process reports the leas
 busy machine only adds to them. The ratio is of the medians over all processes, this build's to the
 other's. Replays are of a settled allocator, and, in the rows that say "first", of a new one, which
 takes all of its memory.
+
+`--instructions` counts the instructions of the calls instead, loop and interpreter included:
+valgrind does, which has to be installed. How busy the machine is changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import timeit
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 HERE = Path(__file__).resolve().parents[1]
 TURNS = 15
@@ -26,6 +36,7 @@ CALLS = {
     "a Buffer made and dropped": "allocate(1000)",
 }
 REPEATS, NUMBER = 15, 20_000
+POLICIES = {"bfc": "BFCAllocator", "caching": "CachingAllocator"}
 PASSES, FEWEST_EVENTS = 6, 400_000  # of a trace: more passes of a short one
 FEWEST_FIRST = 50_000
 
@@ -40,8 +51,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--turns", type=int, default=TURNS, help="processes of each build (default: 15)"
     )
+    parser.add_argument(
+        "--instructions",
+        action="store_true",
+        help="count instructions of the calls; takes valgrind",
+    )
     parsed = parser.parse_args(arguments)
     say(machine())
+    if parsed.instructions:
+        say(f"{'instructions':36}{'other build':>14}{'this build':>14}   ratio")
+        for policy, label in itertools.product(POLICIES, CALLS):
+            other = instructions_of(policy, label, parsed.other.resolve())
+            this = instructions_of(policy, label, HERE)
+            say(f"{policy + ': ' + label:36}{other:14.1f}{this:14.1f}   {this / other:5.3f}")
+        return
     found = take_turns(parsed.other.resolve(), parsed.turns)
     say(f"{'ns, min / median / max':36}{'other build':>22}{'this build':>24}   ratio")
     for name, (before, now) in found.items():
@@ -61,34 +84,71 @@ def take_turns(other: Path, turns: int) -> dict[str, tuple[list[float], list[flo
 
 
 def times_of(checkout: Path) -> dict[str, float]:
+    times: dict[str, float] = json.loads(run_child(checkout, [], "--child"))
+    return times
+
+
+def instructions_of(policy: str, label: str, checkout: Path) -> float:
+    """Instructions of a pair: what a long loop takes more than a short one."""
+    counted = []
+    for number in (NUMBER, 2 * NUMBER):
+        with tempfile.TemporaryDirectory() as folder:
+            found = Path(folder) / "counts"
+            valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={found}"]
+            run_child(checkout, valgrind, "--loop", policy, label, str(number))
+            (summary,) = re.findall(r"^(?:summary|totals): (\d+)", found.read_text(), re.MULTILINE)[
+                :1
+            ]
+            counted.append(int(summary))
+    return (counted[1] - counted[0]) / NUMBER
+
+
+def run_child(checkout: Path, under: list[str], mode: str, *arguments: str) -> str:
+    """Runs this file on a build, with hashes that are the same in each process."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).resolve(), "--child", str(checkout)],
+        [*under, sys.executable, Path(__file__).resolve(), mode, str(checkout), *arguments],
         capture_output=True,
         text=True,
         check=False,
         cwd=checkout,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
     )
     if done.returncode:
         raise SystemExit(done.stderr)
-    times: dict[str, float] = json.loads(done.stdout)
-    return times
+    return done.stdout
+
+
+def import_from(checkout: Path) -> ModuleType:
+    sys.path.insert(0, str(checkout))
+    bfc = importlib.import_module("bfc")
+    if Path(str(bfc.__file__)).resolve().parents[1] != checkout:
+        raise SystemExit(f"bfc was imported from {bfc.__file__}, not from {checkout}")
+    return bfc
+
+
+def timer_of(allocator: Any, label: str) -> timeit.Timer:
+    methods = ("allocate_raw", "deallocate_raw", "allocate")
+    return timeit.Timer(CALLS[label], globals={name: getattr(allocator, name) for name in methods})
+
+
+def loop(checkout: Path, policy: str, label: str, number: int) -> None:
+    bfc = import_from(checkout)
+    allocator = getattr(bfc, POLICIES[policy])(bfc.SimulatedSubAllocator("1 GiB"))
+    timer = timer_of(allocator, label)
+    timer.timeit(1000)  # as it goes on from here
+    timer.timeit(number)
 
 
 def measure(checkout: Path) -> dict[str, float]:
     """The least times of a build, in ns: by call, and by event of each trace."""
-    sys.path.insert(0, str(checkout))
-    import bfc
-
-    if Path(bfc.__file__).resolve().parents[1] != checkout:
-        raise SystemExit(f"bfc was imported from {bfc.__file__}, not from {checkout}")
+    bfc = import_from(checkout)
     times: dict[str, float] = {}
-    for policy, make in (("bfc", bfc.BFCAllocator), ("caching", bfc.CachingAllocator)):
+    for policy, name in POLICIES.items():
+        make = getattr(bfc, name)
         allocator = make(bfc.SimulatedSubAllocator("1 GiB"))
         kept = [allocator.allocate_raw(1000) for _ in range(3)]
-        methods = ("allocate_raw", "deallocate_raw", "allocate")
-        names = {name: getattr(allocator, name) for name in methods}
-        for label, statement in CALLS.items():
-            timer = timeit.Timer(statement, globals=names)
+        for label in CALLS:
+            timer = timer_of(allocator, label)
             times[f"{policy}: {label}"] = min(timer.repeat(REPEATS, NUMBER)) / NUMBER * 1e9
         allocator.deallocate_many(kept)
         for path in sorted((HERE / "bench" / "traces").glob("*.npz")):
@@ -109,5 +169,7 @@ def measure(checkout: Path) -> dict[str, float]:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(measure(Path(sys.argv[2]))))
+    elif sys.argv[1:2] == ["--loop"]:
+        loop(Path(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]))
     else:
         main()
