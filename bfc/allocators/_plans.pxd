@@ -8,8 +8,8 @@ from bfc._core cimport PlanServer, Pool, Region
 from bfc.allocators._lock cimport Lock
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport Fences
-from bfc.allocators.mapping._address_ranges cimport AddressRange
 from bfc.allocators.mapping._stitching cimport Stitching
+from bfc.allocators.mapping._plan_ranges cimport PlanRanges
 
 
 cdef enum:
@@ -29,7 +29,7 @@ cdef class Planned:
     cdef Pool pool
     cdef Source source
     cdef Fences fences
-    cdef Stitching stitching    # pages to make the regions of; None: they are ordinary memory
+    cdef PlanRanges ranges      # the regions, in pages; None: they are ordinary memory
     cdef uint64_t* limit        # the allocator's
     cdef bint* is_closed        # whether it is
     cdef uint64_t home
@@ -100,10 +100,6 @@ cdef class Planned:
     cdef uint64_t bytes_taken(self) noexcept
     cdef bint take_region(self, int which) except -1
     cdef bint take_range(self, int which) except -1
-    cdef bint enter_mapping(self) except -1
-    cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1
-    cdef bint has_ranges(self, PlanServer* plan, int which) noexcept
-    cdef bint is_range_of(self, AddressRange* addresses, PlanServer* plan, int which) noexcept
     cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
     cdef uint64_t bytes_of_plan(self) noexcept
     cdef int retire(self) except -1

@@ -2,12 +2,11 @@
 
 The pool knows which places are taken (`PlanServer`). Here a plan comes into use, its regions are asked for and given
 back, and steps begin and end. The source is called without the lock. A plan that is not in use any more keeps its
-regions until nothing lives in them. Where memory is mapped page by page they are ranges (mapping/_stitching.pyx).
+regions until nothing lives in them. Where memory is mapped page by page they are ranges (mapping/_plan_ranges.pyx).
 """
 
 import os
 import threading
-import time
 import warnings
 
 cimport cython
@@ -22,8 +21,8 @@ from bfc._core cimport Counters, NO_LANE, NO_STREAM, ChunkHandle, PlanArea, Plan
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
 from bfc.allocators._fences cimport Fences
-from bfc.allocators.mapping._address_ranges cimport AddressRange, Faults, raise_faults
 from bfc.allocators.mapping._stitching cimport Stitching
+from bfc.allocators.mapping._plan_ranges cimport ranges_for_plans
 
 from bfc.errors import ClosedError, PlanError, SubAllocatorError, out_of_host_memory
 from bfc.units import format_bytes
@@ -42,9 +41,6 @@ cdef enum:
     NEARLY = 50                 # what is reserved may be more than what lives by this part of it
     GOES_ON = -1                # what PlanServer.turn says where no step begins
     WAS_NONE = -3
-
-_POLL_SECONDS = 0.001
-
 
 _make_recording = None
 _make_watch = None
@@ -127,20 +123,21 @@ cdef class Planned:
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
                     bint* is_closed, uint64_t home) except -1:
         self.lock = lock
-        self.stitching = stitching
         self.pool = pool
         self.source = source
         self.fences = fences
         self.limit = limit
         self.is_closed = is_closed
         self.home = home
+        if stitching is not None:
+            self.ranges = ranges_for_plans(stitching, &self.server)
         self.begun = set()
         self.missed = {}
         self.refused = {}
         return 0
 
     cdef bint is_in_pages(self) noexcept:
-        return self.stitching is not None
+        return self.ranges is not None
 
     cdef object gate_for(self, gate):
         """What a plan must save. In pages it needs hardly more than stitching does: it lends what is idle."""
@@ -235,8 +232,8 @@ cdef class Planned:
         cdef PlanServer* server = new PlanServer(&offsets[0] if count else NULL, &sizes[0] if count else NULL, count,
                                                  served.base, served.span, streams, self.home)
         try:
-            if self.stitching is not None:
-                server.set_pages(self.stitching.page_shift())
+            if self.ranges is not None:
+                server.set_pages(self.ranges.memory.page_shift())
                 server.peak = plan.peak
         except BaseException:
             del server
@@ -388,7 +385,7 @@ cdef class Planned:
         other = self.new_server(plan, served)
         try:
             self.fill_server(<uint64_t>other, served)
-            if self.stitching is not None and not self.give_up_ranges(self.server, BODY):
+            if self.ranges is not None and not self.ranges.give_up_all(self.server, BODY):
                 return 0
             if not self.exchange(<uint64_t>other, regions):
                 self.take_region(BODY)
@@ -463,7 +460,7 @@ cdef class Planned:
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
             self.give_back_side()       # the policy may hold the memory, and nothing lives in it
         taken = self.bytes_taken()
-        if self.stitching is not None:      # pages are made as they are needed, no more than are live at once
+        if self.ranges is not None:     # pages are made as they are needed, no more than are live at once
             needed, taken = min(needed, self.server.peak), 0
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
@@ -489,7 +486,7 @@ cdef class Planned:
         cdef cbool fits, closed, late, is_there
         if nbytes == 0 or self.server.present[which]:
             return True
-        if self.stitching is not None:
+        if self.ranges is not None:
             return self.take_range(which)
         acquire_lock(self.lock[0])
         fits = nbytes <= self.limit[0] and self.source.taken() <= self.limit[0] - nbytes
@@ -522,7 +519,7 @@ cdef class Planned:
     cdef bint take_range(self, int which) except -1:
         """As `take_region`, of addresses whose pages are made when they are first touched."""
         cdef bint late
-        if not self.enter_mapping():
+        if not self.ranges.enter():
             return False
         try:
             if self.is_closed[0]:
@@ -530,54 +527,10 @@ cdef class Planned:
             # a finaliser that ran meanwhile may have taken the region, or ended the plan
             late = self.server == NULL or self.server.present[which] or self.server.region_size(which) == 0
             if not late:
-                self.stitching.open_region(self.server, which, self.home)
+                self.ranges.open(self.server, which, self.home)
             return self.server != NULL and (self.server.present[which] or self.server.region_size(which) == 0)
         finally:
-            self.stitching.leave()
-
-    cdef bint enter_mapping(self) except -1:
-        """Enters what maps memory, once no other thread does. False: this thread does, in a call further up."""
-        while not self.stitching.enter(0):
-            if self.source.is_called_here():
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
-
-    cdef bint give_up_ranges(self, PlanServer* plan, int which) except -1:
-        """Gives back a region of a plan, or (NULL) those of all plans that are not in use, where nothing lives in it.
-        Returns whether all of them went."""
-        cdef Faults faults = Faults()
-        cdef size_t i = 0, before
-        cdef bint all_went = True
-        if not self.has_ranges(plan, which):
-            return True
-        if not self.enter_mapping():
-            return False
-        try:
-            while i < self.stitching.ranges.size():
-                before = self.stitching.ranges.size()
-                if self.is_range_of(self.stitching.ranges.at(i), plan, which):
-                    all_went = self.stitching.give_region_up(self.stitching.ranges.at(i), faults) and all_went
-                i += self.stitching.ranges.size() == before     # else it left the list
-        finally:
-            self.stitching.leave()
-        raise_faults(self.source.sub_allocator, faults)
-        return all_went
-
-    cdef bint has_ranges(self, PlanServer* plan, int which) noexcept:
-        cdef bint found = False
-        cdef size_t i
-        self.stitching.guard.begin_reading(self.lock[0])    # another thread may map
-        for i in range(self.stitching.ranges.size()):
-            found = found or self.is_range_of(self.stitching.ranges.at(i), plan, which)
-        self.stitching.guard.end_reading(self.lock[0])
-        return found
-
-    cdef bint is_range_of(self, AddressRange* addresses, PlanServer* plan, int which) noexcept:
-        """Whether a range is that region of a plan, or (NULL) one of any plan that is not in use."""
-        if addresses.plan == NULL or not addresses.is_known:
-            return False
-        return addresses.plan != self.server if plan == NULL else addresses.plan == plan and addresses.region == which
+            self.ranges.leave()
 
     cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
         """Brings memory to the place that a request is to have, if it is the first to touch it."""
@@ -591,13 +544,7 @@ cdef class Planned:
                 self.pool.read_length(index, requested)
                 is_away = self.server.away_for(index, rounded).count > 0
         self.lock.release()
-        if not is_away or not self.stitching.enter(0):      # where another thread maps, it is served as if lent
-            return 0
-        try:
-            self.stitching.fill_place(stream, rounded)
-        finally:
-            self.stitching.leave()
-        return 0
+        return self.ranges.fill_place(stream, rounded) if is_away else 0
 
     cdef uint64_t bytes_of_plan(self) noexcept:
         """What the regions of the plan in use have taken. Needs the lock."""
@@ -625,8 +572,8 @@ cdef class Planned:
         cdef vector[Region] regions
         cdef PlanServer* plan
         cdef int which
-        if self.stitching is not None:
-            self.give_up_ranges(NULL, -1)
+        if self.ranges is not None:
+            self.ranges.give_up_all(NULL, -1)
         acquire_lock(self.lock[0])
         for plan in self.pool.plans:
             for which in range(2):
@@ -654,9 +601,9 @@ cdef class Planned:
         """Gives back the region of the bodies where nothing lives in it, and no step of the plan is open: memory has
         run out. Returns whether it went."""
         cdef bint went
-        if self.stitching is not None:
+        if self.ranges is not None:
             went = self.server != NULL and self.step is None and self.server.present[BODY]
-            went = went and self.give_up_ranges(self.server, BODY)
+            went = went and self.ranges.give_up_all(self.server, BODY)
             self.give_back_empty()
             return went
         return (self.step is None or not self.is_planned) and self.give_back_body()
@@ -694,7 +641,7 @@ cdef class Planned:
             try:
                 if turn != GOES_ON:
                     self.take_turn(allocator, stream, rounded, requested, turn)
-                elif self.stitching is None and self.step is None:
+                elif self.ranges is None and self.step is None:
                     self.give_back_idle()       # no iteration has come for long
                 self.give_up(allocator)
             finally:
@@ -774,7 +721,7 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         cdef bint is_in_vain = self.server != NULL and self.server.is_in_vain()
         self.lock.release()
-        if not (is_in_vain or self.is_overdrawn()) or self.stitching is not None or self.step is not None:
+        if not (is_in_vain or self.is_overdrawn()) or self.ranges is not None or self.step is not None:
             return 0
         why = ("the iterations of the plan were not recognised: the requests of the program are others, or come in "
                "another order")

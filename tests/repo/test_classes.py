@@ -23,10 +23,10 @@ MOST_FIELDS = 20
 ABOVE = {
     "bfc._core.Pool": (119, 43),
     "bfc.allocators._allocator.Allocator": (176, 34),
-    "bfc.allocators._plans.Planned": (62, 43),
+    "bfc.allocators._plans.Planned": (58, 43),
     "bfc.allocators._source.Source": (30, 21),
     "bfc.allocators.mapping._address_ranges.AddressRanges": (101, 33),
-    "bfc.allocators.mapping._stitching.Stitching": (138, 13),
+    "bfc.allocators.mapping._stitching.Stitching": (125, 13),
     "bfc.policies._caching.CachingAllocator": (78, 18),
     "bfc.pytorch._pickle.Machine": (20, 23),
     "bfc.suballocators.simulated.SimulatedSubAllocator": (41, 22),

@@ -47,6 +47,7 @@ TOUCHED = {
     "allocators/mapping/_address_ranges.pyx": "bin_sets chunks regions",
     "allocators/mapping/_blocks.pyx": "bin_sets chunks regions",
     "allocators/mapping/_expandable.pyx": "bin_sets chunks regions sizes",
+    "allocators/mapping/_plan_ranges.pyx": "chunks plan regions",
     "allocators/mapping/_sleep.pyx": "bin_sets chunk_count chunks counters history",
     "allocators/mapping/_stitching.pyx": "bin_sets chunks counters plan regions starts",
     "backings/_pages.pyx": "kept_lane",

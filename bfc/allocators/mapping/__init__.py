@@ -7,4 +7,5 @@ _blocks.pyx            regions of private pools that sleep with a tag
 _sleep.pyx             sleep and wake: memory that goes and comes back while its addresses stay
 _expandable.pyx        PyTorch's expandable segments: which addresses of a range get memory
 _stitching.pyx         pages that may have several addresses, mapped end to end for one request
+_plan_ranges.pyx       the regions of plans, which get their pages when they are touched
 """

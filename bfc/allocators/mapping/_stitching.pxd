@@ -90,24 +90,8 @@ cdef class Stitching(AddressRanges):
     cdef cbool add_slots(self, AddressRange* addresses, ChunkHandle handle, vector[uint32_t]& pages) noexcept nogil
     cdef int activate_held(self, AddressRange* addresses, cbool for_good) noexcept nogil
     cdef void let_held_go(self) noexcept nogil
-    cdef AddressRange* region_of(self, PlanServer* plan, int region) noexcept nogil
-    cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1
-    cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1
-    cdef uint64_t fill_at(self, AddressRange* addresses, uint32_t first, uint32_t count, uint32_t index,
-                          uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t room_in_plan(self) noexcept nogil
-    cdef uint64_t bring_back(self, AddressRange* addresses, uint32_t first, uint32_t count,
-                             uint64_t stream) except? 0xFFFFFFFFFFFFFFFF
-    cdef bint hold_moved(self, AddressRange* addresses, uint32_t slot) noexcept
     cdef ChunkHandle chunk_around(self, AddressRange* addresses, uint64_t ptr) noexcept nogil
-    cdef ChunkHandle cut_at(self, AddressRange* addresses, uint64_t ptr) noexcept
-    cdef void join_at(self, AddressRange* addresses, uint64_t ptr) noexcept
-    cdef uint64_t move_into_plan(self, AddressRange* addresses, uint64_t stream, uint64_t wanted,
-                                 ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF
-    cdef bint give_region_up(self, AddressRange* addresses, Faults faults) except -1
-    cdef bint is_vacant(self, AddressRange* addresses) noexcept
-    cdef bint hold_region(self, AddressRange* addresses) noexcept
-    cdef void leave_moved(self, AddressRange* addresses, Faults faults) noexcept
     cdef int stitch(self, AddressRange* addresses, uint64_t pages, Wanted* wanted) noexcept nogil
     cdef int hold_for_view(self, AddressRange* addresses, uint64_t pages, uint32_t* number) noexcept nogil
     cdef int map_view(self, uint32_t number, Wanted* wanted) noexcept nogil

@@ -22,14 +22,13 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_assign, try_make_room, try_push_back, try_reserve
 from bfc._core cimport (
-    DIVIDED, FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane,
-    PageBitmap, PlanPages, PlanServer,
+    FREE, LARGE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane,
+    PageBitmap, PlanServer,
 )
 from bfc.drivers.cuda._driver cimport CUresult, failure
 from bfc.drivers.cuda._device cimport bfc_native_source
 from bfc.allocators._changes cimport (
-    IS_GROWING, begin_mapping, bytes_behind, cancel_mapping, cut, cut_absent, forget_absent, has_records, join_absent,
-    merge_unmapped, remove_range,
+    begin_mapping, bytes_behind, cancel_mapping, cut_absent, forget_absent, join_absent, remove_range,
 )
 from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRecord, Pages, Run, Slot, StitchedView
 from bfc.allocators._lock cimport acquire_lock
@@ -451,6 +450,15 @@ cdef class Stitching(AddressRanges):
                              and self.pool.plan.streams() > 1)
         self.lock.release()
         return self.room_in_plan() if shares else ~<uint64_t>0
+
+    cdef uint64_t room_in_plan(self) noexcept nogil:
+        """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
+        cdef uint64_t most = 0, there = 0
+        acquire_lock(self.lock[0])
+        if self.pool.plan != NULL:
+            most, there = self.pages.most_shared(), self.pages.count_shared()
+        self.lock.release()
+        return most - there if there < most else 0
 
     cdef uint64_t free_of_others(self, AddressRange* addresses) noexcept nogil:
         cdef AddressRange* other
@@ -934,268 +942,6 @@ cdef class Stitching(AddressRanges):
         self.pages.let_go(self.held)
         self.lock.release()
 
-    # -- the regions of plans -----------------------------------------------------------------------------------------
-
-    # A plan's region is a range. Its pages are made when a place is first touched, and lent while nothing needs them.
-
-    cdef AddressRange* region_of(self, PlanServer* plan, int region) noexcept nogil:
-        cdef size_t i
-        for i in range(self.ranges.size()):
-            if self.ranges.at(i).plan == plan and self.ranges.at(i).region == region and self.ranges.at(i).is_known:
-                return self.ranges.at(i)
-        return NULL
-
-    cdef int open_region(self, PlanServer* plan, int region, uint64_t home) except -1:
-        """Reserves the addresses of a region, and gives them to the plan."""
-        cdef AddressRange* addresses = self.ranges.open()
-        if addresses == NULL:
-            raise out_of_host_memory()
-        addresses.nbytes = plan.pages(region) * self.page_size
-        addresses.slot = self.page_size
-        addresses.plan = plan
-        addresses.region = region
-        addresses.stream = addresses.asked_of = home
-        acquire_lock(self.lock[0])
-        addresses.bin_set = self.pool.set_of_region(plan, region)
-        self.lock.release()
-        return self.check(self.reserve(addresses))
-
-    cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1:
-        """Brings pages to the place that a request is to have, unless they are lent, or the plan has as many as it may:
-        then the request is served by what is free elsewhere."""
-        cdef uint32_t index = NO_STREAM     # the stream's number in the plan
-        cdef PlanServer* plan = self.pool.plan
-        cdef AddressRange* addresses
-        cdef PlanPages row = PlanPages(0, 0, 0), place = PlanPages(0, 0, 0)
-        cdef uint64_t got = 1, calls = self.count_calls()
-        self.is_refused = False
-        self.check(self.sweep(None, False, False))
-        if self.has_failed():
-            self.check(self.try_again())
-        while got > 0:
-            acquire_lock(self.lock[0])
-            row.count = 0
-            if plan != NULL and plan == self.pool.plan:     # else another thread has ended it
-                index = plan.stream_of(stream)
-                if index != NO_STREAM:
-                    row = plan.away_for(index, rounded)
-                    place = plan.pages_for(index, rounded)
-            self.lock.release()
-            got = 0
-            addresses = NULL
-            if row.count:
-                addresses = self.region_of(plan, row.region)
-            if addresses != NULL:
-                got = self.fill_at(addresses, row.first, row.count, index, stream)
-            if got == 0 and addresses != NULL and addresses.bitmap.page_at(row.first) != NO_PAGE:
-                got = self.bring_back(addresses, place.first, place.count, stream)
-        self.note_request(calls)
-        return 0
-
-    cdef uint64_t fill_at(self, AddressRange* addresses, uint32_t first, uint32_t count, uint32_t index,
-                          uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
-        """Brings pages to a region, up to the first that are lent: pages that lie free beside the plan, and new ones
-        while there are fewer than the plan needs. Returns how many. Only a page that no other stream shares may be one
-        that the stream has used before."""
-        cdef PlanServer* plan = addresses.plan
-        cdef int64_t got = 0
-        cdef uint64_t wanted
-        cdef uint64_t ptr = addresses.ptr + first * self.page_size
-        cdef PlanPages row = PlanPages(addresses.region, first, count)
-        cdef ChunkHandle at = self.cut_at(addresses, ptr)
-        cdef cbool is_own = False
-        if at == NO_CHUNK:
-            return 0
-        wanted = min(<uint64_t>plan.alike_from(index, row, is_own), self.part_of(at).size // self.page_size)
-        try:
-            if is_own:
-                got = self.move_into_plan(addresses, stream, wanted, at)
-            if got == 0 and wanted <= min(self.room(), self.room_in_plan()):
-                got = self.grow(addresses, wanted, at)
-            self.check(got)
-        finally:
-            if got <= 0:
-                self.join_at(addresses, ptr)
-        return got
-
-    cdef uint64_t room_in_plan(self) noexcept nogil:
-        """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
-        cdef uint64_t most = 0, there = 0
-        acquire_lock(self.lock[0])
-        if self.pool.plan != NULL:
-            most, there = self.pages.most_shared(), self.pages.count_shared()
-        self.lock.release()
-        return most - there if there < most else 0
-
-    cdef uint64_t bring_back(self, AddressRange* addresses, uint32_t first, uint32_t count,
-                             uint64_t stream) except? 0xFFFFFFFFFFFFFFFF:
-        """Lets a place of a stream have the pages again that it lacks, if all of them lie free in ranges, of other
-        streams, too, or can still be made. Returns how many."""
-        cdef uint64_t got, room = min(self.room(), self.room_in_plan())
-        cdef uint32_t slot
-        cdef cbool are_free = True
-        self.check(self.ask_captures())
-        acquire_lock(self.lock[0])
-        for slot in range(first, first + count):
-            if not are_free or not addresses.plan.is_away(addresses.region, slot):
-                continue
-            if addresses.bitmap.page_at(slot) == NO_PAGE:
-                are_free = room > 0
-                room -= are_free
-            else:
-                are_free = self.pages.has_moved(addresses.bin_set, slot) and self.hold_moved(addresses, slot)
-        if not are_free:
-            self.pages.let_go(self.held)
-        got = self.held.size()
-        self.lock.release()
-        if got > 0:
-            self.check(self.give_held_to(addresses, stream, NO_CHUNK, True, True))
-        return got
-
-    cdef bint hold_moved(self, AddressRange* addresses, uint32_t slot) noexcept:
-        """Holds the page of a slot where it is used now, if it is free there. Needs the lock."""
-        cdef PageRecord* record = &self.pages.records[addresses.bitmap.page_at(slot)]
-        cdef Run run = Run(record.slots[record.active].set, record.slots[record.active].number, 1)
-        cdef size_t i
-        for i in range(self.ranges.size()):
-            if self.ranges.at(i).bin_set == run.set and self.ranges.at(i).is_captured:
-                return False
-        return self.pages.is_idle(&run) and self.pages.hold_run(&run, self.held)
-
-    cdef ChunkHandle chunk_around(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
-        """The chunk of a range that an address lies in. Needs the lock."""
-        cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
-        while self.pool.chunks[handle].ptr + self.pool.chunks[handle].size <= ptr:
-            handle = self.pool.chunks[handle].next
-        return handle
-
-    cdef ChunkHandle cut_at(self, AddressRange* addresses, uint64_t ptr) noexcept:
-        """The unmapped chunk that begins at an address, cut out there, for memory to be mapped into it. NO_CHUNK:
-        something is mapped there, or the host is out of memory."""
-        cdef ChunkHandle handle
-        acquire_lock(self.lock[0])
-        handle = self.chunk_around(addresses, ptr)
-        if self.pool.chunks[handle].state != UNMAPPED:
-            handle = NO_CHUNK
-        elif self.pool.chunks[handle].ptr < ptr:
-            if has_records(self.pool, 1):
-                handle = cut(self.pool, handle, ptr - self.pool.chunks[handle].ptr)
-                self.pool.chunks[handle].freed_at_count = IS_GROWING
-            else:
-                handle = NO_CHUNK
-        self.note_unmapped(addresses, NO_CHUNK)
-        self.lock.release()
-        return handle
-
-    cdef void join_at(self, AddressRange* addresses, uint64_t ptr) noexcept:
-        """Undoes `cut_at`, where nothing was mapped."""
-        cdef ChunkHandle handle
-        acquire_lock(self.lock[0])
-        handle = self.chunk_around(addresses, ptr)
-        if self.pool.chunks[handle].state == UNMAPPED:
-            self.pool.chunks[handle].freed_at_count = 0
-            merge_unmapped(self.pool, handle)
-        self.note_unmapped(addresses, NO_CHUNK)
-        self.lock.release()
-
-    cdef uint64_t move_into_plan(self, AddressRange* addresses, uint64_t stream, uint64_t wanted,
-                                 ChunkHandle at) except? 0xFFFFFFFFFFFFFFFF:
-        """Lets a plan have pages of a stream that lie free beside it, for good. Returns how many."""
-        cdef Lane lane = Lane([0, 0], 0, 0)
-        cdef uint64_t got = 0
-        cdef uint32_t bin_set
-        lane.stream = stream
-        acquire_lock(self.lock[0])
-        bin_set = self.pool.find_lane(&lane)
-        if bin_set != NO_LANE:
-            self.pages.hold(bin_set | 1, wanted, 1, self.held)
-            self.pages.let_known_go(addresses.bin_set, self.held)    # they belong elsewhere in this region
-            got = self.held.size()
-        self.lock.release()
-        if got == 0:
-            return 0
-        self.check(self.give_held_to(addresses, stream, at, False, True))
-        return got
-
-    cdef bint give_region_up(self, AddressRange* addresses, Faults faults) except -1:
-        """Gives a region back: its pages, but for those that moved to other ranges, and its addresses. False: something
-        lives there, or in a view of its pages, or the device failed; then it stays, and may be given back later."""
-        cdef ChunkHandle first
-        cdef bint is_bare
-        if not self.is_vacant(addresses):       # before any view goes, and any stream is waited for
-            return False
-        self.check(self.retire_all())
-        self.sweep(faults, True, True)
-        if addresses.some_stuck:
-            self.unmap_again(addresses, False, faults)
-        if not self.hold_region(addresses):
-            return False
-        if not self.wait_for(addresses, faults):
-            self.let_held_go()
-            return False
-        self.unmap_held(addresses, faults)
-        self.leave_moved(addresses, faults)
-        acquire_lock(self.lock[0])
-        first = self.pool.regions[addresses.ptr + addresses.nbytes].first
-        is_bare = self.pool.chunks[first].state == UNMAPPED and self.pool.chunks[first].next == NO_CHUNK
-        if is_bare:
-            remove_range(self.pool, addresses.ptr, addresses.nbytes)
-            addresses.is_known = False
-            addresses.plan = NULL
-        self.lock.release()
-        if is_bare:
-            self.unreserve(addresses, faults)
-        return is_bare
-
-    cdef bint is_vacant(self, AddressRange* addresses) noexcept:
-        """Whether nothing lives in the places of a region."""
-        acquire_lock(self.lock[0])
-        cdef bint is_empty = addresses.plan.is_empty(addresses.region)
-        self.lock.release()
-        return is_empty
-
-    cdef bint hold_region(self, AddressRange* addresses) noexcept:
-        """Holds all pages of a region. False: some are in use, and nothing is held."""
-        cdef ChunkHandle handle
-        cdef PageBitmap* bitmap = addresses.bitmap
-        cdef Run run
-        cdef uint64_t slot
-        cdef bint is_held
-        acquire_lock(self.lock[0])
-        is_held = addresses.plan.is_empty(addresses.region) and not self.pages.is_in_views(addresses.bin_set)
-        handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
-        while handle != NO_CHUNK and is_held:
-            is_held = (self.pool.chunks[handle].state in (UNMAPPED, LEAVING, DIVIDED)
-                       or self.pages.has_moved(addresses.bin_set, bitmap.slot_at(self.pool.chunks[handle].ptr)))
-            if self.pool.chunks[handle].state == DIVIDED:
-                run = Run(addresses.bin_set, <uint32_t>bitmap.slot_at(self.pool.chunks[handle].ptr),
-                          <uint32_t>(self.pool.chunks[handle].size // self.page_size))
-                for slot in range(run.first, run.first + run.count):
-                    is_held = is_held and self.pages.is_unshared(bitmap.page_at(slot), True)
-                is_held = is_held and try_push_back(self.held, run)
-                if is_held and not self.pages.take_run(&run, LEAVING):
-                    self.held.pop_back()
-                    is_held = False
-            handle = self.pool.chunks[handle].next
-        if not is_held:
-            self.pages.let_go(self.held)
-        self.lock.release()
-        return is_held
-
-    cdef void leave_moved(self, AddressRange* addresses, Faults faults) noexcept:
-        """Unmaps the pages that are used elsewhere from a region in which nothing lives."""
-        cdef uint32_t slot, page
-        cdef cbool has_moved
-        for slot in range(<uint32_t>addresses.bitmap.slots()):
-            acquire_lock(self.lock[0])
-            has_moved = self.pages.has_moved(addresses.bin_set, slot)
-            page = addresses.bitmap.page_at(slot)
-            if has_moved:           # so that a free of another thread does not move it back
-                self.pages.records[page].primary = self.pages.records[page].active
-            self.lock.release()
-            if has_moved:
-                self.unmap_slot(page, Slot(addresses.bin_set, slot), faults)
-
     # -- views --------------------------------------------------------------------------------------------------------
 
     cdef int stitch(self, AddressRange* addresses, uint64_t pages, Wanted* wanted) noexcept nogil:
@@ -1533,6 +1279,13 @@ cdef class Stitching(AddressRanges):
             return self.call_unreserve(retired.ptr, retired.nbytes)
         self.free_addresses(retired.ptr)
         return 0
+
+    cdef ChunkHandle chunk_around(self, AddressRange* addresses, uint64_t ptr) noexcept nogil:
+        """The chunk of a range that an address lies in. Needs the lock."""
+        cdef ChunkHandle handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        while self.pool.chunks[handle].ptr + self.pool.chunks[handle].size <= ptr:
+            handle = self.pool.chunks[handle].next
+        return handle
 
     cdef void free_addresses(self, uint64_t ptr) noexcept nogil:
         """Lets the addresses of a range be used again at which `map_again` failed."""
