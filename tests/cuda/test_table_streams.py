@@ -102,6 +102,27 @@ def test_no_use_no_free_and_no_hit_takes_the_gil(make: Make, emulated, side, pol
 
 
 @unless_it_recounts
+def test_no_hit_takes_the_gil_in_a_scope_where_2_11_asks_no_event(
+    make: Make, emulated, side
+) -> None:
+    """What has waited for a stream comes back behind the scope."""
+    pool, player = make(torch="2.11")
+    player.play(*[(ALLOCATE, slot, 3 * MIB) for slot in range(3)])
+    emulated.hold(side)
+    player.play((RECORD, 0, 0, side), (FREE, 0))
+    emulated.release(side)
+    with bfc.use_mem_pool(bfc.MemPool(pool)):
+        player.play((ALLOCATE, 0, 3 * MIB), (FREE, 0))
+        with emulated.counting() as calls:
+            assert player.made_without_gil(*[(ALLOCATE, 0, 3 * MIB), (FREE, 0)] * 5) == 10
+        assert "cuEventQuery" not in calls
+        assert waits(pool) == 3 * MIB
+    assert player.made_without_gil((ALLOCATE, 0, 3 * MIB)) == 1
+    assert waits(pool) == 0
+    player.play(*[(FREE, slot) for slot in range(3)])
+
+
+@unless_it_recounts
 @pytest.mark.parametrize("policy", ["stitching", "expandable"])
 def test_a_hit_in_a_tag_takes_no_gil(make: Make, policy: str) -> None:
     options = dict(POLICIES[policy].keywords)  # type: ignore[attr-defined]
