@@ -3,7 +3,6 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.map cimport map as cmap
 from libcpp.vector cimport vector
 
 from bfc._core cimport NO_HOST_MEMORY, BinSet, Chunk, ChunkHandle, Counters, Lane, Pool, Reasons, Region
@@ -89,7 +88,6 @@ cdef class Allocator(BufferOwner):
     cdef object home_stream_object
     cdef uint64_t default_stream_alias
     cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
-    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
     cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
     cdef Shown[bint] has_lanes          # a hit looks for the lane of its request: under BFC, if not all use the same
     cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
@@ -162,13 +160,8 @@ cdef class Allocator(BufferOwner):
     cdef int take_back(self, Placement* placed) except -1
     cdef int announce(self, Placement* placed, uint64_t changes_before) except -1
     cdef void trace_allocation(self, Placement* placed) noexcept
-    cdef bint keeps_history(self) noexcept
-    cdef int note_of_pool(self, pool, str said, uint64_t stream=*) except -1
     cdef int note_captured_streams(self) except -1
     cdef int end_scope(self, pool, str said) except -1
-
-    cdef cbool set_aside(self, Request* request, uint64_t nbytes, uint64_t limit) noexcept nogil
-    cdef void put_back(self, uint64_t nbytes) noexcept nogil
 
     cdef cbool asks_plan(self, Request* request) noexcept nogil
     cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil
@@ -194,10 +187,6 @@ cdef class Allocator(BufferOwner):
     cdef tuple memory_of_device(self)
 
     cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1
-    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
-    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
-    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil
-    cdef Buffer own_buffer(self, Buffer buffer)
     cdef int hand_over(self, ChunkHandle handle) except -1
 
     cdef int free_address(self, uint64_t address) except -1
@@ -207,12 +196,8 @@ cdef class Allocator(BufferOwner):
     cdef bint hits_are_plain(self, uint64_t on) except -1
     cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
                               uint64_t on, uint32_t owner) noexcept
-    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
-    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
-                           size_t i) noexcept
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil
-    cdef int refuse_region(self, Region* block, Taken taken, cbool closed) except -1 with gil
 
     cdef int require_pages(self, str method) except -1
     cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF
@@ -230,3 +215,11 @@ cdef inline cbool is_apart(Allocator allocator, const Lane* lane) noexcept nogil
     """Whether the free chunks of a lane serve one stream alone, in the order of its work. Under BFC that is so in
     private pools only: a graph orders its streams, and no other one may be made to wait for them."""
     return allocator.by_stream or (is_private(lane) and allocator.home_stream != HOST_STREAM)
+
+
+cdef inline cbool is_foreign(Allocator allocator, Chunk* chunk, uint64_t stream) noexcept nogil:
+    """Whether a free of the chunk has to wait for this stream."""
+    if is_apart(allocator, &allocator.pool.bin_sets[chunk.bin_set].lane):
+        return stream != chunk.stream or allocator.is_of_thread(stream)
+    # a chunk that was allocated for another stream may be used on the home stream only after this call
+    return stream != allocator.home_stream or chunk.stream != allocator.home_stream

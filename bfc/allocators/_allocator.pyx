@@ -19,13 +19,12 @@ from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.nothrow cimport try_store
 from bfc.native.turns cimport TurnAt, count_by, counted, take_turns, unwatch_forks, watch_forks
 from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
 from bfc._core cimport (
-    COUNTED, ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, IN_USE, LOCK_TAKEN, LOWER_END,
-    MARKS, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_STREAM, PLANNED, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet,
-    Chunk, ChunkHandle, Counters, History, HistoryRecord, Lane, PlanServer, Pool, Region, Release, Tracing, is_large,
+    ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, LOCK_TAKEN, LOWER_END, NO_CHUNK,
+    NO_HOST_MEMORY, NO_LANE, NO_STREAM, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
+    Counters, History, HistoryRecord, Lane, PlanServer, Pool, Region, Release, Tracing, is_large,
 )
 from bfc.buffers._arguments cimport (
     address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
@@ -35,7 +34,7 @@ from bfc.buffers._scopes cimport (
 )
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, BufferOwner, become
 from bfc.allocators._changes cimport extend_chunk
-from bfc.allocators._lock cimport acquire_lock, let_others_on
+from bfc.allocators._lock cimport BETWEEN_OTHERS, acquire_lock, let_others_on
 from bfc.allocators._private_pools cimport (
     PoolId, PoolUses, PrivatePools, default_pool, id_of, is_default, is_private, pool_of, scope_of as scope_of_pool,
 )
@@ -46,7 +45,7 @@ from bfc.allocators._reading cimport (
     ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
     count_bookkeeping, first_fault, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
 )
-from bfc.allocators._source cimport ADDED, OVERLAPS, Source, Taken
+from bfc.allocators._source cimport ADDED, Source, Taken
 from bfc.allocators._recorder cimport Recorder, new_history
 from bfc.allocators._fences cimport Captures, Fences, some_use
 from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
@@ -56,11 +55,10 @@ from bfc.allocators.mapping._sleep cimport bytes_asleep, put_to_sleep, wake_up
 from bfc.allocators._plans cimport Planned, new_step
 
 from bfc.allocators import _plans
-from bfc.allocators._frees import PUT_OFF as _PUT_OFF, VIEWED as _VIEWED
+from bfc.allocators._frees import PUT_OFF as _PUT_OFF
 from bfc.allocators.graph_pool import Capture, GraphPool
 from bfc.errors import (
-    AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, SubAllocatorError,
-    out_of_host_memory,
+    AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, out_of_host_memory,
 )
 from bfc.interpreter.polling import sleep as _sleep
 from bfc.pytorch import words as _words
@@ -105,13 +103,6 @@ cdef extern from *:
     int untrack "bfc_untrack"(unsigned int domain, uintptr_t ptr) noexcept nogil
 
 _RETRY_POLL_SECONDS = 0.001
-
-for _mark in _words.POOL_MARKS:
-    number_of_owner(_mark)      # so that to write one down needs no memory, nor a number that is left
-
-cdef enum:
-    _STREAMS_REMEMBERED = 1024
-    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
 
 
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
@@ -192,6 +183,18 @@ cdef void find_among_whole(Allocator allocator, Request* request, Placement* pla
     if placed.handle < NO_HOST_MEMORY and allocator.pool.usage != NULL:
         if whole <= allocator.pool.chunks[placed.handle].size < rules.oversize:
             allocator.pool.usage.oversize_allocations.raise_by(1)
+
+
+cdef Buffer own_buffer(Allocator allocator, Buffer buffer):
+    """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
+    where it was freed."""
+    while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
+        buffer = (<BufferView>buffer).base
+    if buffer.owner is not allocator:
+        raise InvalidPointerError("this buffer comes from another allocator")
+    if buffer.is_freed():
+        raise BufferOwner.why_not(allocator, buffer.handle, 0)
+    return buffer
 
 
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
@@ -974,7 +977,7 @@ cdef class Allocator(BufferOwner):
 
     def _keeps_history(self):
         """Whether a history is recorded, or frames are kept."""
-        return self.pool.history != NULL or self.keeps_history()
+        return self.pool.history != NULL or self.recorder.keeps_history(self.pool)
 
     def step(self, str kind not None="train"):
         """One iteration of a program, as a context manager: requests inside come as the plan in use expects them.
@@ -1258,7 +1261,7 @@ cdef class Allocator(BufferOwner):
         with self.planned_part().changes():     # in which a plan asks the driver for memory
             self.captures.begin(id_of(pool), stream, self.strict)
         self.scopes_changed()
-        self.note_of_pool(pool, _words.CAPTURE_BEGINS)
+        self.recorder.note_of_pool(self.pool, self.lock, pool, _words.CAPTURE_BEGINS)
 
     def _end_capture(self, pool):
         self.require_set_up()
@@ -1334,7 +1337,7 @@ cdef class Allocator(BufferOwner):
         named = streams if isinstance(streams, str) else int(self.stream_of(streams))
         self.pool_uses.begin(scope_of_pool(pool, named), self.strict)
         self.scopes_changed()
-        self.note_of_pool(pool, _words.SCOPE_BEGINS)
+        self.recorder.note_of_pool(self.pool, self.lock, pool, _words.SCOPE_BEGINS)
 
     def end_allocate_to_pool(self, pool):
         """End what `begin_allocate_to_pool` has begun. The reference stays.
@@ -1358,7 +1361,7 @@ cdef class Allocator(BufferOwner):
         """Closes a scope of a pool, and writes that down."""
         self.pool_uses.end(id_of(pool))
         self.scopes_changed()
-        self.note_of_pool(pool, said)
+        self.recorder.note_of_pool(self.pool, self.lock, pool, said)
         self.pool_ended(pool)
         return 0
 
@@ -1379,7 +1382,7 @@ cdef class Allocator(BufferOwner):
         """
         self.require_set_up()
         if self.pool_uses.release_reference(id_of(pool)):
-            self.note_of_pool(pool, _words.LET_GO)
+            self.recorder.note_of_pool(self.pool, self.lock, pool, _words.LET_GO)
             self.pool_released(pool)
 
     def _pool_use_count(self, pool):
@@ -1424,30 +1427,13 @@ cdef class Allocator(BufferOwner):
         try:
             if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
                 stream_id = self.sub_allocator.stream_id(on)
-                if self.must_order(stream_id, &home_frees) or self.is_of_thread(on):
+                if self.frees.must_order(stream_id, &home_frees) or self.is_of_thread(on):
                     self.sub_allocator.order(self.home_stream, on)
-                    self.was_ordered(stream_id, home_frees)
+                    self.frees.was_ordered(stream_id, home_frees)
             self.fences.uses(placed.allocation_id, on, stream)
         except BaseException as error:
             raise self.frees.undo(placed.handle, placed.allocation_id) or error
         return 0
-
-    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
-        """Whether memory was freed on the home stream since another stream was last made to wait for it."""
-        self.acquire()
-        home_frees[0] = self.frees.count.get() - self.frees.fenced
-        cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
-        self.lock.release()
-        return known != home_frees[0]
-
-    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
-        """Remembers up to which free a stream has waited for the home stream. If that cannot be remembered (too many
-        streams, no host memory), the stream waits once more than it has to."""
-        self.acquire()
-        if self.ordered.size() >= _STREAMS_REMEMBERED:
-            self.ordered.clear()
-        try_store(self.ordered, stream_id, home_frees)
-        self.lock.release()
 
     cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
         """Tries again after each free until `retry_seconds` have passed, and then once more (TensorFlow's behaviour,
@@ -1809,71 +1795,18 @@ cdef class Allocator(BufferOwner):
         cdef size_t i = 0
         addresses_from(ptrs, &addresses)
         handles.resize(addresses.size())
-        self.check_all_live(addresses, handles)
+        self.frees.look_up_all(addresses, handles)
         if self.reasons.has(FREES_PENDING):
             self.frees.drain(0)
         while i < addresses.size():
-            i = self.free_plain(addresses, handles, i)
+            if not self.recorder.keeps_free_frames:
+                i = self.frees.free_many(addresses, handles, i)
             if i < addresses.size():
                 if addresses[i]:
                     self.free_address(addresses[i])
                 i += 1
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
-
-    cdef int check_all_live(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
-        """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
-        appears twice. An address of 0 may, and has no chunk."""
-        cdef uint32_t* state
-        cdef uint32_t found = 0
-        cdef size_t checked = 0, i
-        self.acquire()
-        while checked < addresses.size():
-            handles[checked] = NO_CHUNK
-            if addresses[checked]:
-                handles[checked] = self.pool.handle_of(addresses[checked])
-                if handles[checked] == NO_CHUNK:
-                    break
-                state = &self.pool.chunks[handles[checked]].state
-                found = state[0] & (COUNTED | EXPORTED)
-                if found:
-                    break
-                state[0] |= COUNTED
-            checked += 1
-        for i in range(checked):
-            if handles[i] != NO_CHUNK:
-                self.pool.chunks[handles[i]].state &= ~<uint32_t>COUNTED
-        self.lock.release()
-        if checked == addresses.size():
-            return 0
-        if found & COUNTED:
-            raise InvalidPointerError(f"{addresses[checked]:#x} appears twice in one call")
-        if found & EXPORTED:
-            raise BufferError(_VIEWED)
-        raise_invalid_pointer(self.pool, self.lock, addresses[checked])
-
-    cdef size_t free_plain(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
-                           size_t i) noexcept:
-        """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
-        Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
-        address, may have taken them."""
-        cdef Chunk* chunk
-        if self.recorder.keeps_free_frames:
-            return i
-        self.acquire()
-        while i < addresses.size():
-            if handles[i] != NO_CHUNK:
-                chunk = &self.pool.chunks[handles[i]]
-                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
-                    break
-                if not self.pool.free_chunk(handles[i]):
-                    break
-                self.frees.count.add(1)
-            i += 1
-            if i % BETWEEN_OTHERS == 0:
-                self.give_way()
-        self.lock.release()
-        return i
 
     # -- other streams ------------------------------------------------------------------------------------------------
 
@@ -1914,7 +1847,7 @@ cdef class Allocator(BufferOwner):
         cdef ChunkHandle handle = NO_CHUNK
         cdef Buffer buffer
         if isinstance(ptr_or_buffer, Buffer):
-            buffer = self.own_buffer(ptr_or_buffer)
+            buffer = own_buffer(self, ptr_or_buffer)
             if buffer.nbytes == 0:
                 return
             handle = buffer.handle
@@ -1930,7 +1863,7 @@ cdef class Allocator(BufferOwner):
         elif not is_live_in(self.pool, handle, allocation_id):
             handle = NO_CHUNK
         if handle != NO_CHUNK:
-            elsewhere = self.is_foreign(&self.pool.chunks[handle], on)
+            elsewhere = is_foreign(self, &self.pool.chunks[handle], on)
             made_on = self.pool.chunks[handle].stream
             if elsewhere:
                 self.pool.chunks[handle].state |= USED_ELSEWHERE
@@ -1944,24 +1877,6 @@ cdef class Allocator(BufferOwner):
             if self.fences.capture_is_marked():
                 self.fences.note_captured(allocation_id, on, made_on)
             self.fences.uses(allocation_id, on, stream)
-
-    cdef cbool is_foreign(self, Chunk* chunk, uint64_t stream) noexcept nogil:
-        """Whether a free of the chunk has to wait for this stream."""
-        if is_apart(self, &self.pool.bin_sets[chunk.bin_set].lane):
-            return stream != chunk.stream or self.is_of_thread(stream)
-        # a chunk that was allocated for another stream may be used on the home stream only after this call
-        return stream != self.home_stream or chunk.stream != self.home_stream
-
-    cdef Buffer own_buffer(self, Buffer buffer):
-        """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
-        where it was freed."""
-        while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
-            buffer = (<BufferView>buffer).base
-        if buffer.owner is not self:
-            raise InvalidPointerError("this buffer comes from another allocator")
-        if buffer.is_freed():
-            raise BufferOwner.why_not(self, buffer.handle, 0)
-        return buffer
 
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
         cdef uint64_t on = self.stream_of(consumer)
@@ -2009,24 +1924,6 @@ cdef class Allocator(BufferOwner):
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
-    cdef cbool set_aside(self, Request* request, uint64_t nbytes, uint64_t limit) noexcept nogil:
-        """Takes the bytes of a new region off what is left of a limit. If there are too few, notes whether that is only
-        for calls that are under way. Needs the lock: no other thread may find the limit free meanwhile."""
-        cdef uint64_t taken = self.source.taken()
-        cdef cbool fits = nbytes <= limit and taken <= limit - nbytes
-        request.blocked = not fits and nbytes <= limit and self.source.lasting() <= limit - nbytes
-        if fits:
-            self.source.set_aside += nbytes
-        else:
-            self.source.refused_bytes.set(0)
-        return fits
-
-    cdef void put_back(self, uint64_t nbytes) noexcept nogil:
-        """Gives the limit what was set aside, and is not asked for any more."""
-        self.acquire()
-        self.source.set_aside -= nbytes
-        self.lock.release()
-
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
         """Adds a block to the pool, and places the request under the same lock."""
         cdef vector[Region] refused
@@ -2041,15 +1938,7 @@ cdef class Allocator(BufferOwner):
         if taken == ADDED:
             return 0
         self.source.give_back(refused, request.asking.without_gil)
-        return 0 if request.asking.without_gil else self.refuse_region(block, taken, closed)
-
-    cdef int refuse_region(self, Region* block, Taken taken, cbool closed) except -1 with gil:
-        if taken == OVERLAPS:
-            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {block.ptr:#x}, {block.end - block.ptr} "
-                                    f"bytes, which overlaps a block that it gave before: not used, and not given back")
-        if closed:
-            raise ClosedError("this allocator was closed while it asked for memory")
-        raise out_of_host_memory()
+        return 0 if request.asking.without_gil else self.source.refuse(block, taken, closed)
 
     def release_free_regions(self):
         """Give every region without a live allocation back to the sub-allocator.
@@ -2320,7 +2209,7 @@ cdef class Allocator(BufferOwner):
         if self.is_closed:
             raise ClosedError("this allocator is closed")
         if isinstance(buffer, Buffer):
-            owned = self.own_buffer(buffer)
+            owned = own_buffer(self, buffer)
         address = address_from(buffer) if owned is None else owned.start
         cdef uint64_t present = chunk_at(self.pool, self.lock, address).requested_size
         if size < present:
@@ -2694,24 +2583,8 @@ cdef class Allocator(BufferOwner):
         self.lock.release()
         if is_recorded:
             for stream, pool, joins in self.captures.news_of(self.mapped.streams_asked()):
-                self.note_of_pool(pool, _words.STREAM_JOINS if joins else _words.STREAM_LEAVES, stream)
-        return 0
-
-    cdef int note_of_pool(self, pool, str said, uint64_t stream=0) except -1:
-        """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`. It raises nothing, so that
-        what has happened stands: the marks have their numbers."""
-        cdef uint64_t first, second
-        first, second = pool
-        acquire_lock(self.lock)
-        cdef bint is_recorded = self.pool.history != NULL
-        self.lock.release()
-        if not is_recorded:
-            return 0
-        cdef uint32_t number = number_of_owner(said)
-        acquire_lock(self.lock)
-        if self.pool.history != NULL:
-            self.pool.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
-        self.lock.release()
+                said = _words.STREAM_JOINS if joins else _words.STREAM_LEAVES
+                self.recorder.note_of_pool(self.pool, self.lock, pool, said, stream)
         return 0
 
     def leaks(self):
@@ -2836,15 +2709,9 @@ cdef class Allocator(BufferOwner):
         if not is_closed:
             self.recorder.restart(enabled, context)
             self.fences.told.clear()
-        self.reasons.put(KEEPS_HISTORY, self.keeps_history())
+        self.reasons.put(KEEPS_HISTORY, self.recorder.keeps_history(self.pool))
         if is_closed:
             raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
-
-    cdef bint keeps_history(self) noexcept:
-        """Where the pool keeps no counts, hits must be slow ones while a history is kept: only these are noted."""
-        if self.recorder.keeps_frames or self.recorder.keeps_free_frames:
-            return True
-        return self.pool.history != NULL and self.pool.usage == NULL
 
     def history(self):
         """What `record_history` has recorded, oldest first.

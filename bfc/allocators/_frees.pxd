@@ -3,6 +3,8 @@
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
+from libcpp.map cimport map as cmap
+from libcpp.vector cimport vector
 
 from bfc._core cimport ChunkHandle, PendingFree, Pool, Reasons
 from bfc.allocators._lock cimport Lock, Shown
@@ -29,6 +31,7 @@ cdef class Frees:
     cdef Shown[uint64_t] count          # counts frees; a thread that waits for memory watches it
     cdef uint64_t fenced                # how many of them left no work behind on the home stream
     cdef uint64_t home_stream
+    cdef cmap[uint64_t, uint64_t] ordered   # stream's id -> how many frees on the home stream it waits for already
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Reasons* reasons,
                     bint* is_closed) except -1
@@ -44,10 +47,16 @@ cdef class Frees:
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id)
     cdef void leave(self, ChunkHandle handle, int64_t allocation_id, uint32_t reason) noexcept nogil
 
+    cdef int look_up_all(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1
+    cdef size_t free_many(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                          size_t i) noexcept
+
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef bint mark_streams(self, ChunkHandle handle, int64_t allocation_id) noexcept
     cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept
     cdef bint synchronize(self) noexcept
+    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil
+    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil
 
     cdef int drain(self, int how) except -1
     cdef int free_pending(self, list faults) except -1

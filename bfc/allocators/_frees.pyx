@@ -11,20 +11,21 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from bfc.native.nothrow cimport try_store
 from bfc.interpreter._process cimport Deferral, defer_handlers, resume_handlers
 from bfc._core cimport (
-    DEVICE_FAILED, EXPORTED, HOST_MEMORY_GONE, LOCK_TAKEN, NOT_IDLE, STATE, USED_ELSEWHERE, WAITING, ChunkHandle,
-    Lane, PendingFree, Pool, Reasons,
+    COUNTED, DEVICE_FAILED, EXPORTED, HOST_MEMORY_GONE, INDEXED, IN_USE, LOCK_TAKEN, MARKS, NOT_IDLE, NO_CHUNK, PLANNED,
+    STATE, USED_ELSEWHERE, WAITING, Chunk, ChunkHandle, Lane, PendingFree, Pool, Reasons,
 )
-from bfc.allocators._lock cimport Lock, acquire_lock
+from bfc.allocators._lock cimport BETWEEN_OTHERS, Lock, acquire_lock, let_others_on
 from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_DEFERRED, FREES_PENDING, FREES_WAIT, SOME_WAIT
-from bfc.allocators._reading cimport is_live_in
+from bfc.allocators._reading cimport is_live_in, raise_invalid_pointer
 from bfc.allocators._source cimport Source
 from bfc.allocators._fences cimport (
     EVENT_MARK, TURN_OF_PYTHON, YOUR_TURN, DeferredFree, Fences, TakenMark, Turn, some_wait,
 )
 
-from bfc.errors import out_of_host_memory
+from bfc.errors import InvalidPointerError, out_of_host_memory
 
 cdef extern from "pending_frees.hpp":
     pass
@@ -38,6 +39,7 @@ PUT_OFF = "a free that was put off, and that release_free_regions() tries again"
 
 cdef enum:
     ENTRIES_TAKEN = 256         # pending frees that are made before the list is looked at again
+    STREAMS_REMEMBERED = 1024
 
 
 cdef void report_unraisable(object error, object doing) noexcept:
@@ -171,6 +173,60 @@ cdef class Frees:
         """Leaves a free to a later call. The caller holds the GIL, or else the lock."""
         self.pool.pending.add(handle, allocation_id, reason)
 
+    # -- many at once --------------------------------------------------------------------------------------------------
+
+    cdef int look_up_all(self, const vector[uint64_t]& addresses, vector[ChunkHandle]& handles) except -1:
+        """Looks the addresses up. Raises InvalidPointerError or BufferError where one of them could not be freed, or
+        appears twice. An address of 0 may, and has no chunk."""
+        cdef uint32_t* state
+        cdef uint32_t found = 0
+        cdef size_t checked = 0, i
+        acquire_lock(self.lock[0])
+        while checked < addresses.size():
+            handles[checked] = NO_CHUNK
+            if addresses[checked]:
+                handles[checked] = self.pool.handle_of(addresses[checked])
+                if handles[checked] == NO_CHUNK:
+                    break
+                state = &self.pool.chunks[handles[checked]].state
+                found = state[0] & (COUNTED | EXPORTED)
+                if found:
+                    break
+                state[0] |= COUNTED
+            checked += 1
+        for i in range(checked):
+            if handles[i] != NO_CHUNK:
+                self.pool.chunks[handles[i]].state &= ~<uint32_t>COUNTED
+        self.lock.release()
+        if checked == addresses.size():
+            return 0
+        if found & COUNTED:
+            raise InvalidPointerError(f"{addresses[checked]:#x} appears twice in one call")
+        if found & EXPORTED:
+            raise BufferError(VIEWED)
+        raise_invalid_pointer(self.pool, self.lock[0], addresses[checked])
+
+    cdef size_t free_many(self, const vector[uint64_t]& addresses, const vector[ChunkHandle]& handles,
+                          size_t i) noexcept:
+        """Frees the chunks from the i-th on under one lock. Returns the index of the first that needs more than that.
+        Since they were looked up, another thread may have freed them, and a replay, whose chunks are not indexed by
+        address, may have taken them."""
+        cdef Chunk* chunk
+        acquire_lock(self.lock[0])
+        while i < addresses.size():
+            if handles[i] != NO_CHUNK:
+                chunk = &self.pool.chunks[handles[i]]
+                if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
+                    break
+                if not self.pool.free_chunk(handles[i]):
+                    break
+                self.count.add(1)
+            i += 1
+            if i % BETWEEN_OTHERS == 0:
+                let_others_on(self.lock[0])
+        self.lock.release()
+        return i
+
     # -- streams -------------------------------------------------------------------------------------------------------
 
     cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
@@ -214,6 +270,23 @@ cdef class Frees:
             with nogil:
                 result = self.source.native.synchronize(self.source.native.self)
         return result == 0
+
+    cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
+        """Whether memory was freed on the home stream since another stream was last made to wait for it."""
+        acquire_lock(self.lock[0])
+        home_frees[0] = self.count.get() - self.fenced
+        cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
+        self.lock.release()
+        return known != home_frees[0]
+
+    cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
+        """Remembers up to which free a stream has waited for the home stream. If that cannot be remembered (too many
+        streams, no host memory), the stream waits once more than it has to."""
+        acquire_lock(self.lock[0])
+        if self.ordered.size() >= STREAMS_REMEMBERED:
+            self.ordered.clear()
+        try_store(self.ordered, stream_id, home_frees)
+        self.lock.release()
 
     # -- frees that are due --------------------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ cdef extern from "lock.hpp" namespace "bfc" nogil:
         void add(T more)
 
 
+cdef enum:
+    BETWEEN_OTHERS = 256        # how many of a list are dealt with before others get the lock: some 10 us
+
 cdef extern from "gil_wait.hpp" namespace "bfc" nogil:
     void acquire_lock "bfc::acquire"(Lock& lock)        # callers may hold the GIL or not
     void let_others_on "bfc::give_way"(Lock& lock)

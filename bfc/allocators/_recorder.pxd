@@ -43,5 +43,7 @@ cdef class Recorder:
     cdef int64_t mark_release(self, Pool pool, Lock& lock, bint of_pool=*) except -1
     cdef int note_refusal(self, Pool pool, Lock& lock, uint64_t rounded, uint64_t device_free, Lane* lane,
                           uint32_t owner) except -1
+    cdef int note_of_pool(self, Pool pool, Lock& lock, which, str said, uint64_t stream=*) except -1
+    cdef bint keeps_history(self, Pool pool) noexcept
     cdef int bound_frames(self, Pool pool, Lock& lock) except -1
     cdef int forget_frames(self, Pool pool, Lock& lock) except -1

@@ -11,10 +11,11 @@ from libcpp.map cimport map as cmap
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    BOTH_KINDS, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC, LARGE, SMALL,
+    BOTH_KINDS, HISTORY_ANNOTATE, HISTORY_FREE_COMPLETED, HISTORY_FREE_REQUESTED, HISTORY_OOM, HISTORY_SEGMENT_ALLOC,
+    LARGE, SMALL,
     Gauge, PoolReserved, Region, Usage,
 )
-from bfc.buffers._scopes cimport owner_names
+from bfc.buffers._scopes cimport number_of_owner, owner_names
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._reading cimport ChunkRow, RegionRow, bytes_of_records
 
@@ -29,6 +30,9 @@ cdef extern from "usage.hpp":
     pass
 cdef extern from "pool_usage.hpp":
     pass
+
+for _mark in words.POOL_MARKS:
+    number_of_owner(_mark)      # so that to write one down needs no memory, nor a number that is left
 
 _FIRST_FRAMES_ALLOWED = 1 << 14
 _RELEASE = Frame(words.OUR_FILE, 0, words.OUR_RELEASE)
@@ -235,6 +239,29 @@ cdef class Recorder:
             self.frames[number] = python_frames()
             self.bound_frames(pool, lock)
         return 0
+
+    cdef int note_of_pool(self, Pool pool, Lock& lock, which, str said, uint64_t stream=0) except -1:
+        """Writes into the history what happens to a private pool: one of `words.POOL_MARKS`. It raises nothing, so that
+        what has happened stands: the marks have their numbers."""
+        cdef uint64_t first, second
+        first, second = which
+        acquire_lock(lock)
+        cdef bint is_recorded = pool.history != NULL
+        lock.release()
+        if not is_recorded:
+            return 0
+        cdef uint32_t number = number_of_owner(said)
+        acquire_lock(lock)
+        if pool.history != NULL:
+            pool.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
+        lock.release()
+        return 0
+
+    cdef bint keeps_history(self, Pool pool) noexcept:
+        """Where the pool keeps no counts, hits must be slow ones while a history is kept: only these are noted."""
+        if self.keeps_frames or self.keeps_free_frames:
+            return True
+        return pool.history != NULL and pool.usage == NULL
 
     # -- frames --------------------------------------------------------------------------------------------------------
 

@@ -81,8 +81,11 @@ cdef class Source:
 
     cdef uint64_t taken(self) noexcept nogil
     cdef uint64_t lasting(self) noexcept nogil
+    cdef cbool set_bytes_aside(self, uint64_t nbytes, uint64_t limit, cbool* blocked) noexcept nogil
+    cdef void put_bytes_back(self, uint64_t nbytes) noexcept nogil
     cdef int ask(self, Asking* asking, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil
     cdef Taken take_in(self, Asking* asking, Region* block, uint32_t bin_set, vector[Region]& refused) noexcept nogil
+    cdef int refuse(self, Region* block, Taken taken, cbool closed) except -1 with gil
     cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil

@@ -20,7 +20,7 @@ from bfc._core cimport MINIMUM_SIZE, NO_CHUNK, NO_LANE, Pool, Region
 from bfc.allocators._changes cimport count_asleep, forget_queued
 from bfc.allocators._lock cimport Lock, acquire_lock
 
-from bfc.errors import SubAllocatorError, out_of_host_memory
+from bfc.errors import ClosedError, SubAllocatorError, out_of_host_memory
 
 cdef extern from "source.h":
     const char* BFC_NATIVE_SOURCE
@@ -122,6 +122,24 @@ cdef class Source:
         """The part of them that will still count once the calls under way have ended. Needs the lock."""
         return self.pool.counters.pool_bytes + self.unreturned_bytes
 
+    cdef cbool set_bytes_aside(self, uint64_t nbytes, uint64_t limit, cbool* blocked) noexcept nogil:
+        """Takes the bytes of a new region off what is left of a limit. If there are too few, says in `blocked` whether
+        that is only for calls that are under way. Needs the lock: no other thread may find the limit free meanwhile."""
+        cdef uint64_t taken = self.taken()
+        cdef cbool fits = nbytes <= limit and taken <= limit - nbytes
+        blocked[0] = not fits and nbytes <= limit and self.lasting() <= limit - nbytes
+        if fits:
+            self.set_aside += nbytes
+        else:
+            self.refused_bytes.set(0)
+        return fits
+
+    cdef void put_bytes_back(self, uint64_t nbytes) noexcept nogil:
+        """Gives the limit what was set aside, and is not asked for any more."""
+        acquire_lock(self.lock[0])
+        self.set_aside -= nbytes
+        self.lock.release()
+
     # -- calls to the sub-allocator -----------------------------------------------------------------------------------
 
     cdef int ask(self, Asking* asking, uint64_t nbytes, Region* block, cbool is_set_aside) except -1 nogil:
@@ -180,6 +198,15 @@ cdef class Source:
         if not try_push_back(refused, block[0]):
             self.keep_unreturned(block[0])
         return REFUSED
+
+    cdef int refuse(self, Region* block, Taken taken, cbool closed) except -1 with gil:
+        """Raises why a block was not added."""
+        if taken == OVERLAPS:
+            raise SubAllocatorError(f"{self.sub_allocator!r}.alloc returned {block.ptr:#x}, {block.end - block.ptr} "
+                                    f"bytes, which overlaps a block that it gave before: not used, and not given back")
+        if closed:
+            raise ClosedError("this allocator was closed while it asked for memory")
+        raise out_of_host_memory()
 
     cdef uint64_t forget(self, vector[Region]& regions) noexcept nogil:
         """Takes regions out of the pool, with the lock held. Their bytes stay set aside until give_back is done."""

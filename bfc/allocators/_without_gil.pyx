@@ -22,7 +22,7 @@ from bfc.allocators._private_pools cimport PoolId, default_pool, is_private
 from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_PENDING, IN_A_TAG, IS_TOLD
 from bfc.allocators._fences cimport EVENT_MARK, PASSED_MARK, Mark
 from bfc.allocators._tags cimport NO_TAG
-from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
+from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart, is_foreign
 
 cdef extern from "owners.hpp":
     pass
@@ -118,12 +118,12 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     cdef bfc_native_source* native = allocator.source.native
     cdef uint64_t home_frees, stream_id
     cdef cbool has_id = native.stream_id(native.self, stream, &stream_id) == 0
-    if has_id and not allocator.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
+    if has_id and not allocator.frees.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
         return True
     if native.order(native.self, allocator.home_stream, stream) != 0:
         return False
     if has_id:
-        allocator.was_ordered(stream_id, home_frees)
+        allocator.frees.was_ordered(stream_id, home_frees)
     return True
 
 
@@ -186,7 +186,7 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         chunk = &allocator.pool.chunks[handle]
-        if allocator.is_foreign(chunk, stream) and not allocator.fences.noted.add(chunk.allocation_id, stream):
+        if is_foreign(allocator, chunk, stream) and not allocator.fences.noted.add(chunk.allocation_id, stream):
             chunk.state |= USED_ELSEWHERE       # the host has no memory: then its free waits for the device
     allocator.lock.release()
     return handle != NO_CHUNK
@@ -294,7 +294,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         chunk = &allocator.pool.chunks[handle]
-        if not allocator.is_foreign(chunk, stream):
+        if not is_foreign(allocator, chunk, stream):
             noted = True
         elif not chunk.state & USED_ELSEWHERE or allocator.fences.noted.has(chunk.allocation_id):
             noted = allocator.fences.noted.add(chunk.allocation_id, stream)

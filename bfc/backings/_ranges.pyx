@@ -53,7 +53,7 @@ cdef class Ranges(Backing):
                 request.asking.changes += self.segments.changes - changes
                 self.segments.leave()
         finally:
-            allocator.put_back(set_aside)
+            allocator.source.put_bytes_back(set_aside)
         return 0
 
     cdef int open_ranges(self, Allocator allocator, Request* request, Growing* growing) except -1:

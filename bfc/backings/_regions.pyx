@@ -69,7 +69,7 @@ cdef class SleepingRegions(Backing):
         cdef uint64_t nbytes = allocator.set_aside_for(request)
         if nbytes and not request.asking.without_gil:
             return add_block(self, allocator, request, placed, nbytes)
-        allocator.put_back(nbytes)
+        allocator.source.put_bytes_back(nbytes)
         return 0
 
 
@@ -89,7 +89,7 @@ cdef int add_block(SleepingRegions backing, Allocator allocator, Request* reques
     finally:
         request.asking.in_block = False
         if not asked:       # who asks takes that off
-            allocator.put_back(nbytes)
+            allocator.source.put_bytes_back(nbytes)
         if entered:
             backing.memory.leave()
     return 0

@@ -448,7 +448,7 @@ cdef class BFCAllocator(Allocator):
         cdef Region block
         cdef uint64_t nbytes = round_up(request.rounded, self.stitching.page_size)
         self.acquire()
-        cdef cbool fits = self.set_aside(request, nbytes, self.limit)
+        cdef cbool fits = self.source.set_bytes_aside(nbytes, self.limit, &request.blocked)
         self.lock.release()
         if fits and self.source.ask(&request.asking, nbytes, &block, True):
             self.take_region(request, placed, &block)
@@ -584,7 +584,7 @@ cdef class BFCAllocator(Allocator):
         self.lock.release()
         request.asking.changes += blocks.size()     # a change of this thread's own is no reason to try again
         self.source.give_back(blocks, request.asking.without_gil)
-        return 0 if taken == REFUSED or request.asking.without_gil else self.refuse_region(block, taken, False)
+        return 0 if taken == REFUSED or request.asking.without_gil else self.source.refuse(block, taken, False)
 
     cdef uint64_t* next_size_of(self, Request* request) noexcept nogil:
         """The size of the next region for a request: a private pool has its own. NULL: the host is out of memory. Needs

@@ -692,7 +692,7 @@ cdef class CachingAllocator(Allocator):
         self.acquire()
         cdef uint64_t size = self.pool.sizes.segment_for(request.rounded)   # settings change under the lock
         cdef uint64_t taken = self.source.taken()
-        cdef cbool fits = self.set_aside(request, size, self.allowed)
+        cdef cbool fits = self.source.set_bytes_aside(size, self.allowed, &request.blocked)
         self.lock.release()
         return size if fits and not self.rejects(request, size, taken) else 0
 
