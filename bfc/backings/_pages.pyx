@@ -7,6 +7,7 @@ from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
+from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport Faults, PyThreadState, let_gil_go, raise_faults, take_gil_back
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
 from bfc.allocators._allocator cimport Allocator, Placement, Request
@@ -151,7 +152,7 @@ cdef class StitchedPages(Backing):
 
     cdef int check_awake(self, Allocator allocator, Request* request) noexcept nogil:
         cdef cbool asleep
-        allocator.acquire()
+        acquire_lock(allocator.lock)    # its tag may have fallen asleep since the request came
         asleep = request.tag and allocator.tags.is_asleep(request.tag)
         allocator.lock.release()
         if not asleep:
@@ -169,7 +170,7 @@ cdef class StitchedPages(Backing):
 
     cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) noexcept nogil:
         """NO_LANE: the host has no memory for it."""
-        allocator.acquire()
+        acquire_lock(allocator.lock)
         cdef uint32_t bin_set = allocator.bin_set_of(request)
         # Its range may have to be reserved first, without the lock: until then no other lane may get this record.
         allocator.pool.kept_lane = bin_set & ~<uint32_t>1
@@ -179,7 +180,7 @@ cdef class StitchedPages(Backing):
     cdef int place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) noexcept nogil:
         """Serves the request if it fits by now, unless it is `served` already. Returns 1 if it did, and also if the
         host has no memory. -1: the allocator was closed."""
-        allocator.acquire()
+        acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
         cdef cbool closed = allocator.is_closed
         if not closed:
             allocator.fill(served if served != NO_CHUNK else allocator.place(request), request, placed)

@@ -4,6 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle
+from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._private_pools cimport pool_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
 from bfc.allocators._allocator cimport Allocator, Placement, Request
@@ -63,7 +64,7 @@ cdef class Ranges(Backing):
         growing.size = request.rounded
         growing.start = NO_CHUNK
         growing.has_reserved = False
-        allocator.acquire()
+        acquire_lock(allocator.lock)
         known = allocator.private_pools.know(pool_of(&request.lane))
         bin_set = allocator.bin_set_of(request)
         allocator.pool.kept_lane = bin_set & ~<uint32_t>1
@@ -79,7 +80,7 @@ cdef class Ranges(Backing):
         """Serves the request if the chunk is large enough by now. Returns True if it was, and also if the host has no
         memory."""
         cdef ChunkHandle handle
-        allocator.acquire()
+        acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
         cdef bint closed = allocator.is_closed
         handle = NO_CHUNK if closed else self.segments.ready(growing)
         if handle != NO_CHUNK:

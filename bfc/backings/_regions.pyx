@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle, Region
+from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators._allocator cimport Allocator, Placement, Request
 from bfc.backings._backing cimport Backing
@@ -60,7 +61,7 @@ cdef class SleepingRegions(Backing):
         cdef cbool joined
         if not allocator.source.has_blocks or request.tag:
             return False
-        allocator.acquire()
+        acquire_lock(allocator.lock)
         joined = allocator.tags.tag_of(request.lane.pool) != 0
         allocator.lock.release()
         return joined

@@ -148,7 +148,7 @@ cdef class PlanRanges:
         cdef uint32_t slot
         cdef cbool are_free = True
         self.memory.check(self.memory.ask_captures())
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # all are found free and held under one lock, or none is
         for slot in range(first, first + count):
             if not are_free or not addresses.plan.is_away(addresses.region, slot):
                 continue
@@ -243,6 +243,7 @@ cdef class PlanRanges:
         self.leave_moved(addresses, faults)
         acquire_lock(self.lock[0])
         first = self.pool.regions[addresses.ptr + addresses.nbytes].first
+        # not so where the device has failed to unmap some of it
         is_bare = self.pool.chunks[first].state == UNMAPPED and self.pool.chunks[first].next == NO_CHUNK
         if is_bare:
             remove_range(self.pool, addresses.ptr, addresses.nbytes)
@@ -267,7 +268,7 @@ cdef class PlanRanges:
         cdef Run run
         cdef uint64_t slot
         cdef bint is_held
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # looked at and held under one lock: nothing comes to live there in between
         is_held = addresses.plan.is_empty(addresses.region) and not self.pages.is_in_views(addresses.bin_set)
         handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
         while handle != NO_CHUNK and is_held:

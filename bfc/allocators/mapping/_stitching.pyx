@@ -234,8 +234,7 @@ cdef class Stitching(AddressRanges):
             count = <uint32_t>self.pages.records[page].slots.size()
             if k < count:
                 slot = self.pages.records[page].slots[k]
-            self.lock.release()
-            # the page is LEAVING, so nobody moves it between two of its slots
+            self.lock.release()     # the page is LEAVING, so nobody moves it between two of its slots
             if k < count and (slot.set == bin_set or not self.unmap_slot(page, slot, faults)):
                 k += 1
         return count == 1
@@ -438,7 +437,7 @@ cdef class Stitching(AddressRanges):
         """How many pages may still be made; `grow` looks again, since other threads take regions."""
         acquire_lock(self.lock[0])
         cdef uint64_t taken = self.source.taken()
-        self.lock.release()
+        self.lock.release()     # other threads may take regions meanwhile: `grow` looks again
         return 0 if self.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
 
     cdef uint64_t room_before_others(self, AddressRange* addresses) noexcept nogil:
@@ -497,7 +496,7 @@ cdef class Stitching(AddressRanges):
             other = self.ranges.at(i)
             if self.has_other_tag(other, addresses):
                 there += self.pages.count_free(other.bin_set)
-        self.lock.release()
+        self.lock.release()     # fewer may be free by the time they are held: each range is looked at again
         if there == 0:
             return 0
         self.guard.pause()
@@ -674,7 +673,7 @@ cdef class Stitching(AddressRanges):
                 return -1
             other.is_captured = captured
         self.orderable.clear()
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # another thread may end the plan
         if self.pool.plan != NULL:
             for stream in range(<uint32_t>self.pool.plan.streams()):
                 if self.pool.plan.is_bound(stream):
@@ -720,7 +719,7 @@ cdef class Stitching(AddressRanges):
         cdef AddressRange* other
         cdef AddressRange* best
         cdef size_t i
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # what is found free is held under the same lock: nobody else takes it first
         self.are_planned = False
         if not from_others:
             got = self.pages.hold(addresses.bin_set | 1, wanted, 1, self.held)
@@ -796,7 +795,7 @@ cdef class Stitching(AddressRanges):
                 self.guard.go_on()
         if result < 0:
             return -1
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # another thread may have ended the plan
         if self.pool.plan != NULL:
             self.pool.plan.passed += passed
         self.lock.release()
@@ -1030,7 +1029,7 @@ cdef class Stitching(AddressRanges):
     cdef int enter_view(self, uint32_t number, uint64_t ptr, Wanted* wanted) noexcept nogil:
         """Adds a view that is mapped to the pool, and hands it out: nothing is held any more."""
         cdef uint64_t nbytes = self.pages.views.at(number).pages * self.page_size
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # the view becomes a chunk that is in use: no other request finds it free
         cdef cbool overlaps = self.pool.overlaps_region(ptr, nbytes)
         self.pages.views.at(number).address = ptr
         if not overlaps and (not wanted.indexed or self.pool.starts.reserve()) and self.pages.add_view(number):
@@ -1269,7 +1268,7 @@ cdef class Stitching(AddressRanges):
                 return -1
             retired.mapped.erase(retired.mapped.begin())
             self.touched.nbytes = 0
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # from here on the pages may be released
         for i in range(retired.pages.size()):
             record = &self.pages.records[retired.pages[i]]
             record.views -= 1
