@@ -157,7 +157,7 @@ cdef class Frees:
     cdef object undo(self, ChunkHandle handle, int64_t allocation_id):
         """Frees a chunk whose allocation fails after all. Where that fails too, the next call tries again. Returns the
         user's Ctrl-C if it came meanwhile: it is no fault of the device."""
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # `free_locked` releases it
         if not is_live_in(self.pool, handle, allocation_id):
             self.lock.release()
             return None
@@ -181,7 +181,7 @@ cdef class Frees:
         cdef uint32_t* state
         cdef uint32_t found = 0
         cdef size_t checked = 0, i
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # until the marks are gone again: another thread's call would meet them
         while checked < addresses.size():
             handles[checked] = NO_CHUNK
             if addresses[checked]:
@@ -343,7 +343,7 @@ cdef class Frees:
             return self.finish_waiting(entry.handle)
         if entry.reason == NOT_IDLE:
             self.wait_for_home(entry)
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # `free_locked` releases it
         if not is_live_in(self.pool, entry.handle, entry.allocation_id):
             self.lock.release()
             return 0

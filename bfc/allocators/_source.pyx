@@ -333,7 +333,7 @@ cdef class Source:
     cdef void keep_bytes(self, int64_t nbytes) noexcept nogil:
         """Counts memory that the sub-allocator did not take back against the limit. A negative number: it took so much
         back after all."""
-        acquire_lock(self.lock[0])
+        acquire_lock(self.lock[0])      # `taken` counts the one, and `lasting` the other
         self.unreturned_bytes += nbytes
         self.set_aside += nbytes
         self.lock.release()
