@@ -431,10 +431,10 @@ cdef class Frees:
         since a capture is marked, a fence is an object of Python, or the device fails."""
         cdef uint64_t stream
         cdef cbool more
-        if self.fences.capture_is_marked():
-            return False
         if self.fences.scopes_defer():
             return True     # as with the GIL: nobody asks in a scope
+        if self.fences.capture_is_marked():
+            return False
         more = self.fences.next_stream(True, &stream)
         while more:
             if not self.ask_events_of(stream):

@@ -59,14 +59,15 @@ LIBRARIES = (
 )
 
 
-def has_torch_for_cuda() -> bool:
+def version_of_torch() -> str:
     try:
-        return "+cpu" not in importlib.metadata.version("torch")
+        return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return False
+        return ""
 
 
-HAS_TORCH = has_torch_for_cuda()
+VERSION = version_of_torch()  #: "" if there is none
+HAS_TORCH = VERSION != "" and "+cpu" not in VERSION
 PATIENCE = 300  # seconds for a script
 Run = Callable[..., str]
 
@@ -147,7 +148,7 @@ def build() -> Path:
 
 def key() -> str:
     """Of what is compiled, and for what."""
-    digest = hashlib.sha256(importlib.metadata.version("torch").encode())
+    digest = hashlib.sha256(VERSION.encode())
     for source in sorted({Path(__file__), *(HERE / library.source for library in LIBRARIES)}):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
