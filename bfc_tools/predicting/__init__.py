@@ -41,6 +41,7 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     session.py            `bfc.predict`
     stopping.py           when a program has run long enough
     waiting.py            what a program is doing that makes no step
+    evaluations.py        passes of evaluations that are alike
     endings.py            signals, and other ends of its process
     script.py             a script, run as `python` would run it
     failures.py           what is said of a script that failed

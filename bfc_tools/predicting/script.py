@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bfc_tools.predicting import waiting
+from bfc_tools.predicting import evaluations, waiting
 from bfc_tools.predicting.endings import Left, ended_in_order
 from bfc_tools.predicting.places import is_machinery
 from bfc_tools.predicting.prediction import Prediction
@@ -99,6 +99,7 @@ def follow(
             _threads_count(ran),
             ended_in_order(ran),
             waiting.told(lambda: stopping.steps, lambda: found.operators),
+            _shortened(found, stopping.limits),
         ):
             try:
                 with stopping.clock():
@@ -120,6 +121,18 @@ def follow(
         sys.stderr.flush()
         os._exit(0 if ran.error is None else 1)
     return ran
+
+
+def _shortened(found: Prediction, limits: Limits) -> contextlib.AbstractContextManager[None]:
+    """Leaves out passes of evaluations that are alike, unless passes count, or the whole run."""
+    if limits.forwards is not None or limits.seconds is not None or limits.is_whole:
+        return contextlib.nullcontext()
+    recorder = found._recorder
+
+    def is_followed() -> bool:
+        return not (recorder.tracing or recorder.places.modules.get(threading.get_ident()))
+
+    return evaluations.shortened(found._memory, is_followed)
 
 
 def _refuse_what_is_no_script(path: str) -> None:

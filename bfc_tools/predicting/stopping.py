@@ -51,6 +51,11 @@ class Limits:
         """Whether nobody said when."""
         return self.steps is None and self.forwards is None and self.seconds is None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the program shall run to its end: it makes no so many steps."""
+        return self.steps is not None and self.steps >= 1 << 62
+
 
 class Stopping:
     """Stops a program at its limits: raises `Stopped` in what it is told. `stopped` says which

@@ -31,9 +31,9 @@ FLOORS = {
         rules/unknowable rules/values about""",
     "record": "places memory recorder hooks",
     "world": "fake_torch legacy_types cuda_module nvml changing",
-    "session": """repeats holders verdict text summary prediction session stopping waiting endings
-        script failures asked axes bounds tries distant clusters largest world ranks search cheapest
-        whatif serves""",
+    "session": """repeats holders verdict text summary prediction session stopping waiting
+        evaluations endings script failures asked axes bounds tries distant clusters largest world
+        ranks search cheapest whatif serves""",
 }
 FLOOR = {name: number for number, names in enumerate(FLOORS.values()) for name in names.split()}
 
