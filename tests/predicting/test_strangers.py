@@ -466,3 +466,37 @@ def test_an_encoder_that_failed_leaves_nothing_to_the_next_prediction() -> None:
     alone = attend(False)
     attend(True)
     assert attend(False) == alone
+
+
+def test_experts_get_even_parts_where_how_many_is_not_known() -> None:
+    """A router that reads how many tokens each of its experts has, and splits the tokens so."""
+    with bfc.predict("h100") as run:
+        tokens = torch.randn(64, 1024, device="cuda", requires_grad=True)
+        counts = (torch.randn(64, 10, device="cuda") > 0).sum(0).tolist()
+        parts = torch.split(tokens, counts, dim=0)
+        assert [len(part) for part in parts] == [7] * 4 + [6] * 6
+        torch.cat([part * 2 for part in parts]).sum().backward()
+        assert tokens.grad is not None
+        assert tokens.grad.shape == tokens.shape
+        with pytest.raises(RuntimeError, match="sum exactly to 64"):
+            torch.split(tokens, [1] * 10)  # the program's own numbers
+    assert any(one["what"].startswith("split: even parts") for one in run.assumptions)
+
+
+def test_a_picture_for_tensorboard_is_a_run_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols = "tensorboard.compat.proto"
+    for name, made in (("config_pb2", "RunMetadata"), ("graph_pb2", "GraphDef")):
+        module = types.ModuleType(f"{protocols}.{name}")
+        setattr(module, made, object)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    writer = types.ModuleType("torch.utils.tensorboard.writer")
+    writer.graph = before = lambda *given: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, writer.__name__, writer)
+    seen = []
+    with bfc.predict("h100"):
+        model = nn.Linear(64, 64, device="cuda")
+        model.register_forward_hook(lambda *given: seen.append(model.training))
+        writer.graph(model, torch.ones(2, 64, device="cuda"))  # type: ignore[attr-defined]
+        assert model.training
+    assert seen == [False]
+    assert writer.graph is before  # type: ignore[attr-defined]

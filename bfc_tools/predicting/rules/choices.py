@@ -11,6 +11,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
@@ -539,6 +540,33 @@ def not_traced(recorder: Any) -> Iterator[None]:
         yield
 
 
+@around(source=file("torch/utils/tensorboard/_pytorch_graph.py", "graph", read="2.15.0"))
+@contextmanager
+def graphs_of_tensorboard(recorder: Any) -> Iterator[None]:
+    """`SummaryWriter.add_graph` draws what `torch.jit.trace` has found: the model runs, in
+    evaluation, and the picture is empty."""
+
+    def graph(model: Any, args: Any, verbose: bool = False, strict: bool = True) -> Any:
+        training = model.training
+        model.eval()
+        try:
+            torch.jit.trace(model, args, strict=strict)
+        finally:
+            model.train(training)
+        protocols = f"{of_tensorboard}.proto."
+        config, graphs = (import_module(protocols + one) for one in ("config_pb2", "graph_pb2"))
+        return graphs.GraphDef(), config.RunMetadata()
+
+    of_tensorboard = "tensorboard.compat"
+
+    def replace(module: Any) -> None:
+        stack.enter_context(patch.object(module, "graph", graph))
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Arrivals(["torch.utils.tensorboard.writer"], replace))
+        yield
+
+
 @around(source=file("torch/utils/data/dataloader.py", read="2.15.0"))
 @contextmanager
 def no_workers(recorder: Any) -> Iterator[None]:
@@ -610,6 +638,15 @@ def _array(recorder: Any, tensor: Any) -> Any:
     return np.zeros(tuple(tensor.shape), dtype)
 
 
+class MadeUp(list[Any]):
+    """Numbers that stand for those of a tensor that has none."""
+
+
+def _even_parts(whole: int, count: int) -> list[int]:
+    each, more = divmod(whole, count)
+    return [each + 1] * more + [each] * (count - more)
+
+
 @around(source=TENSOR, seen=SEEN)
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
@@ -640,7 +677,17 @@ def values(recorder: Any) -> Iterator[None]:
         if self.dtype == torch.bool:
             kind, value = bool, False
         recorder.assume(".tolist()", value)
-        return np.full(tuple(self.shape), value, kind).tolist()
+        return MadeUp(np.full(tuple(self.shape), value, kind).tolist())
+
+    def split(self: Any, split_size: Any, dim: int = 0) -> Any:
+        """As a router splits the tokens for its experts, by how many each of them has."""
+        whole = self.shape[dim]
+        if isinstance(split_size, MadeUp) and sum(split_size) != whole:
+            split_size = _even_parts(whole, len(split_size))
+            recorder.assume("split: even parts, each at most", max(split_size))
+        return of_tensor(self, split_size, dim)
+
+    of_tensor = torch.Tensor.split
 
     of_real = torch.UntypedStorage.data_ptr
 
@@ -660,6 +707,7 @@ def values(recorder: Any) -> Iterator[None]:
             wrapped = numpy(getattr(torch.Tensor, name))
             stack.enter_context(patch.object(torch.Tensor, name, wrapped))
         stack.enter_context(patch.object(FakeTensor, "tolist", tolist))
+        stack.enter_context(patch.object(torch.Tensor, "split", split))
         stack.enter_context(patch.object(torch.UntypedStorage, "data_ptr", place))
         stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda self: 0))
         stack.enter_context(patch.object(FakeTensor, "share_memory_", lambda self: self))
