@@ -44,10 +44,12 @@ def ended_in_order(ran: Ran) -> Iterator[None]:
     insists.callback(over.set)
 
     def end(number: int, frame: Any) -> None:
-        if ran.signal and os.getpid() == process:
+        if os.getpid() != process:
+            _end_child(number, taken[signal.Signals(number)])
+        elif ran.signal:
             if number != ran.signal or number == signal.SIGINT or is_ours(frame):
                 return
-        elif number != signal.SIGINT and os.getpid() == process and not over.is_set():
+        elif number != signal.SIGINT and not over.is_set():
             insists.enter_context(_again_and_again(number))
         ran.signal = number
         if number == signal.SIGINT:
@@ -93,6 +95,12 @@ def ended_in_order(ran: Ran) -> Iterator[None]:
             stack.enter_context(instead(name, execute))
         stack.enter_context(insists)
         yield
+
+
+def _end_child(number: int, before: Any) -> None:
+    """Lets a signal do to a child that was forked what it would without a prediction."""
+    signal.signal(number, before)
+    os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import multiprocessing
 import os
 import runpy
+import subprocess
 import sys
 import time
 import types
@@ -500,3 +502,37 @@ def test_a_picture_for_tensorboard_is_a_run_of_the_model(monkeypatch: pytest.Mon
         assert model.training
     assert seen == [False]
     assert writer.graph is before  # type: ignore[attr-defined]
+
+
+CHILD_THAT_FILLS_A_QUEUE = """
+import multiprocessing
+
+import torch
+
+
+def fill(queue):
+    while True:
+        queue.put(b"0" * 100_000)
+
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue(maxsize=30)
+    context.Process(target=fill, args=(queue,), daemon=True).start()
+    model = torch.nn.Linear(8, 8, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        queue.get()
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_child_ends_by_the_signal_that_ends_it(tmp_path: Path) -> None:
+    """It samples for the training, as recommenders do, and waits at a queue that nobody reads any
+    more: without a prediction SIGTERM ends it there, and the program does not wait for it."""
+    (tmp_path / "train.py").write_text(CHILD_THAT_FILLS_A_QUEUE)
+    command = [sys.executable, "-m", "bfc", "predict", "--json", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2
