@@ -79,11 +79,27 @@ def _converted(build: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+#: The type that the program has made the default, if it is one of the device.
+default: list[Any] = [None]
+
+
+def _made(build: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.Tensor(...)`, which makes a tensor of the default type, unlike its subclasses."""
+
+    def new(cls: Any, *given: Any, **options: Any) -> Any:
+        if cls is torch.Tensor and default[0] is not None and not options:
+            return default[0](*given)
+        return build(cls, *given, **options)
+
+    return new
+
+
 def _default(build: Callable[[Any], None]) -> Callable[[Any], None]:
     """`torch.set_default_tensor_type`: where tensors are made from now on, and of what."""
+    default[0] = None
 
     def call(given: Any) -> None:
-        kind = _of(given)
+        kind = default[0] = _of(given)
         if kind is None:
             torch.set_default_device(None)
             build(given)
@@ -99,4 +115,5 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     for name, kind in TYPES.items():
         yield torch.cuda, name, kind
     yield torch.Tensor, "type", _converted(torch.Tensor.type)
+    yield torch.Tensor, "__new__", staticmethod(_made(torch.Tensor.__new__))
     yield torch, "set_default_tensor_type", _default(torch.set_default_tensor_type)

@@ -321,8 +321,12 @@ def test_types_of_the_device_make_tensors_there() -> None:
         assert torch.randn(2).type("torch.cuda.HalfTensor").is_cuda
         assert not isinstance(torch.randn(2), kind)
         torch.set_default_tensor_type(torch.cuda.FloatTensor)
+        for made in (torch.Tensor([1e10]), torch.Tensor(3, 4), torch.Tensor(torch.ones(2).cuda())):
+            assert made.is_cuda
+        assert isinstance(nn.Parameter(torch.Tensor(3)), nn.Parameter)
         assert torch.randn(2).is_cuda
         torch.set_default_tensor_type(torch.FloatTensor)
+        assert not torch.Tensor([1e10]).is_cuda
         assert not torch.randn(2).is_cuda
 
 
