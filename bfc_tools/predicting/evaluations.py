@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -55,7 +55,6 @@ class _Passes:
     events: int = -1  # in the memory's history, behind the last pass
     took: Any = None
     alike: int = 0
-    ended: bool = field(default=False)
 
 
 class Evaluations:
@@ -83,10 +82,9 @@ class Evaluations:
         if loop is None:
             return
         self._compare((id(frame), frame.f_code, loop))
-        if self._passes.alike == ALIKE - 1 and not self._passes.ended:
-            self._passes.ended = True
-            if self._end(frame, loop):
-                self._tell(frame, loop)
+        if self._passes.alike == ALIKE - 1 and self._end(frame, loop):
+            self._tell(frame, loop)
+            self._of = ()  # the same frame may begin it again
 
     def _end(self, frame: FrameType, loop: Loop) -> bool:
         """Ends a loop, if that can be done: returns whether."""

@@ -32,14 +32,16 @@ RANGE = """
     @torch.no_grad()
     def estimate():
         global passes
-        losses = torch.zeros(100)
-        for k in range(100):
-            passes += 1
-            losses[k] = model(torch.zeros(64, 64, device="cuda")).mean().item()
-        return losses.mean()
+        found = {}
+        for split in ("train", "val"):
+            losses = torch.zeros(100)
+            for k in range(100):
+                passes += 1
+                losses[k] = model(torch.zeros(64, 64, device="cuda")).mean().item()
+            found[split] = losses.mean()
+        return found
 
     estimate()
-    model(torch.zeros(passes, 64, device="cuda"))
     train()
 """
 LOADER = """
@@ -100,7 +102,7 @@ def test_ten_passes_of_many_are_run(
 ) -> None:
     found = ran(script, text)
     forwards = found.stopping.forwards
-    assert ALIKE <= forwards <= ALIKE + 6
+    assert ALIKE <= forwards <= 2 * ALIKE + 6
     assert found.steps == 2
     told = capfd.readouterr().err
     assert told.count("passes of this loop, which evaluates, took the same memory") == 1
