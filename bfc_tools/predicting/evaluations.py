@@ -88,12 +88,14 @@ class Evaluations:
 
     def _end(self, frame: FrameType, loop: Loop) -> bool:
         """Ends a loop, if that can be done: returns whether."""
-        if self._loader is not None and self._delivered == self._seen + 1:
-            self._loader._sampler_iter = iter(())
-            return True
-        if not loop.behind or sys.gettrace() is not None:
+        if loop.behind:
+            free = sys.gettrace() is None  # of debuggers, and of what measures coverage
+            if free:
+                _jump(frame, loop)
+            return free
+        if self._loader is None or self._delivered != self._seen + 1:
             return False
-        _jump(frame, loop)
+        self._loader._sampler_iter = iter(())
         return True
 
     def delivers(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -212,7 +214,7 @@ def _below(node: ast.AST, function: int) -> Iterator[Loop]:
         for one, behind in zip(block, [*block[1:], None], strict=False):
             if isinstance(one, ast.For):
                 line = 0 if behind is None else behind.lineno
-                ends = not one.orelse and may_end(one)
+                ends = not one.orelse and may_end(one) and (line > 0 or _goes_over_items(one))
                 yield Loop(one.lineno, one.end_lineno or 0, line, function, ends)
     for child in ast.iter_child_nodes(node):
         yield from _below(child, function)
@@ -224,6 +226,12 @@ def may_end(loop: ast.For) -> bool:
     if any(isinstance(one, ast.Yield | ast.YieldFrom | ast.Await | ast.Return) for one in nodes):
         return False
     return not any(isinstance(one, ast.Call) and _keeps(one) for one in nodes)
+
+
+def _goes_over_items(loop: ast.For) -> bool:
+    """Whether what a DataLoader delivers can be what a loop goes over, not what it asks for."""
+    calls = [one for one in ast.walk(loop) if isinstance(one, ast.Call)]
+    return not any(_name(one) in ("range", "next") for one in calls)
 
 
 def _keeps(call: ast.Call) -> bool:

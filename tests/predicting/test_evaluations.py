@@ -51,6 +51,18 @@ LOADER = """
             passes += 1
     train()
 """
+ASKED = """
+    @torch.no_grad()
+    def estimate():
+        batches = iter(torch.utils.data.DataLoader(data, 64))
+        for k in range(100):
+            x, = next(batches)
+            model(x.cuda())
+        return 0
+
+    estimate()
+    train()
+"""
 #: Loops that are run whole, and why.
 WHOLE = {
     "results are kept": """
@@ -67,6 +79,13 @@ WHOLE = {
                 model(torch.zeros(1024 * (k + 1), 64, device="cuda"))
                 passes = k + 1
         assert passes == 30
+        train()
+    """,
+    "it asks a DataLoader, and nothing stands behind it": """
+        batches = iter(torch.utils.data.DataLoader(data, 64))
+        with torch.no_grad():
+            for k in range(30):
+                model(next(batches)[0].cuda())
         train()
     """,
     "it trains": """
@@ -96,7 +115,7 @@ def ran(script: Callable[[str], str], text: str, limits: Limits | None = None) -
     return found
 
 
-@pytest.mark.parametrize("text", [RANGE, LOADER], ids=["range", "DataLoader"])
+@pytest.mark.parametrize("text", [RANGE, LOADER, ASKED], ids=["range", "DataLoader", "next"])
 def test_ten_passes_of_many_are_run(
     script: Callable[[str], str], text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
