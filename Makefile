@@ -13,6 +13,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Handed out in small chunks: worksteal took a tenth longer for `make test`.
 # One more than there are cores: a third of the time of many tests is spent waiting for other processes.
 PARALLEL := -n $(shell expr $$(nproc) + 1) --dist load
+# Where the longest tests stand side by side in a file: with the first chunk, a twelfth of all, one process would get them all.
+IN_SMALLER_CHUNKS := $(PARALLEL) --maxschedchunk 4
 EVERY := -m "not peers and not browser"
 QUICK := -m "not long and not peers and not browser"
 LONG := -m "long and not peers and not browser"
@@ -66,7 +68,7 @@ MODELS := tests/predicting/test_real_models.py
 PREDICTING := $(filter-out $(MODELS),$(wildcard tests/predicting/test_*.py tests/museum/test_*.py)) tests/predicting/without_torch/test_cudnn.py
 
 test-predict: .venv-torch/built ## run the tests of predictions, in the same environment; WHICH=long runs what takes long
-	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
+	BFC_TEST_TORCH=1 .venv-torch/bin/python -m pytest $(IN_SMALLER_CHUNKS) $(if $(WHICH),$(LONG),$(QUICK)) $(PREDICTING)
 
 # Each PyTorch that predictions know, one after the other in an environment of its own, which is removed afterwards: without an
 # index of CPU builds each brings 5 to 7 GB. They run without a GPU, too.
@@ -109,7 +111,7 @@ originals: $(VENV)/tests $(VENV)/built ## compile TensorFlow's and PyTorch's all
 	$(BIN)/python -m bench.peers
 
 peers: originals ## compare with these originals; WHICH=long runs what takes long
-	$(BIN)/python -m pytest $(PARALLEL) -m "peers and $(if $(WHICH),long,not long)"
+	$(BIN)/python -m pytest $(IN_SMALLER_CHUNKS) -m "peers and $(if $(WHICH),long,not long)"
 
 # Of other builds: all tests of what allocates, and of everything else those that take no long time.
 PLANNING := $(patsubst %,tests/plans/test_%.py,layout matching)   # no allocator is in them
