@@ -3,6 +3,7 @@
 #include "emulator.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 /* Every library, kernel and function is a handle of its own, and none is forgotten. */
 static CUresult give(struct call *call, int needs, const void *of, void **out)
@@ -52,6 +53,23 @@ API cuModuleLoadData(void **out, const void *code)
     return give(&call, CONTEXT | UNSAFE, code, out);
 }
 
+API cuModuleLoadDataEx(void **out, const void *code, unsigned count, int *options, void **values)
+{
+    struct call call = CALL("cuModuleLoadDataEx");
+    (void)count, (void)options, (void)values;
+    return give(&call, CONTEXT | UNSAFE, code, out);
+}
+
+API cuModuleLoad(void **out, const char *path)
+{
+    struct call call = CALL("cuModuleLoad");
+    bool found = path && access(path, R_OK) == 0;
+    if (!path || found)
+        return give(&call, CONTEXT | UNSAFE, path, out);
+    BEGIN(call, CONTEXT | UNSAFE);
+    return emulator_end(&call, CUDA_ERROR_FILE_NOT_FOUND);
+}
+
 API cuModuleGetFunction(void **out, const void *module, const char *name)
 {
     struct call call = CALL("cuModuleGetFunction");
@@ -62,6 +80,34 @@ API cuModuleUnload(const void *module)
 {
     struct call call = CALL("cuModuleUnload");
     return take(&call, module);
+}
+
+/* What the compiler would have said of the code: it takes no registers, and no memory of its own. */
+API cuFuncGetAttribute(int *out, int attribute, const void *function)
+{
+    enum { MAX_THREADS_PER_BLOCK = 0, ATTRIBUTES = 16 };
+    struct call call = CALL("cuFuncGetAttribute");
+    BEGIN(call, CONTEXT);
+    if (!function)
+        return emulator_end(&call, CUDA_ERROR_INVALID_HANDLE);
+    if (!out || attribute < 0 || attribute >= ATTRIBUTES)
+        return emulator_end(&call, CUDA_ERROR_INVALID_VALUE);
+    *out = attribute == MAX_THREADS_PER_BLOCK ? 1024 : 0;
+    return emulator_end(&call, CUDA_SUCCESS);
+}
+
+API cuFuncSetAttribute(const void *function, int attribute, int value)
+{
+    struct call call = CALL("cuFuncSetAttribute");
+    (void)attribute, (void)value;
+    return take(&call, function);
+}
+
+API cuFuncSetCacheConfig(const void *function, int config)
+{
+    struct call call = CALL("cuFuncSetCacheConfig");
+    (void)config;
+    return take(&call, function);
 }
 
 API cuLaunchKernel(const void *function, unsigned width, unsigned height, unsigned depth,

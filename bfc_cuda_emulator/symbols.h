@@ -86,6 +86,9 @@
     E(cuIpcOpenEventHandle, 4010, cuIpcOpenEventHandle) \
     E(cuIpcOpenMemHandle, 4010, cuIpcOpenMemHandle) \
     E(cuIpcOpenMemHandle, 11000, cuIpcOpenMemHandle_v2) \
+    E(cuFuncGetAttribute, 2020, cuFuncGetAttribute) \
+    E(cuFuncSetAttribute, 9000, cuFuncSetAttribute) \
+    E(cuFuncSetCacheConfig, 3000, cuFuncSetCacheConfig) \
     E(cuKernelGetFunction, 12000, cuKernelGetFunction) \
     P(cuLaunchHostFunc, 10000, cuLaunchHostFunc, cuLaunchHostFunc_ptsz) \
     P(cuLaunchKernel, 4000, cuLaunchKernel, cuLaunchKernel_ptsz) \
@@ -154,7 +157,9 @@
     P(cuMemsetD8, 3020, cuMemsetD8_v2, cuMemsetD8_v2_ptds) \
     P(cuMemsetD8Async, 3020, cuMemsetD8Async, cuMemsetD8Async_ptsz) \
     E(cuModuleGetFunction, 2000, cuModuleGetFunction) \
+    E(cuModuleLoad, 2000, cuModuleLoad) \
     E(cuModuleLoadData, 2000, cuModuleLoadData) \
+    E(cuModuleLoadDataEx, 2010, cuModuleLoadDataEx) \
     E(cuModuleUnload, 2000, cuModuleUnload) \
     E(cuPointerGetAttribute, 4000, cuPointerGetAttribute) \
     E(cuPointerGetAttributes, 7000, cuPointerGetAttributes) \
@@ -208,10 +213,10 @@
     S(cuDeviceGraphMemTrim, 11040) S(cuDeviceRegisterAsyncNotification, 12040) \
     S(cuDeviceSetGraphMemAttribute, 11040) S(cuDeviceUnregisterAsyncNotification, 12040) \
     S(cuExternalMemoryGetMappedBuffer, 10000) S(cuExternalMemoryGetMappedMipmappedArray, 10000) \
-    S(cuFlushGPUDirectRDMAWrites, 11030) S(cuFuncGetAttribute, 2020) S(cuFuncGetModule, 11000) \
+    S(cuFlushGPUDirectRDMAWrites, 11030) S(cuFuncGetModule, 11000) \
     S(cuFuncGetName, 12030) S(cuFuncGetParamInfo, 12040) S(cuFuncIsLoaded, 12040) \
-    S(cuFuncLoad, 12040) S(cuFuncSetAttribute, 9000) S(cuFuncSetBlockShape, 2000) \
-    S(cuFuncSetCacheConfig, 3000) S(cuFuncSetSharedMemConfig, 4020) \
+    S(cuFuncLoad, 12040) S(cuFuncSetBlockShape, 2000) \
+    S(cuFuncSetSharedMemConfig, 4020) \
     S(cuFuncSetSharedSize, 2000) S(cuGetExportTable, 3000) S(cuGraphAddBatchMemOpNode, 11070) \
     S(cuGraphAddChildGraphNode, 10000) S(cuGraphAddDependencies, 10000) \
     S(cuGraphAddEmptyNode, 10000) S(cuGraphAddEventRecordNode, 11010) \
@@ -291,7 +296,6 @@
     S(cuMipmappedArrayGetSparseProperties, 11010) S(cuModuleEnumerateFunctions, 12040) \
     S(cuModuleGetFunctionCount, 12040) S(cuModuleGetGlobal, 2000) \
     S(cuModuleGetLoadingMode, 11070) S(cuModuleGetSurfRef, 3000) S(cuModuleGetTexRef, 2000) \
-    S(cuModuleLoad, 2000) S(cuModuleLoadDataEx, 2010) \
     S(cuModuleLoadFatBinary, 2000) S(cuMulticastAddDevice, 12010) \
     S(cuMulticastBindAddr, 12010) S(cuMulticastBindMem, 12010) S(cuMulticastCreate, 12010) \
     S(cuMulticastGetGranularity, 12010) S(cuMulticastUnbind, 12010) \

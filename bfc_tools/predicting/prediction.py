@@ -656,6 +656,15 @@ class Prediction:
             )
         if self.compiled:
             found.append(NotCounted("compiled code", 0, 200 * MIB, "Triton's kernels themselves"))
+        if any(one["as"] == "inductor" for one in self.compiled):
+            found.append(
+                NotCounted(
+                    "Inductor's tuning, in the first step",
+                    0,
+                    200 * MIB,
+                    "a buffer as large as the L2 cache, and copies; none where its cache knows",
+                )
+            )
         return found
 
     def save(self, path: str | os.PathLike[str]) -> None:

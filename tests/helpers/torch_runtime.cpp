@@ -111,6 +111,8 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int device) {
     out->warpSize = 32;
     out->maxThreadsPerBlock = 1024;
     out->maxThreadsPerMultiProcessor = 2048;
+    out->regsPerBlock = out->regsPerMultiprocessor = 65536;
+    out->l2CacheSize = 50 << 20;
     out->sharedMemPerBlock = 48 << 10;
     out->maxGridSize[0] = 0x7fffffff;
     out->maxGridSize[1] = out->maxGridSize[2] = 0xffff;

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from cuda_calls import alloc, code, cu, fill, ok, peek, stream
 
 from bfc.testing import cuda_emulator as emulator
 
-INVALID_VALUE, INVALID_HANDLE = 1, 400
+INVALID_VALUE, FILE_NOT_FOUND, INVALID_HANDLE = 1, 301, 400
 HOST, DEVICE = cu.CUmemorytype.CU_MEMORYTYPE_HOST, cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
 
 
@@ -90,3 +92,24 @@ def test_a_launch_stands_in_its_streams_queue_and_does_nothing(gpu: emulator.Dri
         assert code(cu.cuLaunchKernel(*launch)) == INVALID_VALUE
     ok(cu.cuModuleUnload(module))
     ok(cu.cuLibraryUnload(library))
+
+
+def test_a_module_of_a_file_is_read_and_asked_what_its_code_takes(
+    gpu: emulator.Driver, tmp_path: Path
+) -> None:
+    path = tmp_path / "kernel.cubin"
+    assert code(cu.cuModuleLoad(str(path).encode())) == FILE_NOT_FOUND
+    path.write_bytes(b"any code")
+    for module in (
+        ok(cu.cuModuleLoad(str(path).encode())),
+        ok(cu.cuModuleLoadDataEx(b"any code\0", 0, [], [])),
+    ):
+        function = ok(cu.cuModuleGetFunction(module, b"name"))
+        asked = cu.CUfunction_attribute
+        ok(cu.cuFuncSetCacheConfig(function, cu.CUfunc_cache.CU_FUNC_CACHE_PREFER_SHARED))
+        shared = asked.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        ok(cu.cuFuncSetAttribute(function, shared, 1 << 16))
+        most = asked.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK
+        assert ok(cu.cuFuncGetAttribute(most, function)) == 1024
+        assert ok(cu.cuFuncGetAttribute(asked.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)) == 0
+        assert code(cu.cuFuncGetAttribute(most, 0)) == INVALID_HANDLE
