@@ -201,6 +201,10 @@ def compiled_from(compiled: str) -> list[str]:
 class BuildExtensions(build_ext):  # type: ignore[misc]
     """Translates and compiles what is older than what it is made from, several modules at once."""
 
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.parallel = JOBS  # as an option of setup() an editable install would lose it
+
     def finalize_options(self) -> None:
         super().finalize_options()
         if self.editable_mode:  # setuptools would make everything anew in a folder that it removes
@@ -294,7 +298,6 @@ setup(
     cmdclass={"build_ext": BuildExtensions, "build_py": BuildModules, "bdist_wheel": BuildWheel},
     options={
         "build": {"build_base": KEPT, "build_lib": f"{KEPT}/lib", "build_temp": f"{KEPT}/temp"},
-        "build_ext": {"parallel": JOBS},
         "egg_info": {} if BUILD == "build" else {"egg_base": BUILD},
     },
 )
