@@ -31,6 +31,7 @@ cdef struct Request:
     Asking asking               # what it asks of the sub-allocator
     cbool blocked               # whether bytes set aside for another thread's call stand in its way
     cbool has_waited            # whether it has waited for other streams
+    uint32_t polls              # how often it has waited for bytes set aside by threads that are in no call
     uint64_t frees_before       # the count of frees when a free chunk was looked for, before it waits
     cbool shared                # whether it is for a stream whose work runs in any order
     cbool contiguous            # whether it must be one physical allocation, and not pages mapped end to end

@@ -104,6 +104,9 @@ cdef extern from *:
 
 _RETRY_POLL_SECONDS = 0.001
 
+cdef enum:
+    MOST_POLLS = 1000
+
 
 cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
     memset(request, 0, sizeof(Request))
@@ -1520,8 +1523,11 @@ cdef class Allocator(BufferOwner):
             self.lock.release()
         if placed.handle == NO_CHUNK and self.planned is not None and not request.refused:
             self.make_room_in_plan(request, placed)
-        if placed.handle == NO_CHUNK and not request.refused:
+        while placed.handle == NO_CHUNK and not request.refused:
+            seen = self.source.changes.get() - request.asking.changes
             self.place_where_refused(request, placed)
+            if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
+                break
         if placed.handle == NO_HOST_MEMORY:
             placed.handle = NO_CHUNK
             raise out_of_host_memory()
@@ -1546,8 +1552,13 @@ cdef class Allocator(BufferOwner):
             time.sleep(_RETRY_POLL_SECONDS)
         while not is_inside and self.source.is_calling() and self.source.calls_ended.get() == ended:
             time.sleep(_RETRY_POLL_SECONDS)
-        cdef uint64_t changes = self.source.changes.get() - request.asking.changes
-        return waits or frees or (request.blocked and not is_inside) or changes != seen
+        if self.source.changes.get() - request.asking.changes != seen:
+            return True
+        if not is_inside and request.polls < MOST_POLLS and self.source.holds_bytes_aside():
+            request.polls += not self.source.is_calling()   # the call that has ended may be a third thread's
+            time.sleep(_RETRY_POLL_SECONDS)
+            return True
+        return waits or frees or (request.blocked and not is_inside)
 
     # -- free ---------------------------------------------------------------------------------------------------------
 

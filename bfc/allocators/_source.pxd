@@ -95,6 +95,7 @@ cdef class Source:
     cdef int offer_rejected_again(self) except -1
 
     cdef bint is_calling(self) noexcept
+    cdef cbool holds_bytes_aside(self) noexcept nogil
     cdef bint is_called_here(self) noexcept
     cdef cbool is_listed(self, unsigned long thread) noexcept nogil
     cdef void forget_other_threads(self) noexcept

@@ -378,6 +378,13 @@ cdef class Source:
         self.lock.release()
         return found
 
+    cdef cbool holds_bytes_aside(self) noexcept nogil:
+        """Whether a thread asks for memory, or gives some back. It may have taken regions out, and not yet called."""
+        acquire_lock(self.lock[0])      # `keep_bytes` changes both
+        cdef cbool found = self.set_aside > self.unreturned_bytes
+        self.lock.release()
+        return found
+
     cdef bint is_called_here(self) noexcept:
         """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
         wait for itself."""

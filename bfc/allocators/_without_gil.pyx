@@ -35,7 +35,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
                                 uint64_t* ptr) noexcept nogil:
     """Allocates for a caller that must not take the GIL. Needs `native`. Returns whether there was memory.
 
-    If another thread's call to the sub-allocator holds the rest of the limit, it is waited for, but not for long:
+    If another thread's call to the sub-allocator holds the rest of the memory, it is waited for, but not for long:
     that thread may need the GIL, while the thread that has the GIL may be waiting for a mutex that our caller holds.
 
     No fence is made for the memory: its free names a stream, and the home stream waits for that one.
@@ -72,7 +72,9 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         if placed.handle != NO_CHUNK or closed or request.refused:
             break
         allocator.place_after_miss(&request, &placed)
-        if placed.handle != NO_CHUNK or request.refused or not request.blocked:
+        if placed.handle != NO_CHUNK or request.refused:
+            break
+        if not (request.blocked or allocator.source.holds_bytes_aside()):
             break
         usleep(1000)
     if request.refused:

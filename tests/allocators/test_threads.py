@@ -219,6 +219,38 @@ def test_an_allocation_while_regions_are_released_is_not_out_of_memory(make_allo
         release.join()
 
 
+def test_what_another_thread_gives_back_is_waited_for_while_a_third_is_refused() -> None:
+    """The third one's calls end meanwhile, and none of the memory has come back yet."""
+    device, halt, asked = Misbehaving("8 MiB"), Halt(), threading.Semaphore(0)
+    allocator = bfc.CachingAllocator(device)
+    allocator.deallocate_many(allocator.allocate_many([MIB] * 8).tolist())
+    device.on("free", first=halt)
+    found: list[object] = []
+
+    def ask(stream: int) -> None:
+        try:
+            found.append(allocator.allocate_raw(1000, stream=stream))
+        except bfc.OutOfMemoryError as fault:
+            found.append(fault)
+
+    threads = [threading.Thread(target=ask, args=(stream,), daemon=True) for stream in (1, 2, 3)]
+    threads[0].start()
+    assert halt.inside.wait(DEADLINE), "what is cached goes back"
+    device.on("alloc", first=asked.release)
+    try:
+        for thread in threads[1:]:
+            thread.start()
+            for _ in range(2):
+                assert asked.acquire(timeout=DEADLINE), "it asks, gives back what it can, and asks"
+        time.sleep(0.05)
+        assert found == []
+    finally:
+        halt.go.set()
+        for thread in threads:
+            joined(thread)
+    assert all(isinstance(each, int) for each in found)
+
+
 class Asking:
     """An allocator with one full region, while a thread waits for the device to give another."""
 

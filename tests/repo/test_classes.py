@@ -18,25 +18,25 @@ from sources import READ, assert_none, module_name
 MOST_METHODS = 60
 MOST_FIELDS = 20
 
-#: (methods, fields) of the classes that have more of one of them. Lower it with what goes: no other
-#: class belongs here, and no higher number.
+#: (methods, fields) of the classes that have more of one of them; 0: no more than they may. Lower
+#: it with what goes: no other class belongs here, and no higher number.
 ABOVE = {
     "bfc._core.Pool": (119, 43),
     "bfc.allocators._allocator.Allocator": (165, 33),
-    "bfc.allocators._plans.Planned": (58, 43),
-    "bfc.allocators._source.Source": (33, 21),
+    "bfc.allocators._plans.Planned": (0, 43),
+    "bfc.allocators._source.Source": (0, 21),
     "bfc.allocators.mapping._address_ranges.AddressRanges": (101, 33),
-    "bfc.allocators.mapping._stitching.Stitching": (125, 13),
-    "bfc.policies._caching.CachingAllocator": (78, 18),
-    "bfc.pytorch._pickle.Machine": (20, 23),
-    "bfc.suballocators.simulated.SimulatedSubAllocator": (41, 22),
-    "bfc_slow_models.tensorflow_model.Model": (38, 21),
+    "bfc.allocators.mapping._stitching.Stitching": (125, 0),
+    "bfc.policies._caching.CachingAllocator": (78, 0),
+    "bfc.pytorch._pickle.Machine": (0, 23),
+    "bfc.suballocators.simulated.SimulatedSubAllocator": (0, 22),
+    "bfc_slow_models.tensorflow_model.Model": (0, 21),
     "bfc_slow_models.torch_model.TorchModel": (64, 26),
-    "bfc_tools.predicting.memory.Memory": (21, 35),
-    "bfc_tools.predicting.recorder.Recorder": (33, 24),
+    "bfc_tools.predicting.memory.Memory": (0, 35),
+    "bfc_tools.predicting.recorder.Recorder": (0, 24),
     "bfc_tools.predicting.rules.operators.Spec": (0, 24),  # a row of a table
-    "bfc_tools.study.logs.refusal.LoggedRanOut": (4, 23),  # a message, as it was read
-    "bfc_torch_opencl.device_module.DeviceFunctions": (62, 5),  # torch.cuda has as many
+    "bfc_tools.study.logs.refusal.LoggedRanOut": (0, 23),  # a message, as it was read
+    "bfc_torch_opencl.device_module.DeviceFunctions": (62, 0),  # torch.cuda has as many
 }
 
 
@@ -75,7 +75,7 @@ def count_members(paths: list[Path]) -> dict[str, tuple[int, int]]:
 
 def test_no_class_has_more_than_60_methods_or_20_fields() -> None:
     above = {
-        name: (methods, fields)
+        name: (methods if methods > MOST_METHODS else 0, fields if fields > MOST_FIELDS else 0)
         for name, (methods, fields) in sorted(count_members(READ).items())
         if methods > MOST_METHODS or fields > MOST_FIELDS
     }
