@@ -18,7 +18,7 @@ from pinned_subject import Clock, Ours
 import bfc
 from bench.peers.server import Failure, Operation
 from bench.peers.torch_host import STATS, VERSIONS, TorchHostPeer, build
-from bfc.pinned import _allocator as _pinned
+from bfc.pinned import _blocks
 
 pytestmark = pytest.mark.peers
 
@@ -43,7 +43,7 @@ def _built() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(_pinned, "time", made)
+    monkeypatch.setattr(_blocks, "time", made)
     return made
 
 
