@@ -131,9 +131,8 @@ peers-nightly: $(VENV)/tests $(VENV)/built ## compare with a nightly build of Te
 
 # Each invariant is looked at, so this is where more examples of random tests find more.
 CHECKED := BFC_DEBUG=2 BFC_EXAMPLES=100
-check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step
-	$(call PYTEST_ON,check,$(CHECKED)) $(EVERY) $(ALLOCATING)
-	$(call PYTEST_ON,check,$(CHECKED)) $(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%)
+check: $(VENV)/clients build/check/built ## run the tests of everything that allocates on a debug build: every invariant after every step; WHICH=others runs those of what calls it
+	$(call PYTEST_ON,check,$(CHECKED)) $(if $(WHICH),$(QUICK) $(READERS) $(ALLOCATING:%=--ignore=%),$(EVERY) $(ALLOCATING))
 
 UNDER_ASAN = cd build/asan && PYTHONPATH=$(CURDIR)/build/asan PYTHONMALLOC=malloc \
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
