@@ -14,6 +14,8 @@ import os
 import sys
 from typing import Any
 
+import compiled_models
+
 BEGIN = """
 import torch, torch.nn as nn, torch.nn.functional as functional
 import torch._functorch.config as config
@@ -29,33 +31,18 @@ def train(model, give, end=lambda: None):
         model(*give()).square().mean().backward()
         end()
 """
-MLP = """
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-    def forward(self, x):
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
+MLP = (
+    compiled_models.MLP
+    + """
 train(nn.Sequential(*[Block(256) for _ in range(3)]).cuda(), lambda: [numbers(32, 256)])
 """
-TRANSFORMER = """
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.all = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.out, self.up = nn.Linear(width, width), nn.Linear(width, 4 * width)
-        self.down, self.scale = nn.Linear(4 * width, width), nn.Parameter(torch.ones(width))
-    def forward(self, x):
-        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in self.all(x).chunk(3, -1))
-        scores = (q @ k.transpose(-2, -1) / 8).softmax(-1)
-        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
-        near = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
-        return x + self.down(functional.silu(self.up(near)))
-
+)
+TRANSFORMER = (
+    compiled_models.TRANSFORMER
+    + """
 train(nn.Sequential(*[Block(256) for _ in range(3)]).cuda(), lambda: [numbers(2, 64, 256)])
 """
+)
 GATES = """
 class Gate(nn.Module):
     def __init__(self, width):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import compiled_models
 import pytest
 import torch
 import torch.nn.functional as functional
@@ -32,33 +33,18 @@ def train(model, *given):
     for _ in range(2):
         model(*(torch.randn(one, device=on) for one in given)).square().mean().backward()
 """
-MLP = """
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
-        self.down = nn.Linear(4 * width, width)
-    def forward(self, x):
-        return x + self.down(functional.gelu(self.up(self.norm(x))))
-
+MLP = (
+    compiled_models.MLP
+    + """
 train(nn.Sequential(*[Block(250) for _ in range(3)]), (32, 250))
 """
-TRANSFORMER = """
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.all = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.out, self.up = nn.Linear(width, width), nn.Linear(width, 4 * width)
-        self.down, self.scale = nn.Linear(4 * width, width), nn.Parameter(torch.ones(width))
-    def forward(self, x):
-        q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in self.all(x).chunk(3, -1))
-        scores = (q @ k.transpose(-2, -1) / 8).softmax(-1)
-        x = x + self.out((scores @ v).transpose(1, 2).flatten(2))
-        near = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
-        return x + self.down(functional.silu(self.up(near)))
-
+)
+TRANSFORMER = (
+    compiled_models.TRANSFORMER
+    + """
 train(nn.Sequential(*[Block(256) for _ in range(3)]), (2, 64, 256))
 """
+)
 PICTURES = """
 train(
     nn.Sequential(
