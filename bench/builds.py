@@ -96,10 +96,9 @@ def instructions_of(policy: str, label: str, checkout: Path) -> float:
             found = Path(folder) / "counts"
             valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={found}"]
             run_child(checkout, valgrind, "--loop", policy, label, str(number))
-            (summary,) = re.findall(r"^(?:summary|totals): (\d+)", found.read_text(), re.MULTILINE)[
-                :1
-            ]
-            counted.append(int(summary))
+            total = re.search(r"^(?:summary|totals): (\d+)", found.read_text(), re.MULTILINE)
+            assert total is not None
+            counted.append(int(total[1]))
     return (counted[1] - counted[0]) / NUMBER
 
 
