@@ -80,7 +80,7 @@ test-predict-versions: $(VENV)/built ## run the tests of predictions with every 
 	done
 
 test-torch-cuda: .venv-torch-2.15.0/built ## run PyTorch itself in our pools, its allocator replaced, and predict models of transformers, diffusers and timm, without a GPU (downloads once: 3.3 GB); WHICH=long runs what takes long
-	.venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(patsubst %,tests/cuda/test_torch_%.py,captures ranges whole run sleep drop_ins native traces trouble sharing attention compiled)
+	.venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) $(if $(WHICH),$(LONG),$(QUICK)) $(patsubst %,tests/cuda/test_torch_%.py,captures ranges whole run sleep drop_ins pluggable native traces trouble sharing attention compiled)
 	$(if $(WHICH),,BFC_TEST_TORCH=1 .venv-torch-2.15.0/bin/python -m pytest $(PARALLEL) $(MODELS))
 
 test-torch-whole: .venv-torch-2.15.0/built ## run PyTorch's own tests, of the folder TORCH_TESTS, on its own allocator and on ours
