@@ -1,9 +1,8 @@
-"""What PyTorch does over a `CUDAPluggableAllocator`, of which that of RMM is one, and `replace`, too:
-these columns of the table in docs/how-to/pytorch.md. `make test-torch-cuda`."""
+"""What PyTorch does over a `CUDAPluggableAllocator`, as RMM's is one, and that of `replace`: these
+columns of the table in docs/how-to/pytorch.md. `make test-torch-cuda`."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,10 +29,12 @@ def of_rmm():
 
     functions = ctypes.CDLL(library)
     alloc, free = functions.pluggable_alloc, functions.pluggable_free
-    alloc.restype, alloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-    free.restype, free.argtypes = None, (ctypes.c_void_p, *alloc.argtypes)
+    size, device, ptr = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+    alloc.restype, alloc.argtypes = ptr, (size, device, ptr)
+    free.restype, free.argtypes = None, (ptr, size, device, ptr)
     source = rmm.mr.CallbackMemoryResource(
-        lambda nbytes, stream: alloc(nbytes, 0, 0), lambda ptr, nbytes, stream: free(ptr, nbytes, 0, 0)
+        lambda nbytes, stream: alloc(nbytes, 0, 0),
+        lambda ptr, nbytes, stream: free(ptr, nbytes, 0, 0),
     )
     pool = rmm.mr.PoolMemoryResource(source, initial_pool_size=64 * MIB, maximum_pool_size=64 * MIB)
     rmm.mr.set_per_device_resource(0, pool)
