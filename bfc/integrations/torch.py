@@ -196,7 +196,8 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
     Raises
     ------
     RuntimeError
-        If PyTorch has used CUDA already, or this was called before.
+        If PyTorch has used CUDA already, this was called before, or another allocator has taken the
+        place of PyTorch's own.
     DeviceUnavailableError
         If PyTorch or a C++ compiler is missing, PyTorch was built without CUDA, or its version is
         not known: then `replace` is left.
@@ -231,7 +232,14 @@ def install(pools: OneOrMore | PoolMaker | None = None) -> None:
             "PyTorch has used CUDA already, and its allocator cannot be exchanged any more: call "
             "install() before the first tensor on a GPU"
         )
-    _torch_cuda.take_over(torch, _maker(torch, pools))
+    make = _maker(torch, pools)
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise RuntimeError(
+            f"another allocator ({backend}) has the place of PyTorch's own here already, by "
+            "replace() or another library: run without the one or the other"
+        )
+    _torch_cuda.take_over(torch, make)
     torch_memory_saver.stand_in()
 
 

@@ -223,6 +223,10 @@ def test_holes_are_stitched_for_an_unchanged_program(run: Run) -> None:
 REFUSALS = {
     "late": ("some(1)\nintegration.install()", "PyTorch has used CUDA already"),
     "twice": ("integration.install()\nintegration.install()", "in this process already"),
+    "another": (
+        "integration.replace(small())\nintegration.install()",
+        "another allocator (pluggable) has the place of PyTorch's own",
+    ),
     "other": (
         "integration.install(lambda d: bfc.BFCAllocator(bfc.CUDASubAllocator(d)))\nsome(1)",
         "replace takes either policy",
