@@ -40,9 +40,14 @@ class AfterTorch(object):  # noqa: UP004  # old Pythons
 
 def serve(torch):
     """Puts pools in the place of the allocator of torch, if this Python has bfc."""
+    from importlib.machinery import PathFinder
     from importlib.util import find_spec
 
-    if find_spec("bfc_tools") is None or not hasattr(torch, "version"):
+    package = find_spec("bfc")
+    if package is None or find_spec("bfc_tools") is None or not hasattr(torch, "version"):
+        return
+    # It may be a checkout, which another Python has compiled for itself.
+    if PathFinder.find_spec("bfc._core", package.submodule_search_locations) is None:
         return
     from bfc_tools.cli.serving import serve_as_told
 

@@ -123,15 +123,18 @@ def test_a_python_without_bfc_runs_as_before(run: Run, folder: Path, tmp_path_fa
         "import os, torch\nprint(torch.__version__, 'bfc_tools' in __import__('sys').modules)\n"
     )
     first = os.pathsep.join([str(Path(ROOT, "bfc_tools", "startup")), str(folder)])
-    ran = subprocess.run(
-        [other / "bin" / "python", folder / "starts.py"],
-        env=os.environ | {"PYTHONPATH": first, "BFC_RUN": "caching:stitch"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.stdout, ran.stderr) == ("2.15.0 False\n", "")
+    for name in ("none", "bfc", "bfc_tools"):  # in the end the sources, compiled for another Python
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('not compiled')")
+        ran = subprocess.run(
+            [other / "bin" / "python", folder / "starts.py"],
+            env=os.environ | {"PYTHONPATH": first, "BFC_RUN": "caching:stitch"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.stdout, ran.stderr) == ("2.15.0 False\n", "")
 
 
 def test_the_start_of_python_is_read_by_old_ones() -> None:
