@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from bfc_tools.predicting.rules.tensors import even_parts
+
 #: Operators whose result has elements of their first argument, or of each tensor of a list.
 CHOSEN_FROM = frozenset(
     (
@@ -42,6 +44,8 @@ FROM_SHARES = frozenset(("bernoulli", "bernoulli_", "multinomial", "scatter", "s
 FILLED = frozenset(("masked_fill", "masked_fill_"))
 #: Of so many numbers of a range, evenly spaced, each is compared with those of another.
 SAMPLES = 256
+#: Tensors of so many numbers, or fewer, may say what is to be done with others.
+FEW = 1024
 NAMES = frozenset(
     (
         *(*CHOSEN_FROM, *PLACES, *COMPARED, *DRAWN, *FROM_SHARES, *FILLED),
@@ -120,6 +124,10 @@ class OfWhole(float):
     """The share of all elements of a tensor of which a part was written."""
 
 
+class OfOthers(float):
+    """The share of elements that have a number which is neither 0 nor 1."""
+
+
 Known = Even | float  # a float is the share of elements that are not zero
 
 
@@ -164,6 +172,35 @@ class EvenChoices:
         """How many elements of a tensor differ, at most: all, if it is not known better."""
         known, count = self.get(tensor), int(tensor.numel())
         return known.different(count) if isinstance(known, Even) else count
+
+    def counts(self, name: str, args: Any, kwargs: Any, result: Any) -> list[int] | None:
+        """How many there are of each choice, if an operator counts that; None if it does not."""
+        if not isinstance(result, FakeTensor) or result.is_floating_point():
+            return None
+        total, count = int(args[0].numel()), int(result.numel())
+        if not 1 < count <= FEW:
+            return None
+        if name == "sum":
+            share = self.share(args[0])
+            unlike = share is None or isinstance(share, (OfWhole, OfOthers))
+            return None if unlike else even_parts(round(share * total), count)  # type: ignore
+        chosen = self.get(args[0])
+        if not isinstance(chosen, Even) or not chosen.whole or chosen.low < 0:
+            return None
+        low, high = int(chosen.low), int(chosen.high)
+        if name == "histc":
+            bins, least, most = (*args[1:], *kwargs.values(), 0, 0)[:3]
+            if (least, bins) != (low, high - low) or most not in (high, high - 1):
+                return None
+            low, high = 0, bins
+        if high > count:
+            return None
+        return [0] * low + even_parts(total, high - low) + [0] * (count - high)
+
+    def below(self, tensor: Any) -> int | None:
+        """A number that all of a tensor's, which are whole, are below; None if unknown."""
+        known = self.get(tensor)
+        return int(known.high) if isinstance(known, Even) and known.whole else None
 
     def drop(self, key: int) -> None:
         """Forgets a storage."""
@@ -220,7 +257,9 @@ class EvenChoices:
             return self._of_part(args[0], args[1])
         if name in FILLED:
             share, into, number = self.share(args[1]), *map(self._number_of, (args[0], args[2]))
-            return share if into == 0 and number and args[0].shape == args[1].shape else None
+            if into != 0 or not number or args[0].shape != args[1].shape:
+                return None
+            return share if share is None or number == 1 else OfOthers(share)
         if name in CHOSEN_FROM and args:
             given = args[0] if type(args[0]) in (list, tuple) else args[:1]
             found = {self.get(one) for one in given}
@@ -292,7 +331,10 @@ class EvenChoices:
             return Even(0, args[0].shape[-1], whole=True)
         into, _, index, value = args[:4]
         filled = self._number_of(into) == 0 and bool(self._number_of(value))
-        return index.numel() / into.numel() if filled and into.numel() else None
+        if not filled or not into.numel():
+            return None
+        share = index.numel() / into.numel()
+        return share if self._number_of(value) == 1 else OfOthers(share)
 
 
 def _limits(compared: str, number: float, numbers: Even) -> tuple[float, float] | None:

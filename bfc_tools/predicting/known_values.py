@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bfc_tools.predicting.even_choices import CHOSEN_FROM, Even, EvenChoices
+from bfc_tools.predicting.even_choices import CHOSEN_FROM, FEW, Even, EvenChoices
 from bfc_tools.predicting.even_choices import NAMES as CHOICES
 from bfc_tools.predicting.real_values import COPIES, RealValues
 from bfc_tools.predicting.rules.operators import file, numbers
@@ -63,6 +63,8 @@ TOGETHER: dict[str, Callable[[Any, Any], Any]] = {
     "maximum": max,
     "minimum": min,
 }
+#: Operators that may count choices.
+COUNTED = frozenset(("sum", "histc"))
 #: Which of the lowest and the highest element a reduction to one returns.
 ENDS = {"min": 0, "amin": 0, "max": 1, "amax": 1}
 #: Operators on whole numbers whose result lies between what the ends of their arguments give.
@@ -84,8 +86,6 @@ DECIDES: dict[str, Number] = {
 #: Where in its range a single number lies that is drawn evenly: near the end, so that what is
 #: unlikely does not happen, and below it, so that it can choose among several.
 DRAWN = 1 - 2**-11
-#: Tensors of so many whole numbers are computed where all are known that they are made of.
-FEW = 1024
 #: So many whole numbers of a file are read for what is computed of them, as the highest of labels.
 MOST_READ = 1 << 22
 #: Operators whose result has numbers that follow from where they lie.
@@ -99,6 +99,7 @@ _FOLLOWED = {
     "two numbers are computed": TOGETHER,
     "the result has numbers that follow from their places": IN_ORDER,
     "the result lies between what the ends of the arguments give": BETWEEN_ENDS,
+    "choices are counted": ("histc",),
     "the result follows": ("remainder", "sum", "where", "uniform_", "index_put_", "index_fill_"),
 }
 _NAMES = {name for names in _FOLLOWED.values() for name in names}
@@ -124,7 +125,8 @@ def follows(name: str) -> str | None:
 class KnownValues:
     """The numbers that storages are filled with."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[str, object], object] = lambda what, value: None) -> None:
+        self._told = told  # what was made up
         #: Of each storage the number, or a function that has one for each place in it.
         self._values: dict[int, tuple[Number | Callable[[int], Number], torch.dtype]] = {}
         #: How many elements of each storage are not zero at most, where it was zeros.
@@ -292,6 +294,18 @@ class KnownValues:
         """Notes that a new tensor is filled with a number."""
         self._keep(tensor.untyped_storage(), value, tensor.dtype)
 
+    def note_numbers(self, tensor: Any, numbers: list[int]) -> None:
+        """Notes the numbers of a new tensor of whole ones, in the order of its memory."""
+        self.note(tensor, numbers[0] if len({*numbers}) == 1 else numbers.__getitem__)  # type: ignore
+
+    def note_counts(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Notes how many there are of each choice, if an operator has counted that."""
+        counts = self.choices.counts(name, args, kwargs, result) if self.choices else None
+        if counts is not None:
+            chosen = sum(counts)
+            self._told(f"counts of choices: even, where one may have all {chosen}", max(counts))
+            self.note_numbers(result, counts)
+
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
         """Within it what operators write to stays as it is."""
@@ -320,6 +334,8 @@ class KnownValues:
         chosen = self.choices.learned(name, args, kwargs, result) if name in CHOICES else None
         self._learn_number(name, args, kwargs, result)
         self.choices.note(result, chosen)
+        if name in COUNTED:
+            self.note_counts(name, args, kwargs, result)
         if name in COPIES:
             self.stored.copied(name, args, result)
         if self._is_made_of_selected(name, args):

@@ -257,7 +257,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.adds_in_place: tuple[int, ...] = ()
         #: Whether there has been a sparse tensor, and a view that was changed.
         self._sparse = self._changed_view = False
-        self.known = KnownValues()
+        self.known = KnownValues(self.note)
         #: Whether a graph is made of what runs; what is compiled, by its name: how that is followed
         #: ("" for not at all), and why not as it is asked for.
         self.tracing = False

@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 #: Storages of so few bytes are left out: numbers on the host, such as an optimizer's steps.
 SMALL = 64
 COLLECTIVES = ("c10d::", "_c10d_functional::")
+#: What gradients do in place where no mode looks on: how many storages end where they make anew.
+IN_PLACE = {"aten::add": 2, "aten::index_put": 1, "aten::scatter": 1}
 #: Tensors that have others, and no memory of their own.
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 #: Where DistributedDataParallel writes numbers about parameters on the host, and sends copies.
@@ -72,9 +74,9 @@ class Births(TorchDispatchMode):
             if func._schema.is_mutable:
                 self._see(args, name)
             in_backward = torch._C._current_graph_task_id() != -1
-            if name == "aten::add" and in_backward and not in_a_graph():
+            if name in IN_PLACE and in_backward and not in_a_graph():
                 before = self._live.get(args[0].untyped_storage()._cdata)
-                if len(self.sizes) > made and before is not None:
+                if before is not None and self.sizes[made:] == [before[1]]:  # no view of more
                     self._sums[made] = before[0]
             if name.startswith(COLLECTIVES):
                 self._send((args, result))
@@ -136,13 +138,15 @@ class Births(TorchDispatchMode):
 
     def as_without_a_mode(self) -> dict[str, Any]:
         """The output as it is where no mode looks on: there PyTorch adds gradients in place. Here a
-        sum is made, and both that it is made of are freed at once, unless one is held."""
+        sum is made, and both that it is made of are freed at once, unless one is held. So it is
+        with zeros that are filled."""
         events, stands_for = list(self.events), {}
         for total, first in self._sums.items():
             at = events.index(total)
-            both = [it for it in events[at + 1 : at + 3] if it < 0]
-            if ~first in both and len(both) == 2:
-                del events[at + 1 + both.index(~first)], events[at]
+            ends = IN_PLACE[self.names[total]]
+            freed = [it for it in events[at + 1 : at + 1 + ends] if it < 0]
+            if ~first in freed and len(freed) == ends:
+                del events[at + 1 + freed.index(~first)], events[at]
                 stands_for[total] = first
         for total, first in reversed(stands_for.items()):
             first = stands_for.get(first, first)

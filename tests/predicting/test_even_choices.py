@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as functional
 from torch import nn
 
@@ -139,3 +141,55 @@ def test_clusters_of_classes_have_all_targets(drawn: bool) -> None:
         target = torch.randint(0, 5000, (512,), device="cuda")
         target = target if drawn else target * 1
         layer(torch.randn(512, 64, device="cuda"), target).loss.backward()
+
+
+CHOSEN = "counts of choices: even, where one may have all 200"
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda chosen: chosen.flatten().bincount(minlength=8),
+        lambda chosen: chosen.view(-1).histc(bins=8, min=0, max=8),
+        lambda chosen: functional.one_hot(chosen, 8).sum((0, 1)),
+        lambda chosen: torch.zeros(100, 8, device="cuda").scatter(1, chosen, 1).bool().sum(0),
+    ],
+    ids=["bincount", "histc", "one_hot", "scatter"],
+)
+def test_choices_that_are_counted_are_even(count: Any) -> None:
+    with bfc.predict("h100") as run:
+        counts = count(cuda(100, 8).topk(2).indices)
+        assert counts.tolist() == [25] * 8
+        assert counts.view(4, 2).sum(1).cpu().numpy().tolist() == [50] * 4
+        assert counts.cumsum(0)[-1].item() == 200
+    assert [(one["what"], one["value"]) for one in run.assumptions] == [(CHOSEN, 25)]
+
+
+def test_what_was_put_in_is_not_counted_as_chosen() -> None:
+    with bfc.predict("h100") as run:
+        twos = torch.zeros(100, 8, dtype=torch.int64).cuda()
+        twos.scatter_(1, cuda(100, 8).topk(2).indices, 2)
+        padded = padding(8, 50, 40)
+        filled = torch.zeros(100, 8, dtype=torch.int64).cuda().masked_fill(cuda(100, 8) < 0.5, 3)
+        assert {*(twos.sum(0).tolist() + padded.sum(0).tolist() + filled.sum(0).tolist())} == {1}
+    assert [(one["what"], one["times"]) for one in run.assumptions] == [(".tolist()", 3)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # a name that will be another
+def test_processes_that_tell_each_other_how_many_have_the_same() -> None:
+    """How many rows each of them sends, and gets."""
+    with bfc.predict("h100"):
+        dist.init_process_group("nccl", rank=1, world_size=4)
+        try:
+            counts = cuda(100, 8).topk(3).indices.flatten().bincount(minlength=8)
+            theirs = torch.empty_like(counts)
+            dist.all_to_all_single(theirs, counts)
+            every = torch.empty(32, dtype=torch.int64, device="cuda")
+            dist.all_gather_into_tensor(every, counts)
+            gathered = collectives.all_gather_tensor(counts, 0, [0, 1, 2, 3])
+            exchanged = collectives.all_to_all_single(counts, None, None, [0, 1, 2, 3])
+            assert counts.tolist() == [38] * 4 + [37] * 4
+            assert every.tolist() == gathered.tolist() == counts.tolist() * 4
+            assert theirs.tolist() == exchanged.tolist() == [38, 38] * 4
+        finally:
+            dist.destroy_process_group()

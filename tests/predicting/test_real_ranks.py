@@ -106,6 +106,110 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
 """
+#: Of 2 experts on each rank, two for each row. They are so chosen that each has as many rows, which
+#: is what is predicted where nobody knows.
+CHOICES = """
+experts, width, top = 2 * world, 128, 2
+
+def route(x, gate):
+    even = torch.arange(len(x), device=on)[:, None] * top + torch.arange(top, device=on)
+    even = nn.functional.one_hot(even % experts, experts).sum(1)
+    weights, chosen = (gate(x).softmax(-1) + even).topk(top)
+    return chosen, weights.flatten(), chosen.flatten().argsort()
+
+def by_expert(theirs):
+    whose = torch.arange(len(theirs), device=on) % (experts // world)
+    return whose.repeat_interleave(theirs).argsort(stable=True), theirs.view(world, -1).sum(0)
+"""
+EXPERTS = (
+    CHOICES
+    + """
+class Send(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, get, give):
+        ctx.sizes = give, get
+        out = x.new_empty(sum(get), *x.shape[1:])
+        dist.all_to_all_single(out, x.contiguous(), get, give)
+        return out
+    @staticmethod
+    def backward(ctx, grad):
+        return Send.apply(grad, *ctx.sizes), None, None
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.before, self.gate = nn.Linear(width, width), nn.Linear(width, experts, bias=False)
+        self.own = nn.ModuleList(Block(width) for _ in range(experts // world))
+    def forward(self, x):
+        x = self.before(x)
+        chosen, weights, order = route(x, self.gate)
+        counts = chosen.flatten().bincount(minlength=experts)
+        theirs = torch.empty_like(counts)
+        dist.all_to_all_single(theirs, counts)
+        give = counts.view(world, -1).sum(1).tolist()
+        get = theirs.view(world, -1).sum(1).tolist()
+        tokens = Send.apply(x[order // top], get, give)
+        together, sizes = by_expert(theirs)
+        parts = tokens[together].split(sizes.tolist())
+        done = torch.cat([expert(part) for expert, part in zip(self.own, parts)])
+        back = Send.apply(torch.empty_like(done).index_copy(0, together, done), give, get)
+        return x + torch.zeros_like(x).index_add(0, order // top, back * weights[order, None])
+
+train(Layer().to(on), 64, width)
+"""
+)
+#: The same as a style of parallelize_module, as PyTorch's own training programs have it.
+SHARDED_EXPERTS = (
+    CHOICES
+    + """
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Parameter(torch.empty(experts, width, 4 * width).normal_())
+        self.down = nn.Parameter(torch.empty(experts, 4 * width, width).normal_())
+    def forward(self, tokens, counts):
+        up, down = self.up.to_local(), self.down.to_local()
+        each = zip(tokens.split(counts.tolist()), up.unbind(), down.unbind())
+        return torch.cat([torch.relu(part @ up) @ down for part, up, down in each])
+
+class ExpertParallel(ParallelStyle):
+    def shard(self, name, module, mesh):
+        for name, value in list(module.named_parameters()):
+            setattr(module, name, nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])))
+    def dispatch(self, module, given, mesh):
+        tokens, counts = given
+        theirs = all_to_all_single(counts, None, None, mesh)
+        self.give = counts.view(world, -1).sum(1).to("cpu", non_blocking=True).tolist()
+        self.get = theirs.view(world, -1).sum(1).to("cpu").tolist()
+        tokens = all_to_all_single_autograd(tokens, self.get, self.give, mesh)
+        self.order, sizes = by_expert(theirs)
+        return tokens[self.order], sizes
+    def combine(self, module, done, mesh):
+        back = torch.empty_like(done).index_copy(0, self.order, done)
+        return all_to_all_single_autograd(back, self.give, self.get, mesh)
+    def _apply(self, module, mesh):
+        return distribute_module(module, mesh, self.shard, self.dispatch, self.combine)
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.experts = nn.Linear(width, experts, bias=False), Experts()
+    def forward(self, x):
+        chosen, weights, order = route(x, self.gate)
+        counts = nn.functional.one_hot(chosen, experts).sum((0, 1))
+        done = self.experts(x[order // top], counts) * weights[order, None]
+        return x + torch.zeros_like(x).index_add(0, order // top, done)
+
+mesh = init_device_mesh(on, (world,))
+model = Layer().to(on)
+parallelize_module(model.experts, mesh, ExpertParallel())
+train(model, 64, width)
+"""
+)
 PROGRAMS = {
     "fsdp2": FSDP,
     "fsdp2 that stays gathered": GATHERED,
@@ -115,6 +219,8 @@ PROGRAMS = {
     "pipeline": PIPELINE,
     "fsdp1": FLAT,
     "zero1": ZERO,
+    "experts": EXPERTS,
+    "experts as DTensors": SHARDED_EXPERTS,
 }
 
 
@@ -168,6 +274,11 @@ def real(script: Path, world: int) -> list[dict[str, Any]]:
         *(
             pytest.param(kind, 4, marks=pytest.mark.long)
             for kind in ("ddp", "tensor parallel", "pipeline", "fsdp1", "zero1")
+        ),
+        *(
+            pytest.param(kind, world, marks=pytest.mark.long)
+            for kind in ("experts", "experts as DTensors")
+            for world in (2, 4)
         ),
     ],
 )

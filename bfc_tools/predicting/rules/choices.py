@@ -20,6 +20,7 @@ from bfc_tools.predicting.arrivals import Arrivals
 from bfc_tools.predicting.rules.interface import on_cuda
 from bfc_tools.predicting.rules.operators import OPERATORS, around, file
 from bfc_tools.predicting.rules.stand_ins import standing_in
+from bfc_tools.predicting.rules.tensors import even_parts
 
 TENSOR = file("torch/_tensor.py", read="2.15.0")
 SEEN = "what is made up is told as an assumption"
@@ -642,11 +643,6 @@ class MadeUp(list[Any]):
     """Numbers that stand for those of a tensor that has none."""
 
 
-def _even_parts(whole: int, count: int) -> list[int]:
-    each, more = divmod(whole, count)
-    return [each + 1] * more + [each] * (count - more)
-
-
 @around(source=TENSOR, seen=SEEN)
 @contextmanager
 def values(recorder: Any) -> Iterator[None]:
@@ -683,7 +679,7 @@ def values(recorder: Any) -> Iterator[None]:
         """As a router splits the tokens for its experts, by how many each of them has."""
         whole = self.shape[dim]
         if isinstance(split_size, MadeUp) and sum(split_size) != whole:
-            split_size = _even_parts(whole, len(split_size))
+            split_size = even_parts(whole, len(split_size))
             recorder.assume("split: even parts, each at most", max(split_size))
         return of_tensor(self, split_size, dim)
 

@@ -29,6 +29,9 @@ from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, around, file
 from bfc_tools.predicting.rules.tensors import operator
 
+#: Tensors of so many whole numbers say what is sent next; larger ones are data.
+FEW = 1024
+
 OPS = file("torch/csrc/distributed/c10d/Ops.cpp", read="2.6.0")
 
 
@@ -58,15 +61,59 @@ def kept(call: Call, run: Callable[[], Any]) -> Any:
 
 @answer("c10d::_allgather_base_", "c10d::_reduce_scatter_base_", "c10d::alltoall_base_", source=OPS)
 def copied(call: Call, run: Callable[[], Any]) -> Any:
-    """What a process alone gets is what it has sent."""
+    """What a process alone gets is what it has sent; of several, as if each had the same."""
     into, sent, script_object = call.args[:3]
-    if unboxed(script_object).size() > 1:
-        return run()
-    recorder: Any = call.recording
+    group, recorder = unboxed(script_object), _recorder(call)
     with recorder.known.unchanged():
         found = run()
-    recorder.known.learn("copy_", (into, sent), {}, into)
+    if group.size() == 1:
+        recorder.known.learn("copy_", (into, sent), {}, into)
+    else:
+        recorder.known.forget(into)
+        _note_alike(call, into, sent, group)
     return found
+
+
+@answer(
+    "_c10d_functional::all_gather_into_tensor",
+    "_c10d_functional::all_to_all_single",
+    source=file("torch/csrc/distributed/c10d/Functional.cpp", read="2.6.0"),
+)
+def returned(call: Call, run: Callable[[], Any]) -> Any:
+    """What comes from several processes, as if each had the same."""
+    with _recorder(call).known.unchanged():
+        found = run()
+    group = torch.distributed.distributed_c10d._resolve_process_group(call.args[-1])
+    _note_alike(call, found, call.args[0], group)
+    return found
+
+
+def _recorder(call: Call) -> Any:
+    return call.recording
+
+
+def _note_alike(call: Call, into: Any, sent: Any, group: Any) -> None:
+    """Notes the few whole numbers that say what is sent next: how many tokens each expert has."""
+    numbers = call.numbers_of(sent) if is_small(sent, FEW) and sent.dim() == 1 else None
+    if numbers is None or into.numel() % group.size() or not is_small(into, FEW):
+        return
+    if "gather" in operator(call):
+        numbers = numbers * group.size()
+    elif "all" in operator(call) and into.numel() == len(numbers):
+        each = len(numbers) // group.size()
+        numbers = numbers[group.rank() * each :][:each] * group.size()
+    else:
+        return
+    _recorder(call).known.note_numbers(into, numbers)
+
+
+def is_small(tensor: Any, few: int) -> bool:
+    """Whether a tensor has so many whole numbers at most, and its storage no others."""
+    whole: bool = not tensor.is_floating_point() and not tensor.is_complex()
+    if not (whole and 0 < int(tensor.numel()) <= few):
+        return False
+    held, seen = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+    return int(held) == int(seen)
 
 
 @answer(

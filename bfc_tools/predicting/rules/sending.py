@@ -18,7 +18,7 @@ from unittest.mock import patch
 from bfc.libraries import torch
 from bfc_tools.predicting import letters
 from bfc_tools.predicting.arrivals import Arrivals
-from bfc_tools.predicting.rules.distributed import unboxed
+from bfc_tools.predicting.rules.distributed import is_small, unboxed
 from bfc_tools.predicting.rules.interface import Call
 from bfc_tools.predicting.rules.operators import answer, around, file
 
@@ -54,8 +54,7 @@ def received(call: Call, run: Callable[[], Any]) -> Any:
         if [len(one) for one in numbers] == [one.numel() for one in tensors]:
             recorder: Any = call.recording
             for tensor, values in zip(tensors, numbers, strict=True):
-                alike = len({*values}) == 1
-                recorder.known.note(tensor, values[0] if alike else values.__getitem__)
+                recorder.known.note_numbers(tensor, values)
     return result
 
 
@@ -64,13 +63,7 @@ def _answered(us: int, them: int) -> bytes | None:
 
 
 def _is_small(tensor: Any) -> bool:
-    whole: bool = not tensor.is_floating_point() and not tensor.is_complex()
-    return whole and 0 < int(tensor.numel()) <= FEW and _is_all_of_its_storage(tensor)
-
-
-def _is_all_of_its_storage(tensor: Any) -> bool:
-    held, seen = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-    return int(held) == int(seen)
+    return is_small(tensor, FEW)
 
 
 def _rank() -> int:

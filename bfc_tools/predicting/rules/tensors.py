@@ -99,6 +99,16 @@ def on_host(tensor: Any) -> bool:
     return str(tensor.device.type) == "cpu"
 
 
+def even_parts(whole: int, count: int) -> list[int]:
+    """So many parts of a number, the first ones larger by one where it does not divide.
+
+    >>> even_parts(10, 4)
+    [3, 3, 2, 2]
+    """
+    each, more = divmod(whole, count)
+    return [each + 1] * more + [each] * (count - more)
+
+
 def div_up(a: int, b: int) -> int:
     """a / b, rounded up."""
     return -(-a // b)

@@ -213,14 +213,22 @@ def _fills(call: Call) -> bool:
 
 @answer("aten::bincount", source=file("ATen/native/cuda/SummaryOps.cu", read="2.6.0"), seen=SEEN)
 def bincount(call: Call, run: Callable[..., Any]) -> Any:
-    """How often each number occurs: as many numbers as there are elements, or as are asked for."""
+    """How often each number occurs: as many numbers as there are elements, or as are asked for;
+    where choices decide, as many as there are, and evenly."""
     tensor = call.args[0]
     least = call.named().get("minlength", 0)
-    count = max(int(least), 1 if least else tensor.numel())
-    call.assume("bincount: different numbers", count)
+    below = call.choices.below(tensor) if call.choices else None
+    if below is not None:
+        count = max(int(least), below)
+    else:
+        count = max(int(least), 1 if least else tensor.numel())
+        call.assume("bincount: different numbers", count)
     weights = call.named().get("weights")
     dtype = torch.int64 if weights is None else torch.float64
-    return torch.empty(count, dtype=dtype, device=tensor.device)
+    counts = torch.empty(count, dtype=dtype, device=tensor.device)
+    recorder: Any = call.recording
+    recorder.known.note_counts("bincount", call.args, call.kwargs, counts)
+    return counts
 
 
 @answer(
