@@ -14,7 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Sender, receiver, what it is ("objects" or "numbers"), and the how many-th of these it is.
+#: The receiver of what goes to all others of a group.
+ALL = -1
+#: Sender, receiver, what it is ("objects", or "numbers", perhaps among some ranks), and the how
+#: many-th of these it is.
 Key = tuple[int, int, str, int]
 
 

@@ -76,7 +76,7 @@ class Ranks:
         self.is_finished = True
 
     def _predict(self, tries: Runs, ranks: list[int]) -> None:
-        in_order = bool(self._sent)
+        in_order = any(key[1] != letters.ALL for key in self._sent)
         for some in [[rank] for rank in ranks] if in_order else [ranks]:
             questions = {}
             for rank in some:
@@ -93,9 +93,11 @@ class Ranks:
         found: dict[Key, bytes] = {}
         nearest = sorted(self._sent, key=lambda key: abs(key[1] - rank), reverse=True)
         for sender, receiver, what, number in nearest:
-            moved = sender + rank - receiver
-            if receiver == rank or moved not in self.found:
-                found[moved, rank, what, number] = self._sent[sender, receiver, what, number]
+            text, moved = self._sent[sender, receiver, what, number], sender + rank - receiver
+            if receiver == letters.ALL and sender != rank:
+                found[sender, letters.ALL, what, number] = text
+            elif receiver != letters.ALL and (receiver == rank or moved not in self.found):
+                found[moved, rank, what, number] = text
         return found
 
     def _was_misled(self, rank: int) -> bool:

@@ -59,6 +59,7 @@ from bfc_tools.predicting.rules.unknowable import unknowable
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
+_to_copy = torch.ops.aten._to_copy.default
 _graph_task = torch._C._current_graph_task_id
 _sequence = torch._C._autograd._get_sequence_nr
 #: The most times that a value is made up at one line before the program is taken to wait for it.
@@ -161,6 +162,15 @@ def _computes(func: Any) -> bool:
         return False
     drawn = torch.Tag.nondeterministic_seeded in func.tags
     return schema.name.startswith(("aten::", "prims::")) and not drawn
+
+
+def _to_current_device(kwargs: Any) -> Any:
+    """The arguments of a copy of given numbers. `torch.tensor(..., device="cuda")` asks for the
+    first GPU where no GPU was used before (torch/csrc/utils/tensor_new.cpp)."""
+    device = kwargs.get("device")
+    if device is None or device.type != "cuda" or device.index != 0 or not ordinal.number():
+        return kwargs
+    return {**kwargs, "device": ordinal.device()}
 
 
 def _targets(schema: Any) -> list[tuple[int, str]]:
@@ -314,6 +324,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.operators += 1
         if kwargs.get("pin_memory"):  # how host memory is held makes no difference
             kwargs = {**kwargs, "pin_memory": False}
+        if func is _to_copy and getattr(args[0], "constant", None) is not None:
+            kwargs = _to_current_device(kwargs)
         if not self.operators & 1023 and self.progress is not None:
             self.progress()
         overwritten = None

@@ -29,14 +29,18 @@ for _ in range(2):
         schedule.step()
     optimizer.step()
 """
-#: The ranks of a mesh differ along one of its dimensions, in the first and the last place.
+#: The ranks of a mesh differ along one of its dimensions, in the first and the last place. Numbers
+#: that rank 0 tells all others are known there.
 MESH = """
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 dist.init_process_group("nccl")
 stage, _ = init_device_mesh("cuda", (4, 8), mesh_dim_names=("pp", "dp")).get_coordinate()
-torch.ones((1 + (stage in (0, 3)) + (stage == 3)) << 20, dtype=torch.uint8, device="cuda")
+told = torch.tensor([1, 20] if dist.get_rank() == 0 else [-1, -1], device="cuda")
+dist.broadcast(told, src=0)  # as DeepSpeed does, which compares it with what each rank has
+most, bits = told.cpu().numpy().tolist()
+torch.ones((most + (stage in (0, 3)) + (stage == 3)) << bits, dtype=torch.uint8, device="cuda")
 """
 FAILS = """
 import os, torch

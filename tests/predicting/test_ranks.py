@@ -35,6 +35,10 @@ torch.cuda.set_device(3)
 assert (torch.cuda.current_device(), torch.cuda.device_count()) == (3, 4)
 x = torch.ones(1 << 20, device="cuda", requires_grad=True)
 y = torch.ones(1 << 20, device="cuda:3")
+assert torch.tensor([1, 2], device="cuda").device == x.device
+assert torch.as_tensor(3, device="cuda").device == x.device
+with torch.device("cuda"):
+    assert torch.tensor([1, 2]).device == x.device
 (x * y).sum().backward()
 assert x.grad.device == torch.device("cuda:3") == torch.cuda.Event().device
 for wrong in (lambda: torch.ones(1, device="cuda:0"), lambda: torch.cuda.set_device(2)):

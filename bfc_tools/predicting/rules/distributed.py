@@ -41,21 +41,16 @@ def unboxed(group: Any) -> Any:
 
 
 @answer(
-    "c10d::broadcast_",
     "c10d::allreduce_",
     "c10d::reduce_",
     "c10d::allreduce_coalesced_",
     source=OPS,
 )
 def kept(call: Call, run: Callable[[], Any]) -> Any:
-    """What a process sends to others it has still, and a sum of one is itself."""
-    name = operator(call)
-    group = unboxed(call.args[1])
-    own = name == "broadcast_" and call.args[2] == group.rank()
-    if not own and (group.size() > 1 or name == "broadcast_"):
+    """A sum of one process is itself."""
+    if unboxed(call.args[1]).size() > 1:
         return run()
-    recorder: Any = call.recording
-    with recorder.known.unchanged():
+    with _recorder(call).known.unchanged():
         return run()
 
 

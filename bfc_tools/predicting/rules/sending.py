@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -26,6 +27,8 @@ OPS = file("torch/csrc/distributed/c10d/Ops.cpp", read="2.6.0")
 
 #: Tensors of so many whole numbers say what is to be done; larger ones are data.
 FEW = 16
+#: So many may go to all others.
+MOST = 1024
 
 
 @answer("c10d::send", source=OPS)
@@ -34,11 +37,30 @@ def sent(call: Call, run: Callable[[], Any]) -> Any:
     recorder: Any = call.recording
     tensors, group, to = call.args[:3]
     if all(map(_is_small, tensors)):
-        numbers = [call.numbers_of(one.reshape(-1)) for one in tensors]
-        text = None if None in numbers else json.dumps(numbers).encode()
-        letters.here.send(_rank(), _global(group, to), "numbers", text)
+        letters.here.send(_rank(), _global(group, to), "numbers", _written(call, tensors))
     with recorder.known.unchanged():
         return run()
+
+
+@answer("c10d::broadcast_", source=OPS)
+def broadcast(call: Call, run: Callable[[], Any]) -> Any:
+    """What a process sends to all others it has still, and these have the few whole numbers of it
+    that are known."""
+    recorder: Any = call.recording
+    tensors, script_object, root = call.args[:3]
+    group, sender = unboxed(script_object), _global(script_object, root)
+    small = all(is_small(one, MOST) for one in tensors)
+    among = repr(torch.distributed.get_process_group_ranks(group))
+    what = f"numbers among {zlib.crc32(among.encode())}"
+    if root == group.rank():
+        if small and group.size() > 1:
+            letters.here.send(sender, letters.ALL, what, _written(call, tensors))
+        with recorder.known.unchanged():
+            return run()
+    result = run()
+    if small:
+        _note(recorder, tensors, letters.here.receive(letters.ALL, sender, what, lambda: None))
+    return result
 
 
 @answer("c10d::recv_", source=OPS)
@@ -50,12 +72,22 @@ def received(call: Call, run: Callable[[], Any]) -> Any:
     if all(map(_is_small, tensors)):
         us, them, here = _rank(), _global(group, sender), letters.here
         text = here.receive(us, them, "numbers", lambda: _answered(us, them))
-        numbers = [] if text is None else json.loads(text)
-        if [len(one) for one in numbers] == [one.numel() for one in tensors]:
-            recorder: Any = call.recording
-            for tensor, values in zip(tensors, numbers, strict=True):
-                recorder.known.note_numbers(tensor, values)
+        _note(call.recording, tensors, text)
     return result
+
+
+def _written(call: Call, tensors: list[Any]) -> bytes | None:
+    """A letter with the numbers of tensors, if these are known."""
+    numbers = [call.numbers_of(one.reshape(-1)) for one in tensors]
+    return None if None in numbers else json.dumps(numbers).encode()
+
+
+def _note(recorder: Any, tensors: list[Any], text: bytes | None) -> None:
+    """Notes the numbers of a letter as those of tensors."""
+    numbers = [] if text is None else json.loads(text)
+    if [len(one) for one in numbers] == [one.numel() for one in tensors]:
+        for tensor, values in zip(tensors, numbers, strict=True):
+            recorder.known.note_numbers(tensor, values)
 
 
 def _answered(us: int, them: int) -> bytes | None:
