@@ -85,6 +85,9 @@ def _hint(error: BaseException) -> str:
                 "operator of it with torch.library.custom_op, and say with register_fake what it "
                 "returns"
             )
+        mesh = _TOO_LARGE_A_MESH.search(str(cause))
+        if mesh is not None:
+            return f". bfc predict --nproc {mesh[1]} predicts the processes that it wants"
         if isinstance(cause, KeyError) and str(cause).strip("'") in _OF_TORCHRUN:
             return (
                 ". torchrun sets that variable. RANK=0 LOCAL_RANK=0 WORLD_SIZE=8 bfc predict "
@@ -103,6 +106,8 @@ _ANOTHER_BUILD = (
     "torchaudio load theirs only beside the PyTorch that they were built for, the same version and "
     "the same build, for CPUs or for CUDA. Install them from where this PyTorch is from"
 )
+#: What PyTorch says of a mesh of more processes than there are.
+_TOO_LARGE_A_MESH = re.compile(r"Mesh should not be bigger than default world size.* found (\d+)")
 #: What PyTorch says where something reads the memory of a tensor that is only a shape.
 _NO_VALUES = ("its data is not allocated yet", "Cannot access data pointer of Tensor")
 _OF_TORCHRUN = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"))

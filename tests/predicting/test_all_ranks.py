@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from fresh_commands import command
 
+from bfc_tools.predicting import failures
+
 #: Stages of a pipeline tell each other which tensors will come.
 PIPELINE = """
 import torch, torch.nn as nn, torch.distributed as dist
@@ -170,3 +172,8 @@ def test_the_output_says_which_process_it_was(script) -> None:
     code, out, err = command("predict", script(alone + PIPELINE))
     assert code == 0, err
     assert out.splitlines()[1].startswith("This is rank 0 of 2. With --nproc, bfc predict ")
+
+
+def test_a_mesh_of_more_processes_says_how_many_it_wants() -> None:
+    error = "Mesh should not be bigger than default world size 4, but found 8 ranks!"
+    assert failures._hint(RuntimeError(error)).startswith(". bfc predict --nproc 8 predicts ")
