@@ -272,7 +272,7 @@ class CudaModule:
     # -- the device -----------------------------------------------------------------------------
 
     def properties(self, device: Any = None) -> Any:
-        ordinal.checked(device)
+        ordinal.asked_about(device)
         gpu = self.recorder.gpu
         return types.SimpleNamespace(
             name=gpu.name,
@@ -399,7 +399,7 @@ class CudaModule:
             ),
             "is_tf32_supported": lambda: gpu.cc >= (8, 0),
             "get_device_name": lambda device=None: self.properties(device).name,
-            "get_device_capability": lambda device=None: (ordinal.checked(device), gpu.cc)[1],
+            "get_device_capability": lambda device=None: (ordinal.asked_about(device), gpu.cc)[1],
             "get_device_properties": self.properties,
             "get_arch_list": lambda: [f"sm_{gpu.cc[0]}{gpu.cc[1]}"],
             "can_device_access_peer": lambda device, peer: False,

@@ -85,6 +85,8 @@ def _hint(error: BaseException) -> str:
                 "operator of it with torch.library.custom_op, and say with register_fake what it "
                 "returns"
             )
+        if isinstance(cause, OSError) and "CUDA_HOME" in str(cause):
+            return _COMPILES
         mesh = _TOO_LARGE_A_MESH.search(str(cause))
         if mesh is not None:
             return f". bfc predict --nproc {mesh[1]} predicts the processes that it wants"
@@ -105,6 +107,10 @@ _ANOTHER_BUILD = (
     ". That operator is compiled into a package that does not fit this PyTorch: torchvision and "
     "torchaudio load theirs only beside the PyTorch that they were built for, the same version and "
     "the same build, for CPUs or for CUDA. Install them from where this PyTorch is from"
+)
+_COMPILES = (
+    ". The program compiles code for a GPU, which bfc does not follow: give it what PyTorch has "
+    'in place of that, as DeepSpeed with "torch_adam": true among the params of its optimizer'
 )
 #: What PyTorch says of a mesh of more processes than there are.
 _TOO_LARGE_A_MESH = re.compile(r"Mesh should not be bigger than default world size.* found (\d+)")

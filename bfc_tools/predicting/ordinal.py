@@ -4,6 +4,7 @@ of its machine, which launchers such as torchrun pass on in LOCAL_RANK."""
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from typing import Any
 
 from bfc.libraries import torch
@@ -46,10 +47,19 @@ def device() -> torch.device:
 
 def checked(device: Any) -> int:
     """The number of a device. Raises what CUDA raises for one that is not there."""
+    return _checked(device, (number(), -1))
+
+
+def asked_about(device: Any) -> int:
+    """The same of a device that a program only asks about: others of the machine are like it."""
+    return _checked(device, range(-1, count()))
+
+
+def _checked(device: Any, known: Container[int]) -> int:
     if isinstance(device, str):
         device = torch.device(device)
     index = device.index if isinstance(device, torch.device) else device
-    if index is not None and int(index) not in (number(), -1):
+    if index is not None and int(index) not in known:
         raise no_such_device(int(index))
     return number()
 

@@ -174,6 +174,16 @@ def test_the_output_says_which_process_it_was(script) -> None:
     assert out.splitlines()[1].startswith("This is rank 0 of 2. With --nproc, bfc predict ")
 
 
-def test_a_mesh_of_more_processes_says_how_many_it_wants() -> None:
-    error = "Mesh should not be bigger than default world size 4, but found 8 ranks!"
-    assert failures._hint(RuntimeError(error)).startswith(". bfc predict --nproc 8 predicts ")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError("Mesh should not be bigger than default world size 4, but found 8 ranks!"),
+            ". bfc predict --nproc 8 predicts ",
+        ),
+        (OSError("CUDA_HOME environment variable is not set."), ". The program compiles code "),
+    ],
+    ids=["mesh", "compiler"],
+)
+def test_what_to_do_about_an_error_is_said(error: Exception, said: str) -> None:
+    assert failures._hint(error).startswith(said)

@@ -33,6 +33,9 @@ LOCAL = """
 import torch
 torch.cuda.set_device(3)
 assert (torch.cuda.current_device(), torch.cuda.device_count()) == (3, 4)
+for at in range(torch.cuda.device_count()):  # as who builds kernels for all of them asks
+    assert torch.cuda.get_device_capability(at) == torch.cuda.get_device_capability()
+    assert torch.cuda.get_device_properties(at).name == torch.cuda.get_device_name(3)
 x = torch.ones(1 << 20, device="cuda", requires_grad=True)
 y = torch.ones(1 << 20, device="cuda:3")
 assert torch.tensor([1, 2], device="cuda").device == x.device
