@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-import bfc
 from bfc.integrations._torch_cuda import settings_of_environment
 from bfc.pytorch.rules import NEWEST
 from bfc_tools.cli.policies import device_maker
@@ -127,10 +126,7 @@ def _become(command: list[str], variables: dict[str, str]) -> NoReturn:
 
 def _check(wanted: Wanted) -> None:
     """Raises what is wrong with the options, before anything runs."""
-    if wanted.report is not None and not os.path.isdir(os.path.dirname(wanted.report)):
-        raise FileNotFoundError(f"--report {wanted.report}: there is no such folder")
-    if wanted.plan is not None:
-        bfc.Plan.load(wanted.plan)
+    wanted.files()
     make = wanted.maker(NEWEST, settings_of_environment())
     make(device_maker("simulated:1TiB")()).close()
 

@@ -60,6 +60,12 @@ def summary(pool: bfc.CachingAllocator, settings: str) -> Iterator[str]:
     yield f"{calls} calls of the driver for memory; PyTorch's own would have made {would}"
 
 
+def is_of_another_program(pool: bfc.CachingAllocator) -> bool:
+    """Whether a plan is served, and no request came as it has it."""
+    stats = pool.plan_stats()
+    return stats.get("hits") == 0 and stats["side"] > 0
+
+
 def say(
     pools: Mapping[int, bfc.CachingAllocator],
     settings: str,
@@ -67,6 +73,7 @@ def say(
     *,
     with_summary: bool,
     report: str | None,
+    plan: str | None = None,
 ) -> None:
     """Prints the lines, and writes the pages. What goes wrong here is said, and raised never: the
     program's exit code is its own."""
@@ -76,6 +83,8 @@ def say(
             if with_summary:
                 for line in summary(pool, settings):
                     tell(f"bfc: {where}: {line}")
+            if is_of_another_program(pool):
+                tell(f"bfc: {where}: no request came as {plan} has it: is it of another program?")
             if report is not None:
                 path = _page(Path(report), process, device if len(pools) > 1 else None)
                 data = shown(pool, where)

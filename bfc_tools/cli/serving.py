@@ -65,6 +65,12 @@ class Wanted:
                 raise ValueError(f"{file}: a comma in the name of this file would end it")
         return ",".join(words)
 
+    def files(self) -> bfc.Plan | None:
+        """The plan, if one is wanted. Raises what is wrong with the files that are named."""
+        if self.report is not None and not os.path.isdir(os.path.dirname(self.report) or os.curdir):
+            raise FileNotFoundError(f"--report {self.report}: there is no such folder")
+        return None if self.plan is None else bfc.Plan.load(self.plan)
+
     def maker(self, torch: str, settings: str) -> Callable[[SubAllocator], bfc.CachingAllocator]:
         """What makes a pool, for a version of PyTorch and the settings of the environment. Raises
         ValueError, SettingsError or PlanError for what cannot be."""
@@ -115,13 +121,14 @@ def serve_as_told() -> None:
     torch = _torch_cuda.checked_torch()
     settings = _torch_cuda.settings_of_environment()
     make = wanted.maker(_torch_cuda.rules_for(torch), settings)
+    plan = wanted.files()
     records = wanted.summary or wanted.report is not None
 
     def make_pool(device: int) -> bfc.CachingAllocator:
         kind = CountedCUDA if wanted.summary else bfc.CUDASubAllocator
         pool = make(_torch_cuda.device_memory(device, kind))
-        if wanted.plan is not None:
-            use_plan(pool, wanted.plan)
+        if plan is not None:
+            use_plan(pool, plan, str(wanted.plan))
         if wanted.history and not torch._C._cuda_isHistoryEnabled():
             torch.cuda.memory._record_memory_history()
         if records:
@@ -134,13 +141,12 @@ def serve_as_told() -> None:
     assert books is not None
     if wanted.report is not None:
         books.context = "all"
-    if records:
+    if records or plan is not None:
         atexit.register(_say, books, wanted, settings, os.getpid())
 
 
-def use_plan(pool: bfc.CachingAllocator, file: str) -> None:
+def use_plan(pool: bfc.CachingAllocator, plan: bfc.Plan, file: str) -> None:
     """Has a pool serve the plan of a file, or says why it does not."""
-    plan = bfc.Plan.load(file)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # which says the same
         pool.use_plan(plan, steps="auto")
     stats = pool.plan_stats()
@@ -158,4 +164,5 @@ def _say(books: _torch_cuda.Books, wanted: Wanted, settings: str, pid: int) -> N
         name_of_process(os.environ.get(FIRST), os.environ, pid),
         with_summary=wanted.summary,
         report=wanted.report,
+        plan=wanted.plan,
     )

@@ -170,6 +170,8 @@ WRONG = {
     "a wrong setting": (("--policy", "caching:max_split:3", "tells.py"), "max_split"),
     "both": (("--policy", "caching:stitch,expandable_segments:True", "tells.py"), "leave one out"),
     "a limit without a unit": (("--memory-limit", "20", "tells.py"), "Write 20GiB"),
+    "a page nowhere": (("--report", "nowhere/page.html", "tells.py"), "there is no such folder"),
+    "no such plan": (("--plan", "no_such.npz", "tells.py"), "no_such.npz"),
     "a limit of nothing": (("--memory-limit", "0GiB", "tells.py"), "memory_limit"),
 }
 

@@ -53,6 +53,22 @@ def test_a_pool_is_compared_with_pytorchs_own(capsys) -> None:
     ]
 
 
+def test_a_plan_that_no_request_has_followed_is_said_to_be_anothers(capsys) -> None:
+    actions, sizes = [0, 0, 1, 0, 1, 1] * 4, [20 * MIB, 20 * MIB, 0, 30 * MIB, 0, 0] * 4
+    trace = bfc.Trace(actions, [0, 1, 0, 2, 1, 2] * 4, sizes)
+    plan = bfc.Plan.from_trace(trace, marks=range(0, 24, 6))
+    for size, expected in ((20 * MIB, ""), (7 * MIB, "no request came as plan.npz has it")):
+        with bfc.CachingAllocator(CountedPages("64 MiB"), stitch=True) as pool:
+            pool.use_plan(plan, steps="auto")
+            blocks = [pool.allocate_raw(size) for _ in range(2)]
+            say({0: pool}, "", "", with_summary=False, report=None, plan="plan.npz")
+            for block in blocks:
+                pool.deallocate_raw(block)
+        said = capsys.readouterr().err
+        assert expected in said
+        assert bool(expected) == bool(said)
+
+
 def test_each_device_and_process_has_a_page_that_says_why(tmp_path: Path, capsys) -> None:
     with pool_with_a_history() as pool, pool_with_a_history() as other:
         with pytest.raises(bfc.OutOfMemoryError):
