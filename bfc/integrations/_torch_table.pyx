@@ -684,7 +684,7 @@ def changes_of(Allocator pool not None):
 # -- checkpoints of private pools ------------------------------------------------------------------------------------
 
 def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64_t nbytes, uint64_t stream):
-    """Allocates at an address of a private pool, where a free chunk covers it. RuntimeError if none does."""
+    """Allocates at an address, where a free chunk covers it. RuntimeError if none does."""
     cdef Request request
     cdef ChunkHandle taken
     pool.set_request(&request, nbytes, stream)
@@ -695,17 +695,18 @@ def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64
         taken = NO_CHUNK
     pool.lock.release()
     if taken >= NO_HOST_MEMORY:
-        raise RuntimeError(f"a block of a checkpoint of pool {pool_id} cannot be put back at {address:#x}: the memory "
-                           f"there is in use, or went back to the device")
+        raise RuntimeError(f"a block of pool {pool_id} cannot be put at {address:#x}, where a checkpoint has it: the "
+                           f"memory there is in use, or went back to the device")
 
 
 cdef ChunkHandle take_at(Pool pool, uint64_t address, Request* request) noexcept nogil:
     """Hands out what lies before the address, then the block, and frees the former."""
     cdef ChunkHandle before = NO_CHUNK, handle = free_chunk_over(pool, address)
-    if handle == NO_CHUNK:
+    if handle == NO_CHUNK or pool.chunks[handle].ptr + pool.chunks[handle].size < address + request.rounded:
         return NO_CHUNK
     if pool.chunks[handle].ptr < address:
-        before = pool.allocate_this(handle, address - pool.chunks[handle].ptr, 0, pool.chunks[handle].stream, True)
+        before = pool.allocate_this(handle, address - pool.chunks[handle].ptr,
+                                    address - pool.chunks[handle].ptr, pool.chunks[handle].stream, True)
         if before >= NO_HOST_MEMORY:
             return before
         handle = pool.chunks[before].next

@@ -560,14 +560,43 @@ public:
             if (!wanted.count(it.ptr)) give(address(it.ptr));
         }
         for (const auto& it : state->live) {
-            if (!live.count(it.ptr))
-                tell("allocate_at", "iKKKKL", int(device), ours(state->pool), state->pool.second,
-                     static_cast<unsigned long long>(it.ptr), static_cast<unsigned long long>(it.size), handle(it.stream));
+            if (!live.count(it.ptr)) put_at(device, state->pool, it.ptr, it.size, it.stream);
             delta.dataptrs_allocd.emplace_back(address(it.ptr), address(it.ptr), &free_memory,
                                                c10::Device(c10::DeviceType::CUDA, device));
         }
         return delta;
     }
+
+#if TORCH_VERSION_MINOR >= 13
+    // Out of the free block of the current stream that this request might get, if that lies there.
+    c10::DataPtr allocateWithAddress(size_t nbytes, void* at) override {
+        const DeviceIndex device = current();
+        const c10::Device on(c10::DeviceType::CUDA, device);
+        if (nbytes == 0) return {nullptr, nullptr, &free_memory, on};
+        const auto ptr = reinterpret_cast<uintptr_t>(at);
+        TORCH_CHECK(ptr % 512 == 0, "mallocWithAddress: addr must be aligned to kMinBlockSize (512 bytes), got ", at);
+        open(device);
+        const Context context = gather(RecordContext::STATE);
+        const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
+        MempoolId_t pool = kDefault;
+        find_scope(device, stream, pool);
+        bool is_there = false;
+        each_region(read_rows(device, false), [&](const bfc::RegionRow& it, auto*, auto*) {
+            is_there |= it.ptr <= ptr && ptr < it.ptr + it.size && it.stream == uint64_t(handle(stream)) &&
+                        pool_id(it.pool) == pool && it.kind == (nbytes > 1048576);
+        });
+        try {
+            if (is_there) put_at(device, pool, ptr, nbytes, stream);
+        } catch (const c10::Error&) {  // it is in use there, or too little is free
+            is_there = false;
+        }
+        TORCH_CHECK(is_there, "Could not allocate CUDA storage at exact address ", at);
+        if (watched()) note_taken(at, device, context);
+        if (const auto* traced = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(traced != nullptr))
+            (*traced)->trace_gpu_memory_allocation(c10::kCUDA, ptr);
+        return {at, at, &free_memory, on};
+    }
+#endif
 
     // -- other processes -----------------------------------------------------------------------------
     ShareableHandle shareIpcHandle(void* ptr) override {
@@ -647,6 +676,10 @@ private:
         std::function<bool(cudaStream_t)> takes;
     };
 
+    static void put_at(DeviceIndex device, const MempoolId_t& pool, uint64_t at, size_t nbytes, cudaStream_t stream) {
+        tell("allocate_at", "iKKKKL", int(device), ours(pool), pool.second, static_cast<unsigned long long>(at),
+             static_cast<unsigned long long>(nbytes), handle(stream));
+    }
     static unsigned long long ours(const MempoolId_t& pool) { return pool == kDefault ? 0 : pool.first | kOurs; }
     static DeviceIndex current() {
         DeviceIndex device = 0;

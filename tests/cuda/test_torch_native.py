@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from cuda_machine import ON_GPU
-from torch_runtime import Run, with_torch
+from torch_runtime import VERSION, Run, with_torch
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="streams are held back")
 
@@ -184,3 +184,51 @@ def test_entries_of_a_history_have_the_words_of_who_made_them(run: Run) -> None:
     assert {tuple(it.split()) for it in expected} <= said
     assert {entry[2] for entry in own} == {"N/A", "a region", "one in it"}
     assert ours == own
+
+
+#: Blocks are asked for at addresses in two segments: free ones, and such as cannot be had.
+PLACED = """
+base = some(64).data_ptr()
+rows = []
+
+def put(offset, nbytes, stream=0):
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream)):
+        try:
+            found = native.place(base + offset, nbytes) - base
+        except RuntimeError as error:
+            found = str(error).partition(" 0x")[0]
+    rows.append([found, torch.cuda.memory_stats()])
+
+put(0, 3 * MIB)
+put(8 * MIB, 3 * MIB)
+for offset, nbytes in ((8, 3), (9, 3), (6, 3), (62, 4), (1 << 20, 4)):
+    put(offset * MIB, nbytes * MIB)  # not free, or not as much
+put(20 * MIB + 100, 3 * MIB)
+put(20 * MIB, 1000)  # for a segment of small blocks
+put(25 * MIB, 3 * MIB, torch.cuda.Stream().cuda_stream)
+put(30 * MIB + 512, 30 * MIB)
+small = torch.empty(5, device="cuda")
+base = small.data_ptr()
+put(512, 700)
+native.let_go()
+torch.cuda.empty_cache()
+rows.append([torch.cuda.memory_reserved() >> 20])
+if kind != "own":
+    bfc.integrations.torch.pool().check()
+print(json.dumps(rows), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+@pytest.mark.skipif(VERSION.startswith("2.11."), reason="PyTorch 2.13 was the first to do this")
+def test_a_block_is_put_at_an_address_as_pytorchs_own_puts_it(run: Run) -> None:
+    """And where memory is stitched, the same can be had."""
+    own, ours, stitched = (
+        json.loads(run(BEGIN + PLACED, it)) for it in ("own", "caching", "stitch")
+    )
+    assert [row[0] for row in own[:2]] == [0, 8 << 20]
+    assert own[-2][0] == 512
+    assert own[2][0] == "Could not allocate CUDA storage at exact address"
+    assert ours == own
+    assert [row[0] for row in stitched] == [row[0] for row in own]

@@ -113,11 +113,37 @@ PyObject* pairs(PyObject*, PyObject* arguments) {
     return PyLong_FromLong(made);
 }
 
+#if TORCH_VERSION_MINOR >= 13
+std::vector<c10::DataPtr> placed;
+
+// Allocates so many bytes at an address, and keeps them. Raises what PyTorch raises.
+PyObject* place(PyObject*, PyObject* arguments) {
+    unsigned long long address, nbytes;
+    if (!PyArg_ParseTuple(arguments, "KK", &address, &nbytes)) return nullptr;
+    try {
+        placed.push_back(allocateWithAddress(nbytes, reinterpret_cast<void*>(static_cast<uintptr_t>(address))));
+    } catch (const c10::Error& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
+        return nullptr;
+    }
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<uintptr_t>(placed.back().get()));
+}
+
+PyObject* let_go(PyObject*, PyObject*) {
+    placed.clear();
+    Py_RETURN_NONE;
+}
+#endif
+
 PyMethodDef methods[] = {{"attach", attach, METH_NOARGS, nullptr},
                          {"told", told, METH_NOARGS, nullptr},
                          {"registered", registered, METH_NOARGS, nullptr},
                          {"compiling", compiling, METH_O, nullptr},
                          {"pairs", pairs, METH_VARARGS, nullptr},
+#if TORCH_VERSION_MINOR >= 13
+                         {"place", place, METH_VARARGS, nullptr},
+                         {"let_go", let_go, METH_NOARGS, nullptr},
+#endif
                          {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "torch_native_calls", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 }  // namespace
