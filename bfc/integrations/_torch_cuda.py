@@ -18,7 +18,7 @@ from typing import Any
 
 from bfc.errors import AsleepError, DeviceUnavailableError, SettingsError
 from bfc.include import get_include
-from bfc.integrations._torch_table import Table, allocate_at, changes_of
+from bfc.integrations._torch_table import Table, allocate_at, changes_of, report_error
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch import extension
 from bfc.pytorch.rules import nearest_rules
@@ -120,12 +120,16 @@ class Books:
         self._pools[device].set_memory_fraction(fraction)
 
     def empty_cache(self, first: int, second: int) -> None:
-        """Of one private pool, or of all that there is."""
+        """Of all that there is, or of one private pool: the destructor of a MemPool asks for that,
+        and what it raises would end the process."""
         for pool in self.pools.values():
-            if first or second:
-                pool._empty_pool((first, second))
-            else:
+            if not (first or second):
                 pool.empty_cache()
+                continue
+            try:
+                pool._empty_pool((first, second), or_later=True)
+            except BaseException as error:
+                report_error(error, "the release of a MemPool of PyTorch's")
 
     def enable_peer(self, device: int, peer: int) -> None:
         """Lets another device reach what is mapped on a device."""

@@ -421,12 +421,17 @@ cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
     return True
 
 
-cdef void report(error) noexcept:
+cdef void report(error, doing="a free without the GIL") noexcept:
     """Reports an error that has no caller. A Ctrl-C is raised again as soon as Python code runs."""
     if isinstance(error, KeyboardInterrupt):
         PyErr_SetInterrupt()
     else:
-        report_unraisable(error, "a free without the GIL")
+        report_unraisable(error, doing)
+
+
+def report_error(error, doing):
+    """Reports what Python code cannot raise, either."""
+    report(error, doing)
 
 
 cdef void check_books_of(Allocator pool) noexcept with gil:

@@ -40,6 +40,8 @@ some(1)
 pool = bfc.integrations.torch.pool()
 
 def program():
+    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):  # whose destructor gives back
+        some(4)
     live = [some(4) for _ in range(14)]
     live[1].record_stream(side)
     del live[::2]
@@ -54,7 +56,7 @@ def program():
 
 NAMES = "cuMemAlloc cuMemFree cuMemAddressReserve cuMemAddressFree cuMemCreate cuMemRelease "
 NAMES += "cuMemMap cuMemUnmap cuMemSetAccess cuEventCreate cuEventRecord cuEventQuery"
-NAMES += " cuEventSynchronize cuCtxSynchronize cuStreamIsCapturing cuMemGetInfo"
+NAMES += " cuEventSynchronize cuCtxSynchronize cuStreamSynchronize cuStreamIsCapturing cuMemGetInfo"
 seen = {}
 for name in NAMES.split():
     for place in range(1, int(sys.argv[2])):
@@ -130,6 +132,29 @@ def test_a_lower_limit_of_what_is_split_gives_no_part_of_a_segment_back(run: Run
     """PyTorch's own passes the 60 MiB to cudaFree, which fails, and damages its heap: so random
     programs with such settings may end there."""
     assert run(SPLIT) == "refused\n0\n"
+
+
+GOES = """
+import os, torch, bfc
+
+bfc.integrations.torch.install()
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool):
+    x = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+del x
+with torch.cuda.graph(torch.cuda.CUDAGraph()):
+    del pool
+reserved = torch.cuda.memory_reserved()
+torch.cuda.empty_cache()
+print(reserved > 0, torch.cuda.memory_reserved(), flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_a_pool_goes_while_a_graph_is_captured(run: Run) -> None:
+    """Its memory goes later. With PyTorch's own the process ends, since a destructor raises."""
+    assert run(GOES) == "True 0\n"
 
 
 PROCESSES = """
