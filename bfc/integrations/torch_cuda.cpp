@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/ApproximateClock.h>
 #include <torch/headeronly/version.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -303,8 +304,11 @@ public:
         if (!ptr) return;
         if (const auto* traced = c10::impl::GPUTrace::get_trace(); C10_UNLIKELY(traced != nullptr))
             (*traced)->trace_gpu_memory_deallocation(c10::kCUDA, reinterpret_cast<uintptr_t>(ptr));
-        if (watched()) note_freed(ptr);
-        exports_.drop(ptr);
+        // A child may use no CUDA. A thread that it has not may have had a lock of ours, or of PyTorch's, at the fork.
+        if ((watched() || exports_.are_some()) && getpid() == process_) {
+            if (watched()) note_freed(ptr);
+            exports_.drop(ptr);
+        }
         table->free(table->self, ptr);
     }
 
@@ -339,6 +343,7 @@ public:
 
     // -- life and settings ---------------------------------------------------------------------------
     void init(int device_count) override {
+        process_ = getpid();
         devices_ = device_count;
         initialized_ = true;
         tell("initialized", nullptr);
@@ -1013,6 +1018,7 @@ private:
     std::atomic<bool> recording_{false}, tracked_{false}, watched_{false};
     std::atomic<bool> opened_[kDevices]{};
     int devices_ = 0;
+    pid_t process_ = 0;  // that has initialised CUDA
     bool initialized_ = false, enabled_ = true;
 };
 

@@ -75,9 +75,10 @@ public:
         text.append(reinterpret_cast<const char*>(it.pages.data()), it.pages.size() * sizeof(Page));
         return {text, static_cast<ptrdiff_t>(block - it.first)};
     }
+    bool are_some() const { return count_.load(std::memory_order_acquire); }
     // The block is freed.
     void drop(const void* block) {
-        if (!count_.load(std::memory_order_acquire)) return;
+        if (!are_some()) return;
         const std::lock_guard<std::mutex> held(lock_);
         auto found = blocks_.find(reinterpret_cast<CUdeviceptr>(block));
         if (found == blocks_.end()) return;

@@ -185,6 +185,50 @@ def test_a_process_forks_and_ends_with_live_tensors(run: Run) -> None:
     assert int(printed[2]) >= 6
 
 
+#: Children free what they have inherited, while a history begins anew in the parent's threads.
+RECORDING = """
+import os, signal, threading, torch, bfc
+
+bfc.integrations.torch.install()
+over = threading.Event()
+
+def some():
+    return torch.empty(600, dtype=torch.uint8, device="cuda")
+
+def record():
+    while not over.is_set():
+        torch.cuda.memory._record_memory_history(max_entries=100000)
+        kept = [some() for _ in range(300)]
+        del kept
+
+threads = [threading.Thread(target=record) for _ in range(2)]
+for thread in threads:
+    thread.start()
+ended = set()
+for _ in range(10):
+    live = [some() for _ in range(3)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        live.clear()
+        os._exit(0)
+    ended.add(os.waitpid(child, 0)[1])
+    if ended != {0}:
+        break
+over.set()
+for thread in threads:
+    thread.join()
+print(ended, flush=True)
+os._exit(0)
+"""
+
+
+@with_torch
+def test_a_child_frees_while_the_parent_recorded(run: Run) -> None:
+    """No thread of the child lets go of a lock that one had at the fork."""
+    assert run(RECORDING) == "{0}\n"
+
+
 REFUSED = """
 import os, torch, bfc
 from bfc.integrations import _torch
