@@ -37,6 +37,8 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
         build = self.fake_tensor_converter.from_real_tensor
 
         def convert(mode: Any, real: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs == {"make_constant": True} and _is_few_numbers(real):
+                return self._constant_of(real)
             made = build(mode, real, *args, **kwargs)
             if isinstance(made, FakeTensor) and made.constant is None:
                 self.converted(made, real)
@@ -100,6 +102,24 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
                 made.set_(storage, kept.storage_offset, kept.shape, kept.stride)
         return self._faked(made, kept.device)
 
+    def view_of(self, tensor: Any, shape: Any, strides: Any, offset: int) -> Any:
+        """A view of a fake tensor."""
+        with torch._C._DisableTorchDispatch():
+            made = torch.empty(0, dtype=tensor.dtype, device="meta")
+            made.set_(tensor.untyped_storage(), offset, shape, strides)
+        return self._faked(made, tensor.fake_device)
+
+    def _constant_of(self, real: Any) -> Any:
+        """A fake tensor of a new one that has values, which it keeps: as PyTorch makes it."""
+        with torch._C._DisableTorchDispatch():
+            like = torch.empty_strided(
+                real.shape, real.stride(), dtype=real.dtype, device="meta"
+            )
+        made = self._faked(like, real.device)
+        made.constant = real
+        self.fake_tensor_converter.add_constant_storage_mapping(made)
+        return made
+
     def _faked(self, made: Any, device: torch.device) -> Any:
         """A fake tensor, with the attributes of one that PyTorch makes itself."""
         attributes = self._attributes.get(device)
@@ -120,6 +140,13 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
             torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(attributes)
         return fake
+
+
+def _is_few_numbers(real: Any) -> bool:
+    """Whether a tensor is as `torch.tensor` makes it of numbers."""
+    plain = type(real) is torch.Tensor and real.layout is torch.strided
+    alone = plain and real.device.type == "cpu" and not (real.requires_grad or real.is_quantized)
+    return alone and real.is_contiguous() and not (real.is_conj() or real.is_neg())
 
 
 #: Tensors on the host of so many numbers are computed by PyTorch, as far as those are known that

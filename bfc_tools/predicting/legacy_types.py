@@ -84,12 +84,14 @@ default: list[Any] = [None]
 
 
 def _made(build: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.Tensor(...)`, which makes a tensor of the default type, unlike its subclasses."""
+    """`torch.Tensor(...)`, which makes a tensor of the default type, unlike its subclasses, which
+    become those of what is made."""
 
     def new(cls: Any, *given: Any, **options: Any) -> Any:
         if cls is torch.Tensor and default[0] is not None and not options:
             return default[0](*given)
-        return build(cls, *given, **options)
+        made = build(torch.Tensor, *given, **options)
+        return made if cls is torch.Tensor else made.as_subclass(cls)
 
     return new
 

@@ -276,6 +276,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.entering: Callable[..., object] = lambda *args: None
         self.leaving: Callable[..., object] = lambda *args: None
         self._known: dict[Any, Operator] = {}
+        #: By assumptions: the place of the last element, and how often it was behind the one before.
+        self._read: dict[tuple[str, str], list[int]] = {}
         self._numbered = -1
 
     #: They come to `__torch_dispatch__`, which refuses them in words.
@@ -662,12 +664,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     # -- assumptions ----------------------------------------------------------------------------
 
-    def assume(self, what: str, value: object) -> None:
-        """Notes a value that was made up, with the line of the program that asks for it."""
+    def assume(self, what: str, value: object, element: int = 0) -> None:
+        """Notes a value that was made up, with the line of the program that asks for it, and the
+        place of the element that it is of: who goes through a tensor does not wait."""
         place = self.line()
         entry = self.assumptions.setdefault((what, place), [value, 0])
         entry[1] += 1
-        if entry[1] > MOST_ANSWERS:
+        read = self._read.setdefault((what, place), [0, 0])
+        read[1] += element > read[0]
+        read[0] = element
+        if entry[1] - read[1] > MOST_ANSWERS:
             raise RuntimeError(
                 f"{place}: the program waits for a value that a prediction does not have: it has "
                 f"asked {MOST_ANSWERS} times for {what}, and was answered {value}"

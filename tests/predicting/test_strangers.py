@@ -415,6 +415,20 @@ def test_all_of_nvml_may_be_imported() -> None:
         assert issubclass(names["NVMLError"], Exception)
 
 
+def test_a_subclass_of_tensors_may_be_made_of_numbers() -> None:
+    """PyTorch found a fake tensor where it was to make one of the class."""
+
+    class Points(torch.Tensor):
+        pass
+
+    with bfc.predict("h100"):
+        made = Points([[1.0, 2.0]])
+        assert type(made + made.new_ones(2)) is type(made)
+        assert isinstance(made.cuda(), Points)
+        assert made.cuda().device.type == "cuda"
+        assert Points(2, 3).shape == (2, 3)
+
+
 def test_an_empty_range_may_be_compared() -> None:
     with bfc.predict("h100"):
         empty = torch.arange(0, device="cuda")

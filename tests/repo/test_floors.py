@@ -23,7 +23,7 @@ FLOORS = {
     "system": "kernel letters arrivals host_numbers file_layer outside guard",
     "values": "even_choices real_values known_values",
     "rules": """rules rules/attention rules/choices rules/columns rules/compiled rules/compressed
-        rules/convolution rules/copies rules/distributed rules/encoder rules/files rules/foreach
+        rules/convolution rules/copies rules/distributed rules/elements rules/encoder rules/files rules/foreach
         rules/fourier rules/gemm rules/gradients rules/indexing rules/inductor rules/losses
         rules/normalization rules/recurrent
         rules/reductions rules/sdpa rules/sending rules/shapes rules/solvers rules/sorting

@@ -6,6 +6,7 @@ tensors.py            what rules ask of a tensor
 in_place.py           what gradients do in place
 stand_ins.py          what counts as a function of PyTorch that it stands in for
 values.py             what a program reads of a tensor that has no values
+elements.py           single elements, written and read in loops
 cub.py                the temporary storage of CUB's algorithms
 gemm.py               cuBLAS and cublasLt
 reductions.py         partial results of sums, maxima and the like
@@ -51,6 +52,7 @@ from bfc_tools.predicting.rules import (
     convolution,
     copies,
     distributed,
+    elements,
     encoder,
     files,
     foreach,
@@ -94,6 +96,7 @@ __all__ = [
     "convolution",
     "copies",
     "distributed",
+    "elements",
     "encoder",
     "file",
     "files",

@@ -51,8 +51,9 @@ class Call:
     release: TorchRelease  # of PyTorch
     thread: int  # each has its own handles of cuBLAS
     stream: int  # 0 for the default one
-    #: Called with (what, value), it notes an assumption with the line of the program.
-    assume: Callable[[str, object], None]
+    #: Called with (what, value), and perhaps the place of an element, it notes an assumption with the
+    #: line of the program.
+    assume: Callable[..., None]
     #: Called with a tensor, it returns the number that fills it, or None.
     value_of: Callable[[Any], object] = lambda tensor: None
     #: Called with a tensor, it returns how many elements are not zero, at most.

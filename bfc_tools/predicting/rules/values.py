@@ -32,7 +32,7 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
         return known
     kind = tensor.dtype
     value: object = False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
-    call.assume(".item()", value)
+    call.assume(".item()", value, tensor.storage_offset())
     return value
 
 

@@ -1,0 +1,98 @@
+"""Single elements of tensors, written and read in loops: as the operators do it, and at little cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import bfc
+
+SHAPES = [(4,), (3, 2), (2, 3, 2)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_million_elements_are_written_without_an_operator(device: str) -> None:
+    """A text becomes a tensor of words so. It took 1 ms for each word, and did not end."""
+    with bfc.predict("h100") as run:
+        words, rows = torch.empty(100, device=device).long(), torch.zeros(4, 1, 3, device=device)
+        before = run.operators
+        for place in range(100):
+            words[place] = place
+            rows[place % 4, 0, -1] = 0.5
+            rows[3, 0, place % 3] = rows.new_zeros(())
+        assert run.operators - before == 100  # `new_zeros`
+        assert torch.zeros(2, 2)[0].sum().item() == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_was_written_is_no_longer_known(device: str) -> None:
+    with bfc.predict("h100") as run:
+        tensor = torch.zeros(4, device=device)
+        tensor[1] = 3
+        tensor.sum().item()
+        one = torch.zeros(1, device=device)
+        one[0] = 3
+        assert one.item() == 3
+        given = torch.tensor([1, 2, 3])
+        given[0] = 7
+        assert given.tolist() == [7, 2, 3]
+    assert [one["what"] for one in run.assumptions] == [".item()"]
+
+
+@pytest.mark.parametrize("index", [4, -5, (0, 0), 1.5])
+def test_an_index_out_of_range_is_refused_as_by_pytorch(index: Any) -> None:
+    for tensor in (torch.zeros(4), None):
+        with bfc.predict("h100"), pytest.raises((IndexError, TypeError)):
+            if tensor is None:
+                torch.zeros(4, device="cuda")[index]
+            torch.zeros(4, device="cuda")[index] = 1
+
+
+def test_a_write_to_what_has_a_gradient_is_refused_or_followed() -> None:
+    with bfc.predict("h100"):
+        leaf = torch.zeros(4, device="cuda", requires_grad=True)
+        with pytest.raises(RuntimeError, match="in-place"):
+            leaf[0] = 1
+        made = leaf * 2
+        made[0] = 1
+        made.sum().backward()
+        assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_view_of_one_place_is_that_of_pytorch(shape: tuple[int, ...]) -> None:
+    real = torch.empty(shape).transpose(0, -1)[1:]
+    with bfc.predict("h100"):
+        made = torch.empty(shape, device="cuda").transpose(0, -1)[1:]
+        for dim in range(-real.dim(), real.dim()):
+            for place in (-1, 0):
+                view, expected = made.select(dim, place), real.select(dim, place)
+                assert view.shape == expected.shape
+                assert view.stride() == expected.stride()
+                assert view.storage_offset() == expected.storage_offset()
+                assert view._base is made._base
+        part = made.detach().requires_grad_().select(0, 0)
+        assert part.requires_grad
+
+
+def test_who_goes_through_a_tensor_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The labels of 50,000 pictures were read one by one, and taken for a program that waits."""
+    from bfc_tools.predicting import recorder
+
+    monkeypatch.setattr(recorder, "MOST_ANSWERS", 20)
+    with bfc.predict("h100"):
+        for one in torch.rand(100, device="cuda"):
+            one.item()
+        labels = torch.rand(100, device="cuda")
+        for place in range(100):
+            labels[place].item()
+
+
+def test_a_tensor_of_a_few_numbers_keeps_them() -> None:
+    with bfc.predict("h100"):
+        for given in (3, [1, 2], [[0.5, 1.0]], True):
+            made = torch.tensor(given)
+            assert made.tolist() == given
+            assert made.cuda().shape == made.shape
