@@ -24,6 +24,7 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     even_choices.py       numbers that were drawn, and how many are alike
     real_values.py        values that stand in files and arrays
     known_values.py       tensors that are filled with one number
+    conditions.py         what a condition is that is not known
     about.py              what is known of an operator
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers

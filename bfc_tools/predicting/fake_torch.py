@@ -112,9 +112,7 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
     def _constant_of(self, real: Any) -> Any:
         """A fake tensor of a new one that has values, which it keeps: as PyTorch makes it."""
         with torch._C._DisableTorchDispatch():
-            like = torch.empty_strided(
-                real.shape, real.stride(), dtype=real.dtype, device="meta"
-            )
+            like = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         made = self._faked(like, real.device)
         made.constant = real
         self.fake_tensor_converter.add_constant_storage_mapping(made)

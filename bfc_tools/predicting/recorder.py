@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import re
 import sys
 import threading
 import traceback
@@ -42,6 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from bfc.files import replacing
 from bfc_tools.predicting import ordinal
+from bfc_tools.predicting.conditions import Conditions, asking
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
@@ -64,9 +63,6 @@ _graph_task = torch._C._current_graph_task_id
 _sequence = torch._C._autograd._get_sequence_nr
 #: The most times that a value is made up at one line before the program is taken to wait for it.
 MOST_ANSWERS = 20_000
-#: Of the lines that run, those that ask on behalf of others.
-_BETWEEN = re.compile(r"/(torch|triton)/|/(typing_extensions|contextlib|functools)\.py").search
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 def _no_fake_form(name: str, error: Exception) -> str:
@@ -276,7 +272,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.entering: Callable[..., object] = lambda *args: None
         self.leaving: Callable[..., object] = lambda *args: None
         self._known: dict[Any, Operator] = {}
-        #: By assumptions: the place of the last element, and how often it was behind the one before.
+        self._conditions = Conditions()
+        #: By assumptions: the place of the last element, and how often that lay behind another.
         self._read: dict[tuple[str, str], list[int]] = {}
         self._numbered = -1
 
@@ -423,6 +420,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             deterministic=torch.are_deterministic_algorithms_enabled(),
             cudnn=torch.backends.cudnn.enabled,
             numbers_of=known.numbers,
+            condition=self._conditions.answer,
         )
 
     def _with_rules(
@@ -687,10 +685,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     @staticmethod
     def line() -> str:
         """The innermost line of the program, as "train.py:61"."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith((_HERE, "<frozen ")) and not _BETWEEN(name):
-                return f"{name}:{frame.f_lineno}"
-            frame = frame.f_back  # type: ignore[assignment]
-        return "?"
+        frame = asking(sys._getframe(1))
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"

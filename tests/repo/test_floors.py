@@ -21,11 +21,11 @@ FLOORS = {
     "gpu": """cudnn rules/cub rules/orders rules/shared_sums rules/convolution_workspaces
         rules/sdpa_choice""",
     "system": "kernel letters arrivals host_numbers file_layer outside guard",
-    "values": "even_choices real_values known_values",
+    "values": "even_choices real_values known_values conditions",
     "rules": """rules rules/attention rules/choices rules/columns rules/compiled rules/compressed
-        rules/convolution rules/copies rules/distributed rules/elements rules/encoder rules/files rules/foreach
-        rules/fourier rules/gemm rules/gradients rules/indexing rules/inductor rules/losses
-        rules/normalization rules/recurrent
+        rules/convolution rules/copies rules/distributed rules/elements rules/encoder rules/files
+        rules/foreach rules/fourier rules/gemm rules/gradients rules/indexing rules/inductor
+        rules/losses rules/normalization rules/recurrent
         rules/reductions rules/sdpa rules/sending rules/shapes rules/solvers rules/sorting
         rules/sparse rules/stand_ins rules/storages rules/triton_kernels rules/uniques
         rules/unknowable rules/values about""",

@@ -51,8 +51,8 @@ class Call:
     release: TorchRelease  # of PyTorch
     thread: int  # each has its own handles of cuBLAS
     stream: int  # 0 for the default one
-    #: Called with (what, value), and perhaps the place of an element, it notes an assumption with the
-    #: line of the program.
+    #: Called with (what, value), and perhaps the place of an element, it notes an assumption with
+    #: the line of the program.
     assume: Callable[..., None]
     #: Called with a tensor, it returns the number that fills it, or None.
     value_of: Callable[[Any], object] = lambda tensor: None
@@ -66,6 +66,8 @@ class Call:
     cudnn: bool = True  # `torch.backends.cudnn.enabled`
     #: Called with a tensor, it returns its numbers as a list, or None.
     numbers_of: Callable[[Any], list[Any] | None] = lambda tensor: None
+    #: What a condition is taken for that is not known.
+    condition: Callable[[], bool] = lambda: False
 
     def named(self) -> dict[str, Any]:
         """The arguments by the names in the operator's schema; defaults are not there."""

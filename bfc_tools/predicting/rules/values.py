@@ -23,7 +23,8 @@ INDEX = 8
     seen=SEEN,
 )
 def item(call: Call, run: Callable[[], Any]) -> Any:
-    """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0 or False."""
+    """`.item()`, `float(t)`, `bool(t)`: the value where it is known, else 1, 1.0, or what lets the
+    program go on: False, mostly."""
     tensor = call.args[0]
     if getattr(tensor, "constant", None) is not None:
         return run()
@@ -31,7 +32,9 @@ def item(call: Call, run: Callable[[], Any]) -> Any:
     if known is not None:
         return known
     kind = tensor.dtype
-    value: object = False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+    value: object = 1.0 if kind.is_floating_point else 1
+    if kind == torch.bool:
+        value = call.condition()
     call.assume(".item()", value, tensor.storage_offset())
     return value
 
