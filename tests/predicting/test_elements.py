@@ -76,6 +76,8 @@ def test_a_view_of_one_place_is_that_of_pytorch(shape: tuple[int, ...]) -> None:
                 assert view._base is made._base
         part = made.detach().requires_grad_().select(0, 0)
         assert part.requires_grad
+        with torch.inference_mode():  # whose tensors have no versions
+            assert made[0].shape == made.new_zeros(made.shape)[0].zero_().shape
 
 
 def test_who_goes_through_a_tensor_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,9 @@ def _plain(tensor: Any) -> Callable[..., Any] | None:
     """What makes views of a tensor without asking PyTorch, where it is a plain one; or None."""
     make: Callable[..., Any] | None = getattr(getattr(tensor, "fake_mode", None), "view_of", None)
     strided = make is not None and tensor.layout is torch.strided and tensor.constant is None
-    return make if strided and not (tensor.is_conj() or tensor.is_neg()) else None
+    if not strided or tensor.is_conj() or tensor.is_neg():
+        return None
+    return None if tensor.is_inference() or torch.is_inference_mode_enabled() else make
 
 
 @kernel(
