@@ -23,8 +23,8 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     memory.py             the device's memory, and what happened to it
     even_choices.py       numbers that were drawn, and how many are alike
     real_values.py        values that stand in files and arrays
-    known_values.py       tensors that are filled with one number
     conditions.py         what a condition is that is not known
+    known_values.py       tensors that are filled with one number
     about.py              what is known of an operator
     recorder.py           runs each operator, and follows the storages
     hooks.py              modules, backward passes and optimizers

@@ -41,6 +41,8 @@ class Conditions:
     def __init__(self) -> None:
         #: The loops that are in their only pass: their frames and lines.
         self._entered: set[tuple[int, CodeType, int]] = set()
+        #: Of each question: the place of the last element, and how often that lay behind another.
+        self._read: dict[tuple[str, str], tuple[int, int]] = {}
 
     def answer(self) -> bool:
         """What the condition is that the program asks for now."""
@@ -53,6 +55,13 @@ class Conditions:
         loop = (id(frame), frame.f_code, line)
         self._entered ^= {loop}
         return loop in self._entered
+
+    def read_on(self, question: tuple[str, str], element: int) -> int:
+        """Notes the place of an element that is asked for: how often it lay behind the last."""
+        last, times = self._read.get(question, (0, 0))
+        times += element > last
+        self._read[question] = element, times
+        return times
 
 
 @functools.cache

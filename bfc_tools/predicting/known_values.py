@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bfc_tools.predicting.conditions import Conditions
 from bfc_tools.predicting.even_choices import CHOSEN_FROM, FEW, Even, EvenChoices
 from bfc_tools.predicting.even_choices import NAMES as CHOICES
 from bfc_tools.predicting.real_values import COPIES, RealValues
@@ -138,6 +139,8 @@ class KnownValues:
         self._watches: dict[int, object] = {}
         self._writes = True  # whether what is written changes anything
         self.choices = EvenChoices(self.get)
+        #: What is answered where nothing is known.
+        self.conditions = Conditions()
         #: What stands in files and arrays.
         self.stored = RealValues()
 

@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from bfc.files import replacing
 from bfc_tools.predicting import ordinal
-from bfc_tools.predicting.conditions import Conditions, asking
+from bfc_tools.predicting.conditions import asking
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
@@ -272,9 +272,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.entering: Callable[..., object] = lambda *args: None
         self.leaving: Callable[..., object] = lambda *args: None
         self._known: dict[Any, Operator] = {}
-        self._conditions = Conditions()
-        #: By assumptions: the place of the last element, and how often that lay behind another.
-        self._read: dict[tuple[str, str], list[int]] = {}
         self._numbered = -1
 
     #: They come to `__torch_dispatch__`, which refuses them in words.
@@ -420,7 +417,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             deterministic=torch.are_deterministic_algorithms_enabled(),
             cudnn=torch.backends.cudnn.enabled,
             numbers_of=known.numbers,
-            condition=self._conditions.answer,
+            condition=known.conditions.answer,
         )
 
     def _with_rules(
@@ -668,10 +665,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         place = self.line()
         entry = self.assumptions.setdefault((what, place), [value, 0])
         entry[1] += 1
-        read = self._read.setdefault((what, place), [0, 0])
-        read[1] += element > read[0]
-        read[0] = element
-        if entry[1] - read[1] > MOST_ANSWERS:
+        if entry[1] - self.known.conditions.read_on((what, place), element) > MOST_ANSWERS:
             raise RuntimeError(
                 f"{place}: the program waits for a value that a prediction does not have: it has "
                 f"asked {MOST_ANSWERS} times for {what}, and was answered {value}"
