@@ -26,6 +26,13 @@ lengths, and in the first run the longest, come only after these. `--made-up` do
 of `bench.lengths` and `bench.varied`: least, median and most of ten seeds, of plans of ten
 iterations; the last of three columns is that of steps that begin by themselves. Names after
 `--made-up`, or seeds after `--seeds`, are only these.
+
+`--beside-alone` looks whether a plan costs: what each policy reserves with a plan of the first
+iterations of a run, divided by what it does alone, for that run, for its iterations in another
+order, and for another program of the kind, which has another depth and other sizes; with steps that
+are marked, and with those that begin by themselves. It counts those above 1.03, and says of each
+how many iterations it holds so much for, and what repeats it. Runs are those of `--made-up` and
+`bench.varied.PROGRAMS`; names after it are only these, and `--pages` puts all into pages.
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import random
 import resource
 import subprocess
 import tempfile
@@ -43,6 +51,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import bfc
 from bench import lengths, varied
@@ -67,6 +76,7 @@ from bench.report import geometric_mean, machine, say
 from bfc.plans import lay_out
 from bfc.plans.layout import Layout, planned
 from bfc.plans.parts import HEAD, Requests, lives_of
+from bfc.plans.trying import in_other_order
 
 FOLDERS = (TRACES, Path(__file__).parents[1] / "tests" / "recordings")
 UNIT = 512
@@ -81,8 +91,13 @@ BEGINS = {
     "gpt2s_varlen": [(384, 16, "train"), (384, 32, "eval")],
     "llama7b_zero3_lro": [(1024, 8, "train")],
 }
+POLICIES = ("caching", "bfc")
 #: Made-up runs, by name.
 MADE_UP = lengths.RUNS | varied.RUNS | varied.LATER
+#: A plan costs where more than this part of what the policy alone reserves is.
+COSTS = 1.03
+#: Another program of a kind has the seed that comes so many later.
+OTHER = 500
 #: More than any of the instances takes.
 STEPS = 10_000_000_000
 
@@ -99,6 +114,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--made-up", nargs="*", metavar="NAME", help="the same of made-up runs, or of these"
     )
+    parser.add_argument(
+        "--beside-alone",
+        nargs="*",
+        metavar="NAME",
+        help="whether plans cost: of all runs, or these",
+    )
+    parser.add_argument("--policies", nargs="*", choices=POLICIES, default=list(POLICIES))
     parser.add_argument("--seeds", nargs="*", type=int, default=range(SEEDS), metavar="SEED")
     parser.add_argument("--folder", type=Path, help="traces other than those of bench/traces")
     parser.add_argument("--traces", nargs="*", metavar="NAME", help="only these traces")
@@ -106,6 +128,10 @@ def main(arguments: list[str] | None = None) -> None:
     say(machine())
     if chosen.served:
         show_served(chosen.folder or TRACES, chosen.traces)
+        return
+    if chosen.beside_alone is not None:
+        names = chosen.beside_alone or [*MADE_UP, *varied.PROGRAMS]
+        show_beside_alone(names, chosen.seeds, chosen.policies, in_pages=chosen.pages)
         return
     if chosen.pages:
         show_pages(chosen.folder or TRACES, chosen.traces)
@@ -433,6 +459,77 @@ def made_up(name: str, seed: int) -> list[float]:
             reserved_with(plan, without_marks(trace), make, by_itself=True)[0] / most,
         ]
     return row
+
+
+def show_beside_alone(
+    names: Sequence[str], seeds: Sequence[int], policies: Sequence[str], *, in_pages: bool
+) -> None:
+    """Whether plans cost: what is reserved with one, divided by what the policy alone does."""
+    every: dict[str, list[float]] = {}
+    longest: dict[str, int] = {}
+    for name in names:
+        for seed in seeds:
+            for policy in policies:
+                for what, way, part, iterations in beside_alone(name, seed, policy, in_pages):
+                    every.setdefault(what, []).append(part)
+                    longest[what] = max(longest.get(what, 0), iterations)
+                    if part > COSTS:
+                        say(
+                            f"{part:6.3f}, {iterations:3} iterations  {what}, {way}: "
+                            f"--beside-alone {name!r} --seeds {seed} --policies {policy}"
+                            f"{' --pages' * in_pages}"
+                        )
+    for what, parts in every.items():
+        above = sum(part > COSTS for part in parts)
+        say(
+            f"{what:20}{above:4} of {len(parts)} above {COSTS}, worst {max(parts):.3f}, geometric "
+            f"mean {geometric_mean(parts):.4f}, at most {longest[what]} iterations above"
+        )
+
+
+def beside_alone(
+    name: str, seed: int, policy: str, in_pages: bool
+) -> Iterator[tuple[str, str, float, int]]:
+    """For each run that a plan serves, and each way in which steps begin: what is reserved divided
+    by what the policy alone does, and in how many iterations it is more than `COSTS`."""
+    made = (MADE_UP | varied.PROGRAMS)[name]
+    make = {
+        "caching": stitching_caching if in_pages else caching,
+        "bfc": stitching_bfc if in_pages else growing_bfc,
+    }[policy]
+    run, dice = made(seed), random.Random(seed)
+    count = len(run.meta["marks"])
+    plan = bfc.Plan.from_trace(first_iterations(run, dice.choice([3, 4, 6, 10])), fallback=policy)
+    later = list(range(1, count))
+    dice.shuffle(later)
+    orders = in_other_order(run, [0, *later])
+    for what, trace in (
+        ("the same run", run),
+        ("in another order", orders),
+        ("another program", made(seed + OTHER)),
+    ):
+        alone = reserved(trace, make)
+        for way, by_itself in (("marked", False), ("by itself", True)):
+            taken = reserved_in_iterations(plan, trace, make, by_itself=by_itself)
+            above = int((taken > COSTS * alone).sum())
+            yield what, way, float(taken.max()) / alone, above
+
+
+def reserved_in_iterations(
+    plan: bfc.Plan, trace: bfc.Trace, make: Maker, *, by_itself: bool
+) -> NDArray[np.int64]:
+    """The most that is reserved in each iteration, with a plan; first what is before all."""
+    marks = [event for event, _ in trace.meta["marks"]]
+    with make(bfc.SimulatedSubAllocator("1 TiB")) as allocator, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined, or end
+        allocator.use_plan(plan, steps="auto" if by_itself else None)
+        played = without_marks(trace) if by_itself else trace
+        replay = played.replay(allocator, samples=len(trace))
+    assert replay.timeline is not None
+    most = np.zeros(len(marks) + 1, np.int64)
+    iteration = np.searchsorted(marks, replay.timeline.event, "right")
+    np.maximum.at(most, iteration, replay.timeline.reserved.astype(np.int64))
+    return most
 
 
 def without_marks(trace: bfc.Trace) -> bfc.Trace:

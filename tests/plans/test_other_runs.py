@@ -15,126 +15,12 @@ import bfc
 from bench.lengths import Run
 from bench.plans import first_iterations, without_marks
 from bench.repeated import caching, growing_bfc
+from bench.varied import heavy_tailed, mixed, recursive, sampled, shrinking
 from bfc.plans.trying import in_other_order
 
 MIB = 1 << 20
 MAKES = {"caching": caching, "bfc": growing_bfc}
 SEED = int(os.environ.get("BFC_SEED", "1"))
-
-
-def step(run: Run, saved: list[int], works: list[int], layers: int, state: list[int]) -> None:
-    """A training's: a block that stays for each layer, and one for its computation."""
-    kept = []
-    for size, work in zip(saved, works, strict=True):
-        scratch = run.ask(work)
-        kept.append(run.ask(size))
-        run.free(scratch)
-    run.backward(kept)
-    gradients = [run.ask(8 * MIB) for _ in range(layers)]
-    if not state:
-        state += [run.ask(16 * MIB) for _ in range(layers)]
-    for block in gradients:
-        run.free(block)
-
-
-def heavy_tailed(seed: int) -> bfc.Trace:
-    """Few batches are very long."""
-    run, state = Run(seed), list[int]()
-    dice, layers = run.dice, run.dice.randint(3, 8)
-    power = dice.choice([1.2, 1.6, 2.5])
-    for _ in range(layers):
-        run.ask(8 * MIB)
-    for _ in range(40):
-        run.begin()
-        length = min(4096, int(48 * dice.paretovariate(power)))
-        words = run.ask(64 * length)
-        sizes = [16384 * length, 64 * length * length, 65536 * length]
-        step(run, sizes * layers, [1, 128 * length * length, 1] * layers, layers, state)
-        run.free(words)
-    return run.trace()
-
-
-def shrinking(seed: int) -> bfc.Trace:
-    """Batches become shorter."""
-    run, state = Run(seed), list[int]()
-    dice, layers = run.dice, run.dice.randint(3, 8)
-    length = dice.randint(400, 800)
-    for _ in range(layers):
-        run.ask(8 * MIB)
-    for _ in range(40):
-        run.begin()
-        length = max(16, int(length * dice.uniform(0.85, 1.01)))
-        words = run.ask(64 * length)
-        sizes = [16384 * length, 65536 * length, 128 * length * length]
-        step(run, sizes * layers, [1, 32768 * length, 1] * layers, layers, state)
-        run.free(words)
-    return run.trace()
-
-
-def sampled(seed: int) -> bfc.Trace:
-    """Graphs, with as many neighbours as nobody knows before."""
-    run = Run(seed)
-    dice, hops = run.dice, run.dice.randint(2, 4)
-    run.ask(dice.randint(10, 80) * MIB)
-    for _ in range(30):
-        run.begin()
-        nodes = [512]
-        for _ in range(hops):
-            more = int(nodes[-1] * dice.uniform(1.5, 5) * (1 + 0.3 * dice.paretovariate(3)))
-            nodes.append(min(more, 400_000))
-        edges = [run.ask(16 * count) for count in nodes[1:]]
-        features, saved = run.ask(512 * nodes[-1]), []
-        for number in range(hops, 0, -1):
-            gathered = run.ask(512 * nodes[number])
-            saved += [run.ask(512 * nodes[number - 1]) for _ in range(2)]
-            run.free(gathered)
-        run.backward(saved)
-        for block in (*edges, features):
-            run.free(block)
-    return run.trace()
-
-
-def mixed(seed: int) -> bfc.Trace:
-    """Training, evaluation, and sentences that grow word by word, in any order."""
-    run, state = Run(seed), list[int]()
-    dice, layers = run.dice, run.dice.randint(2, 8)
-    for _ in range(layers):
-        run.ask(8 * MIB)
-    chances = [1, dice.random(), dice.random()]
-    for number in range(36):
-        [kind] = dice.choices(["train", "evaluate", "write"], chances if number > 2 else [1, 0, 0])
-        run.begin(kind)
-        length = 8 * dice.randint(64, 512)
-        if kind == "write":
-            caches = [run.ask(8192 * length) for _ in range(layers)]
-            for more in range(dice.randint(10, 40)):
-                for layer, cache in enumerate(caches):
-                    caches[layer] = run.ask(8192 * (length + 8 * more))
-                    run.free(cache)
-            for block in caches:
-                run.free(block)
-            continue
-        words = run.ask(8 * length)
-        if kind == "train":
-            sizes = [2048 * length, 6144 * length, 8192 * length]
-            step(run, sizes * layers, [1, 4096 * length, 1] * layers, layers, state)
-        else:
-            for size in (2048, 8192, 2048) * layers + (16000,):
-                run.free(run.ask(size * length))
-        run.free(words)
-    return run.trace()
-
-
-def recursive(seed: int) -> bfc.Trace:
-    """Trees: as many requests as each has branches."""
-    run, state = Run(seed), list[int]()
-    for _ in range(4):
-        run.ask(16 * MIB)
-    for _ in range(30):
-        run.begin()
-        sizes = [run.dice.randint(1, 64) << 16 for _ in range(run.dice.randint(20, 120))]
-        step(run, sizes, [2 * size for size in sizes], 4, state)
-    return run.trace()
 
 
 RUNS: list[Callable[[int], bfc.Trace]] = [heavy_tailed, shrinking, sampled]
