@@ -877,7 +877,7 @@ cdef class Planned:
         self.lock.release()
         if not asked:
             return None
-        return hits / asked
+        return <double>hits / <double>asked
 
     cdef bint has_ended_early(self) noexcept nogil:
         """Whether a plan was in use, and did not pay, and no other one has come."""
