@@ -329,6 +329,8 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint64_t passed
         uint64_t apart
         cbool in_step
+        cbool begins_with_head
+        cbool is_proven
         void note_passed(cbool as_planned)
         void add_area(PlanArea area) except +
         size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count,
@@ -365,6 +367,8 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         uint32_t alike_from(uint32_t stream, PlanPages run, cbool& is_own)
         PlanPages pages_for(uint32_t stream, uint64_t size)
         PlanPages away_for(uint32_t stream, uint64_t size)
+        int absent_for(uint32_t stream, uint64_t size)
+        cbool has_whole_head()
         uint32_t owner_of(int region, uint32_t page)
         size_t count_lendable(uint32_t stream)
         size_t choose(uint32_t stream, size_t wanted, cbool for_long, vector[PlanPages]& runs)

@@ -850,8 +850,9 @@ cdef class Allocator(BufferOwner):
     def use_plan(self, plan, *, bint strict=False, gate=0.95, steps=None):
         """Serve a plan from now on, or none.
 
-        The plan's regions are taken at once, or, where memory is mapped page by page, as their places are first
-        touched. Requests that come as planned have their places there; the policy serves all others.
+        Each region of the plan is taken when the first request for a place in it comes; of a plan without a head, and
+        with `strict`, at once. Where memory is mapped page by page, pages are made as their places are first touched.
+        Requests that come as planned have their places there; the policy serves all others.
 
         Parameters
         ----------
@@ -889,8 +890,10 @@ cdef class Allocator(BufferOwner):
 
         Notes
         -----
-        An allocator in which nothing lives serves the plan from its head on. In one that has memory in use, what the
-        head allocates counts as allocated already, and the region of what is never freed is not taken.
+        An allocator in which nothing lives serves the plan from its head on. Where less than seven eighths of the head
+        lives when the first step begins, and the program has asked for something else, the plan is for another program:
+        it ends, with a warning. In one that has memory in use, what the head allocates counts as allocated already, and
+        the region of what is never freed is not taken.
 
         With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
         all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
@@ -1473,7 +1476,7 @@ cdef class Allocator(BufferOwner):
         if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
             self.planned.meet_length(request.stream, request.nbytes)
         if self.pool.plan != NULL and self.asks_plan(request):
-            self.planned.fill_place(request.stream if self.by_stream else self.home_stream, request.rounded,
+            self.planned.fill_place(self, request.stream if self.by_stream else self.home_stream, request.rounded,
                                     request.nbytes)
         self.acquire()
         request.frees_before = self.frees.count.get()

@@ -84,7 +84,7 @@ cdef class Planned:
     cdef bint is_overdrawn(self) except -1
     cdef bint may_stretch(self, uint64_t body) noexcept
     cdef int drop(self) except -1
-    cdef int install(self, object plan, object served, bint resumed) except -1
+    cdef int install(self, object plan, object served, bint resumed, bint at_once) except -1
     cdef object fill_server(self, uint64_t at, object served)
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once)
     cdef int begin_step(self, str kind) except -1
@@ -96,11 +96,12 @@ cdef class Planned:
     cdef int stretch(self, str kind, dict wanted) except -1
     cdef int lay_out_anew(self, str kind, dict wanted) except -1
     cdef bint exchange(self, uint64_t at, vector[Region]& regions) except -1
-    cdef int take_regions(self, bint with_base) except -1
+    cdef int take_regions(self, bint with_base, bint at_once) except -1
     cdef uint64_t bytes_taken(self) noexcept
     cdef bint take_region(self, int which) except -1
     cdef bint take_range(self, int which) except -1
-    cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
+    cdef int fill_place(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested) except -1
+    cdef int bring_region(self, object allocator, uint64_t stream, uint64_t rounded) except -1
     cdef uint64_t bytes_of_plan(self) noexcept
     cdef int retire(self) except -1
     cdef int give_back_empty(self) except -1
@@ -118,6 +119,7 @@ cdef class Planned:
     cdef int end_own(self, object allocator) except -1
     cdef bint is_idle_for_long(self) noexcept
     cdef int give_up(self, object allocator) except -1
+    cdef bint prove(self, object allocator) except -1
     cdef int open(self, object allocator, str kind) except -1
     cdef int tell_watch(self, object allocator) except -1
     cdef int count_step(self, object kind) except -1

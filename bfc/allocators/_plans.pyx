@@ -68,6 +68,13 @@ def make_recording(allocator, iterations):
     return _make_recording(allocator, iterations)
 
 
+cdef str no_room_for(PlanServer* server, Source source):
+    """Why a plan is not served whose regions cannot be had."""
+    base, body = server.region_size(BASE), server.region_size(BODY)
+    return (f"the plan needs {format_bytes(base + body)} in blocks of {format_bytes(base)} and {format_bytes(body)}, "
+            f"and {source.sub_allocator!r} has no room for them")
+
+
 cdef class Step:
     """One iteration of a program, as a context manager: `Allocator.step` makes it."""
 
@@ -185,7 +192,8 @@ cdef class Planned:
             if declined is None:
                 if resumed and self.has_departed:
                     self.give_back_side()       # what the last step took beside the plan before
-                self.install(plan, served, resumed)
+                at_once = strict or resumed or self.is_in_pages() or not len(plan.parts[0])
+                self.install(plan, served, resumed, at_once)
                 self.watch = watch
         except BaseException:
             self.drop()
@@ -240,7 +248,8 @@ cdef class Planned:
             raise
         return server
 
-    cdef int install(self, object plan, object served, bint resumed) except -1:
+    cdef int install(self, object plan, object served, bint resumed, bint at_once) except -1:
+        """Serves a plan. `at_once`: asks for its regions now, and not when they are needed first."""
         cdef bint from_start
         cdef cbool added
         cdef PlanServer* server = self.new_server(plan, served)
@@ -266,7 +275,9 @@ cdef class Planned:
         self.steps = self.departed = self.own_steps = 0
         self.has_departed = self.was_mistaken = False
         self.declined = self.departure = None
-        self.take_regions(from_start)
+        server.begins_with_head = from_start
+        server.is_proven = not from_start
+        self.take_regions(from_start, at_once)
         acquire_lock(self.lock[0])
         if self.declined is None:
             self.pool.plan = server
@@ -379,7 +390,8 @@ cdef class Planned:
         except PlanError:
             self.refused[kind] = wanted, 1 << 62
             return 0
-        if not self.may_stretch(served.span - served.base):
+        has_several = len(longest_of(self.plan, kind)) > 1
+        if (self.was_mistaken or has_several) and not self.may_stretch(served.span - served.base):
             self.refused[kind] = wanted, self.steps + STEPS_UNTIL_TRIED_AGAIN
             return 0
         other = self.new_server(plan, served)
@@ -453,8 +465,9 @@ cdef class Planned:
             self.grown = None
         return 0
 
-    cdef int take_regions(self, bint with_base) except -1:
-        """Asks for the regions. Sets `declined` where they cannot be had; those that came stay until `retire`."""
+    cdef int take_regions(self, bint with_base, bint at_once) except -1:
+        """Looks whether the limit has room for the regions, and asks for them `at_once`. Sets `declined` where they
+        cannot be had; those that came stay until `retire`."""
         cdef uint64_t base = self.server.region_size(BASE) if with_base else 0
         cdef uint64_t body = self.server.region_size(BODY), needed = base + body, taken
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
@@ -465,9 +478,8 @@ cdef class Planned:
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
-        elif (base and not self.take_region(BASE)) or not self.take_region(BODY):
-            self.declined = (f"the plan needs {format_bytes(base + body)} in blocks of {format_bytes(base)} and "
-                             f"{format_bytes(body)}, and {self.source.sub_allocator!r} has no room for them")
+        elif at_once and ((base and not self.take_region(BASE)) or not self.take_region(BODY)):
+            self.declined = no_room_for(self.server, self.source)
         return 0
 
     cdef uint64_t bytes_taken(self) noexcept:
@@ -532,10 +544,12 @@ cdef class Planned:
         finally:
             self.ranges.leave()
 
-    cdef int fill_place(self, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
+    cdef int fill_place(self, object allocator, uint64_t stream, uint64_t rounded, uint64_t requested) except -1:
         """Brings memory to the place that a request is to have, if it is the first to touch it."""
         cdef uint32_t index = NO_STREAM
         cdef cbool is_away = False
+        if self.ranges is None:
+            return self.bring_region(allocator, stream, rounded)
         acquire_lock(self.lock[0])
         if self.server != NULL and self.server.has_pages() and not self.pool.plan_rests:
             index = self.index_of(stream)
@@ -545,6 +559,31 @@ cdef class Planned:
                 is_away = self.server.away_for(index, rounded).count > 0
         self.lock.release()
         return self.ranges.fill_place(stream, rounded) if is_away else 0
+
+    cdef int bring_region(self, object allocator, uint64_t stream, uint64_t rounded) except -1:
+        """Asks for the region of the place that a request is to have, if it is the first. Another program may ask for
+        none of these places, and then has all of its memory for itself. Ends the plan if there is no room."""
+        cdef uint32_t index
+        cdef int which = -1
+        acquire_lock(self.lock[0])
+        if self.server != NULL and not self.pool.plan_rests:
+            index = self.index_of(stream)
+            if index != NO_STREAM:
+                which = self.server.absent_for(index, rounded)
+            if which == BASE and not self.server.begins_with_head:
+                which = -1
+        self.lock.release()
+        if which < 0 or self.source.is_called_here():
+            return 0
+        with self.changes():
+            if self.server == NULL or self.fences.capture_is_marked() or self.take_region(which):
+                return 0
+            self.give_back_side()       # the policy may hold the memory, and nothing lives in it
+            if not self.take_region(which) and self.step is None:
+                why = no_room_for(self.server, self.source)
+                allocator._end_plan(why)
+                warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
+        return 0
 
     cdef uint64_t bytes_of_plan(self) noexcept:
         """What the regions of the plan in use have taken. Needs the lock."""
@@ -665,7 +704,7 @@ cdef class Planned:
         self.end_own(allocator)
         if turn == WAS_NONE:
             turn = self.turn(stream, rounded, requested)
-        if turn < 0 or self.server == NULL:
+        if turn < 0 or self.server == NULL or not self.prove(allocator):
             return 0
         acquire_lock(self.lock[0])
         self.server.note_begun(turn)
@@ -735,13 +774,37 @@ cdef class Planned:
 
     cdef int open(self, object allocator, str kind) except -1:
         """Begins a step; what looks at the plan may change it before."""
+        self.prove(allocator)
         if self.watch is not None and self.step is None \
                 and not self.fences.capture_is_marked():    # it would take memory and give some back
             self.watch.step_begins(allocator, kind)
         return self.enter(kind)
 
+    cdef bint prove(self, object allocator) except -1:
+        """Before the first step: ends the plan if what it expects before that does not live. It is another program's,
+        with other sizes or another depth. Returns whether the plan is served."""
+        cdef cbool is_there = True
+        if self.watch is None or self.step is not None or self.fences.capture_is_marked():
+            return True
+        acquire_lock(self.lock[0])
+        if self.server != NULL and not self.server.is_proven:
+            self.server.is_proven = True
+            is_there = (self.server.counts.hits + self.server.counts.guests + self.server.counts.side == 0
+                        or self.server.has_whole_head())
+        self.lock.release()
+        if not is_there:
+            why = "the plan is for another program: this one asks for something else before its first iteration"
+            allocator._end_plan(why)
+            self.online = 1     # that program says nothing about what this one needs, but what lives does
+            warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
+        return is_there
+
     cdef int tell_watch(self, object allocator) except -1:
         if self.watch is not None and not self.fences.capture_is_marked():
+            # of a step of which the plan knows little, what it holds is to be no more than the policy alone needs
+            if (self.is_planned and self.server != NULL and self.server.present[BODY] and 2 * self.found < self.asked
+                    and not self.may_grow(0, True)):
+                self.watch.is_overdrawn = True
             self.watch.step_ended(allocator)
         return 0
 
@@ -909,9 +972,9 @@ cdef class Planned:
         return fits
 
     cdef bint may_stretch(self, uint64_t body) noexcept:
-        """Whether the region of the bodies may have so many bytes. Where room was made in vain before, not more than
-        the policy alone needs."""
-        if not (self.was_mistaken and self.online):
+        """Whether the region of the bodies may have so many bytes: no more than the policy alone needs. That holds
+        where room was made in vain before, and where several lengths need not be at their longest together."""
+        if not self.online:
             return True
         acquire_lock(self.lock[0])
         cdef uint64_t room = self.room_for(0, False)

@@ -33,6 +33,7 @@ public:
     // A step that began by itself was none if after so many requests fewer than a quarter of them were as planned, or
     // after so many fewer than half. Then no step begins for a while, and after so many such steps in a row none at all.
     static constexpr uint64_t kSoon = 16, kLate = 64, kMostMistaken = 4;
+    static constexpr uint64_t kMissing = 8;         // a program makes all of the plan's head but for this part of the bytes
     static constexpr int64_t kHead = 4;             // a step begins with one of its first requests
 
     struct Guest {
@@ -70,6 +71,8 @@ public:
     uint64_t passed = 0;                // bytes that streams have taken of each other in this step
     uint64_t apart = 0;                 // bytes beyond `peak` that they may have, so that they need not take them
     bool in_step = false;
+    bool begins_with_head = false;      // it came into use where nothing lived
+    bool is_proven = false;             // the program has made the head, or that is not to be expected
 
     // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
@@ -258,6 +261,29 @@ public:
         return !any(taken_, cell_at(begin), cell_at(end)) && (next == guests_.size() || guests_[next].offset >= end);
     }
 
+    // The region of the place that `take` would look at for a request, if that region is absent, or -1.
+    int absent_for(uint32_t stream, uint64_t size) noexcept {
+        Sequence* now = active_[stream];
+        const int64_t found = now && !(present[0] && present[1]) ? now->matcher.find(size) : kNone;
+        if (found < 0) return -1;
+        const int region = region_of(places_[now->places[found]].offset);
+        return present[region] ? -1 : region;
+    }
+
+    // Whether most of what is made before the first step, and outlives all steps, lives.
+    bool has_whole_head() const noexcept {
+        uint64_t all = 0, there = 0;
+        for (const int64_t head : heads_) {
+            if (head == kNone) continue;
+            for (const uint32_t place : sequences_[head].places) {
+                if (places_[place].sequence != static_cast<uint32_t>(head)) continue;
+                all += places_[place].size;
+                if (lives(place)) there += places_[place].size;
+            }
+        }
+        return there >= all - all / kMissing;
+    }
+
     // -- steps --------------------------------------------------------------------------------------------------------
 
     void end() noexcept {
@@ -272,7 +298,7 @@ public:
         begun->ended = kNotEnded;
         begun->last_ended = 0;
         for (size_t i = 0; begun->has_once && i < begun->places.size(); ++i)    // what lives already is not asked for
-            if (places_[begun->places[i]].sequence == sequence && is_taken(begun->places[i])) begun->matcher.leave_out(i);
+            if (places_[begun->places[i]].sequence == sequence && lives(begun->places[i])) begun->matcher.leave_out(i);
         begun->told = 0;
         begun->is_read = begun->has_told = begun->is_behind = false;
         begun->missed = 0;
@@ -299,7 +325,7 @@ public:
         } else {
             if (active_[stream] && head.matcher.expected() >= 0
                 && (head.matcher.find(size) >= 0 || !head.matcher.has(size, first, ended + 1))) return;
-            head.matcher.go_back(first, end, [&](size_t i) { return is_taken(head.places[i]); });
+            head.matcher.go_back(first, end, [&](size_t i) { return lives(head.places[i]); });
         }
         head.ended = kNotEnded;
         head.last_ended = 0;
@@ -1009,6 +1035,8 @@ private:
         *word ^= mask;
         return found;
     }
+    // Whether something lies in a place: all of a region that is absent counts as taken.
+    bool lives(size_t place) const noexcept { return present[region_of(places_[place].offset)] && is_taken(place); }
     bool is_taken(size_t place) const noexcept { return any(taken_, places_[place].first, places_[place].end); }
     Place place_at(uint64_t offset, uint64_t size) const noexcept {
         Place place;

@@ -216,3 +216,70 @@ def test_what_would_not_pay_by_itself_is_declined_there():
         why = plan._declined(gate, by_itself=True)
         assert why is not None
         assert "steps that began by themselves" in why
+
+
+def plan_with_head(policy: str) -> bfc.Plan:
+    """Of two weights of 12 MiB, and of iterations as in `small_plan`."""
+    run = Run(0)
+    for _ in range(2):
+        run.ask(12 * MIB)
+    for _ in range(4):
+        run.begin()
+        for size in SIZES:
+            run.free(run.ask(size * MIB))
+    return bfc.Plan.from_trace(run.trace(), fallback=policy)
+
+
+@pytest.mark.parametrize("policy", MAKES)
+def test_a_region_is_taken_when_the_first_request_for_it_comes(policy: str):
+    plan = plan_with_head(policy)
+    with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan)
+        assert pool.stats().pool_bytes == 0
+        weights = [pool.allocate(12 * MIB) for _ in range(2)]
+        assert pool.stats().pool_bytes == plan.base == 24 * MIB
+        for _ in range(2):
+            with pool.step("train"):
+                for size in SIZES:
+                    pool.allocate(size * MIB).free()
+        assert pool.plan_stats()["agreement"] == 1.0
+        assert pool.stats().peak_pool_bytes == plan.span
+        assert pool.check() is None
+        del weights
+
+
+@pytest.mark.parametrize("steps", [None, "auto"])
+@pytest.mark.parametrize("policy", MAKES)
+def test_another_program_has_its_memory_for_itself(policy: str, steps: str | None):
+    """It asks for other weights, and so for no place of the plan before its first step."""
+    reserved = []
+    for plan in (None, plan_with_head(policy)):
+        with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
+            pool.use_plan(plan, steps=steps)
+            weights = [pool.allocate(3 * MIB) for _ in range(3)]
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for _ in range(3):
+                    with pool.step("train"):
+                        for size in SIZES:
+                            pool.allocate(size * MIB).free()
+            reserved.append(pool.stats().peak_pool_bytes)
+            assert len(found) == (plan is not None)
+            assert pool.check() is None
+            del weights
+    assert "the plan is for another program" in str(found[0].message)
+    assert reserved[1] <= reserved[0]
+
+
+@pytest.mark.parametrize("policy", MAKES)
+def test_a_plan_whose_region_is_refused_ends(policy: str):
+    source = bfc.SimulatedSubAllocator("64 MiB")
+    with MAKES[policy](source) as pool:
+        pool.use_plan(plan_with_head(policy), gate=2)
+        other, _ = source.alloc(256, 44 * MIB)
+        with pytest.warns(RuntimeWarning, match="has no room for them: the policy serves all"):
+            weight = pool.allocate(12 * MIB)
+        assert pool.plan_stats()["state"] == "switched off"
+        assert pool.check() is None
+        source.free(other, 44 * MIB)
+        del weight

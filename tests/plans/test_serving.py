@@ -224,7 +224,8 @@ def test_what_is_not_planned_uses_what_the_plan_leaves_idle(policy: str):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_snapshot_shows_blocks_and_gaps(policy: str):
-    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=simple(policy)) as pool:
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(simple(policy), strict=True)
         with pool.step("train"):
             held = pool.allocate(8 * MIB)
             after = pool.allocate(2 * MIB)
@@ -448,7 +449,7 @@ def test_plans_in_turn_take_the_same_records(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
         plan, sizes = simple(policy), set()
         for _ in range(6):
-            pool.use_plan(plan)
+            pool.use_plan(plan, gate=None)  # these are not what it expects first
             held = [pool.allocate(100) for _ in range(3)]
             one_step(pool)
             checked(pool)
@@ -559,7 +560,7 @@ def test_disturbed_runs_are_served_as_the_model_says_and_keep_their_contents(
         pytest.skip("the regions cannot be told apart by their sizes")
     unit = 512 if policy == "caching" else 256
     with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
-        pool.use_plan(plan, gate=None)  # some of them would not pay
+        pool.use_plan(plan, gate=None, strict=True)  # some of them would not pay
         wrong, model = (0, 0.02, 0.1)[seed % 3], SlowPlan(plan)
         program = Program(pool=pool, dice=dice, wrong=wrong, most=4 * MIB, model=model, unit=unit)
         program.find_regions()
@@ -595,7 +596,7 @@ def test_a_program_that_starts_again_gets_its_places_again(policy: str, seed: in
     unit = 512 if policy == "caching" else 256
     wrong, kept = (0, 0, 0.02)[seed % 3], (0, 0.3, 0.3)[seed % 3]
     with made(policy, bfc.HostSubAllocator(), memory_limit="1 GiB") as pool:
-        pool.use_plan(plan, gate=None)
+        pool.use_plan(plan, gate=None, strict=True)
         model = SlowPlan(plan)
         program = Program(pool=pool, dice=dice, wrong=wrong, most=4 * MIB, model=model, unit=unit)
         program.find_regions()
