@@ -146,6 +146,7 @@ cdef inline int free_at_address(Allocator self, uint64_t address) except -1:
     """The fast path of a free: one that needs nothing but the pool. Returns whether it was one."""
     if not self.reasons.none():
         return False
+    # Found and freed at once: of two frees of an address one is refused.
     acquire_lock(self.lock)
     cdef bint freed = self.pool.free_plain(address)
     if freed:
@@ -419,6 +420,7 @@ cdef class Allocator(BufferOwner):
         cdef PoolId pool = self.captures.pool_for(request.stream)
         if request.captured[0] or request.captured[1]:
             pool = PoolId(request.captured[0], request.captured[1])
+        # The policy reads which scopes are open, which changes under the lock.
         self.acquire()
         self.set_lane(&request.lane, request.stream)
         if is_default(pool) and is_private(&request.lane):
@@ -721,6 +723,7 @@ cdef class Allocator(BufferOwner):
         request.owner = owner_here(self)
         if request.owner == 0:
             return 0
+        # The table of owners may grow, and other threads read it.
         self.acquire()
         cdef bint is_known = self.pool.owned.know(request.owner)
         self.lock.release()
@@ -759,6 +762,7 @@ cdef class Allocator(BufferOwner):
     cdef void trace_allocation(self, Placement* placed) noexcept:
         """Tells Python's tracemalloc of an allocation. Does nothing if the host has no memory for that."""
         cdef Chunk* chunk
+        # Told while it is known to live: another thread may have freed it, and tracemalloc would keep it for good.
         self.acquire()
         if is_live_in(self.pool, placed.handle, placed.allocation_id):
             chunk = &self.pool.chunks[placed.handle]
@@ -820,6 +824,7 @@ cdef class Allocator(BufferOwner):
             if not 0 < domain < 1 << 32:
                 raise ValueError(f"a domain is a number from 1 to 2**32 - 1, not {domain}: 0 is Python's own memory")
             number = domain
+        # No free comes in between, which would tell the new domain of what the old one has.
         self.acquire()
         for i in range(self.pool.chunk_count):
             if self.pool.chunks[i].state & TRACED:
@@ -1478,6 +1483,7 @@ cdef class Allocator(BufferOwner):
         if self.pool.plan != NULL and self.asks_plan(request):
             self.planned.fill_place(self, request.stream if self.by_stream else self.home_stream, request.rounded,
                                     request.nbytes)
+        # Placed and written down at once. `frees_before` says which frees this look has seen.
         self.acquire()
         request.frees_before = self.frees.count.get()
         if not self.is_closed:
@@ -1597,6 +1603,7 @@ cdef class Allocator(BufferOwner):
             return
         address = address_from(ptr)
         if address == 0:
+            # Upstream counts a free of NULL, too, and who waits for memory looks again.
             self.acquire()
             self.frees.count.add(1)
             self.lock.release()
@@ -1610,6 +1617,7 @@ cdef class Allocator(BufferOwner):
             self.recorder.keep_free_frames(chunk_at(self.pool, self.lock, address).allocation_id)
         if self.reasons.has(FREES_PENDING):
             self.frees.drain(0)
+        # Found and freed at once: of two frees of an address one is refused.
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
         if handle == NO_CHUNK:
@@ -1629,6 +1637,7 @@ cdef class Allocator(BufferOwner):
             self.recorder.keep_free_frames(allocation_id)
         if self.reasons.has(FREES_PENDING):
             self.frees.drain(0)
+        # Its id is compared and it is freed at once: of two frees one is refused.
         self.acquire()
         if not is_live_in(self.pool, handle, allocation_id):
             self.lock.release()
@@ -1664,6 +1673,7 @@ cdef class Allocator(BufferOwner):
 
     cdef object undo_at(self, uint64_t address):
         """Frees an allocation whose address will not be returned. Returns what `Frees.undo` does."""
+        # The handle is read with its id, which tells whether the chunk is still the same later.
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
@@ -1870,6 +1880,7 @@ cdef class Allocator(BufferOwner):
             address = address_from(ptr_or_buffer)
             if address == 0:
                 return
+        # It is marked while it is known to live, so that its free waits for the stream.
         self.acquire()
         if address:
             handle = self.pool.handle_of(address)
@@ -1899,6 +1910,7 @@ cdef class Allocator(BufferOwner):
             return NO_CONSUMER
         cdef TurnAt turn
         turn.take(self)
+        # It is marked while it is known to live, so that its free waits for the stream.
         self.acquire()
         live = is_live_in(self.pool, handle, allocation_id)
         if live:
@@ -1918,6 +1930,7 @@ cdef class Allocator(BufferOwner):
     cdef int hand_over(self, ChunkHandle handle) except -1:
         """Indexes a chunk by its address and records its stream. A replay allocates chunks by handle, without either.
         """
+        # Another thread may have closed the allocator during the replay.
         self.acquire()
         if self.is_closed:
             self.lock.release()
@@ -2048,6 +2061,7 @@ cdef class Allocator(BufferOwner):
                 self.frees.drain(QUERY | AGAIN)
             except Exception as error:
                 fault = error   # even if the device fails, its memory is given back
+        # From here on nobody exports a view, and no request finds memory.
         self.acquire()
         viewed = counted(self.exports) > 0
         if not viewed:
@@ -2240,12 +2254,14 @@ cdef class Allocator(BufferOwner):
 
     cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept:
         cdef Request request
+        # The settings by which a policy rounds change under the lock.
         self.acquire()
         self.set_request(&request, nbytes, self.home_stream)
         self.lock.release()
         return request.rounded
 
     cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
+        # The free chunk behind it is looked at and taken at once.
         self.acquire()
         cdef ChunkHandle handle = self.pool.handle_of(address)
         cdef bint asleep = handle != NO_CHUNK and is_asleep_in(self.pool, handle)
@@ -2266,6 +2282,7 @@ cdef class Allocator(BufferOwner):
     # -- what a buffer asks -------------------------------------------------------------------------------------------
 
     cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
+        # The chunk's id and its set of bins are read together.
         self.acquire()
         live = is_live_in(self.pool, handle, allocation_id) and not is_asleep_in(self.pool, handle)
         self.lock.release()
@@ -2273,6 +2290,7 @@ cdef class Allocator(BufferOwner):
 
     cdef object why_not(self, ChunkHandle handle, int64_t allocation_id):
         cdef Lane lane
+        # The chunk's id and its set of bins are read together.
         self.acquire()
         cdef bint asleep = is_live_in(self.pool, handle, allocation_id) and is_asleep_in(self.pool, handle)
         if asleep:
@@ -2405,6 +2423,7 @@ cdef class Allocator(BufferOwner):
         Cost: O(1). A BFCAllocator asks the device once for each stream that freed memory waits for.
         """
         self.frees.drain(0)
+        # All figures are of one moment.
         self.acquire()
         cdef Counters counters = self.pool.totals()
         cdef uint64_t largest_free = self.pool.largest_free()
@@ -2435,6 +2454,7 @@ cdef class Allocator(BufferOwner):
     @property
     def bookkeeping_bytes(self):
         """The host memory that the allocator's records take, in bytes."""
+        # The sizes of the tables change with each that another thread adds to.
         self.acquire()
         cdef uint64_t total = count_bookkeeping(self.pool)
         self.lock.release()
@@ -2442,6 +2462,7 @@ cdef class Allocator(BufferOwner):
 
     @property
     def _lock_acquisitions(self):
+        # The lock itself counts, so this one is in it.
         self.acquire()
         cdef uint64_t count = self.lock.acquisitions()
         self.lock.release()
@@ -2449,6 +2470,7 @@ cdef class Allocator(BufferOwner):
 
     def reset_peak_stats(self):
         """Restart the peaks from what is in use and reserved now, and `largest_alloc_size` from 0."""
+        # The peaks restart at what is in use at this moment.
         self.acquire()
         self.pool.restart_peaks()
         if self.pool.usage != NULL:
@@ -2459,6 +2481,7 @@ cdef class Allocator(BufferOwner):
 
     def reset_accumulated_stats(self):
         """Restart the counts from 0. Allocation ids go on."""
+        # Both sets of counts restart between the same two requests.
         self.acquire()
         self.pool.counters.num_allocs = 0
         if self.pool.usage != NULL:
@@ -2476,6 +2499,7 @@ cdef class Allocator(BufferOwner):
         bool
             Always True, as from upstream's BFC allocator.
         """
+        # The peak restarts at what is in use at this moment.
         self.acquire()
         self.pool.counters.num_allocs = 0
         self.pool.counters.peak_bytes_in_use = self.pool.counters.bytes_in_use
@@ -2519,6 +2543,7 @@ cdef class Allocator(BufferOwner):
         cdef vector[HistoryRecord] records
         cdef vector[uint64_t] owned
         self.frees.drain(0)
+        # All is copied at one moment, and made into objects without the lock.
         self.acquire()
         cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
         copied = copied and self.pool.owned.copy(owned)
@@ -2580,6 +2605,7 @@ cdef class Allocator(BufferOwner):
             raise ValueError(f"PyTorch {torch} has no annotations: torch={_NEWEST!r} has")
         cdef uint32_t number = number_of_owner(text)
         cdef Chunk chunk = chunk_at(self.pool, self.lock, address_from(ptr))
+        # A lane that another thread opens moves the sets of bins, and a history may have ended.
         acquire_lock(self.lock)
         cdef Lane* lane = &self.pool.bin_sets[chunk.bin_set].lane
         if self.pool.history != NULL:
@@ -2592,6 +2618,7 @@ cdef class Allocator(BufferOwner):
         those that capture, so that their pages stay, and a replay has no driver that would tell."""
         if self.strict or not self.private_pools.open_captures.get():
             return 0
+        # A history may be started or ended by another thread.
         self.acquire()
         cdef bint is_recorded = self.pool.history != NULL
         self.lock.release()
@@ -2630,6 +2657,7 @@ cdef class Allocator(BufferOwner):
         cdef vector[ChunkRow] chunks
         cdef vector[uint32_t] pages
         self.frees.drain(0)
+        # All is copied at one moment, and made into objects without the lock.
         self.acquire()
         cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
         self.lock.release()
@@ -2656,6 +2684,7 @@ cdef class Allocator(BufferOwner):
     cdef int check_books(self) except -1:
         """`check` for a debug build, which recounts in the middle of a call. So this raises only if it finds a fault,
         even if Python's stack is exhausted."""
+        # The books are only whole between two changes.
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
         if fault == NULL and not self.is_closed:
@@ -2714,6 +2743,7 @@ cdef class Allocator(BufferOwner):
             if self.planned.watcher is not None:
                 self.planned.watcher(None)      # its history ends
         self.reasons.put(KEEPS_HISTORY, True)   # before there is a history: what is allocated from now on is noted
+        # It begins between two requests, and the one before it is dropped without the lock.
         self.acquire()
         cdef bint is_closed = self.is_closed
         if not is_closed:

@@ -114,6 +114,7 @@ cdef class FenceQueues:
 
     cdef void enter(self) noexcept nogil:
         if self.lock != NULL:
+            # Whoever changes these lists holds the pool's lock, if they belong to a pool at all.
             acquire_lock(self.lock[0])
 
     cdef void leave(self) noexcept nogil:
@@ -655,6 +656,7 @@ cdef class Captures:
     cdef int mark(self, int more) except -1:
         """Counts a capture that begins or ends. A plan rests meanwhile."""
         self.fences.mark_captures(more)
+        # Requests look at it under the lock, before they ask a plan.
         acquire_lock(self.lock[0])
         self.pool.plan_rests = self.fences.capture_is_marked()
         self.lock.release()

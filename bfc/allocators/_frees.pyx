@@ -117,6 +117,7 @@ cdef class Frees:
 
     cdef void use_again(self, ChunkHandle handle, int64_t allocation_id) noexcept nogil:
         """A chunk that was to wait stays as it was, and can be freed again."""
+        # Another thread may have finished with the chunk, or closed the allocator.
         acquire_lock(self.lock[0])
         if self.is_waiting(handle):
             self.pool.use_again(handle, allocation_id)
@@ -142,6 +143,7 @@ cdef class Frees:
 
     cdef int finish_waiting(self, ChunkHandle handle) except -1:
         """Frees a chunk that no stream uses any more."""
+        # Another thread may have found that the streams are done, and freed it already.
         acquire_lock(self.lock[0])
         self.finish_locked(handle)
         self.lock.release()
@@ -273,6 +275,7 @@ cdef class Frees:
 
     cdef cbool must_order(self, uint64_t stream_id, uint64_t* home_frees) noexcept nogil:
         """Whether memory was freed on the home stream since another stream was last made to wait for it."""
+        # The count of frees and what the stream has waited for belong together.
         acquire_lock(self.lock[0])
         home_frees[0] = self.count.get() - self.fenced
         cdef uint64_t known = self.ordered[stream_id] if self.ordered.count(stream_id) else 0
@@ -282,6 +285,7 @@ cdef class Frees:
     cdef void was_ordered(self, uint64_t stream_id, uint64_t home_frees) noexcept nogil:
         """Remembers up to which free a stream has waited for the home stream. If that cannot be remembered (too many
         streams, no host memory), the stream waits once more than it has to."""
+        # The map is shared by all threads that leave the home stream.
         acquire_lock(self.lock[0])
         if self.ordered.size() >= STREAMS_REMEMBERED:
             self.ordered.clear()
@@ -357,6 +361,7 @@ cdef class Frees:
     cdef int wait_for_home(self, PendingFree* entry) except -1:
         """Lets a free that came without the GIL wait for the home stream, for the one that it named, and for those that
         were noted without the GIL: the device was not idle then, or the chunk's streams are noted in a dictionary."""
+        # Whether it lives is asked with the mark, since its address can be freed by another thread.
         acquire_lock(self.lock[0])
         cdef bint live = is_live_in(self.pool, entry.handle, entry.allocation_id)
         cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
@@ -420,6 +425,7 @@ cdef class Frees:
     cdef void finish_mark(self, TakenMark* taken) noexcept nogil:
         """Takes a mark that its stream has reached out of its queue, and frees its chunk if that waits for nothing
         more: in one go, so that a thread which finds that nothing waits finds the memory free."""
+        # A thread that finds no mark any more finds the memory free.
         acquire_lock(self.lock[0])
         if self.fences.queues.passed(taken[0]):
             self.finish_locked(taken.handle)

@@ -97,6 +97,7 @@ cdef class Run:
         for i in range(stream.shape[0]):
             self.names_streams = self.names_streams or stream[i] != allocator.home_stream
         if op.shape[0]:
+            # The policy reads its scopes and settings for it, which change under the lock.
             allocator.acquire()
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
@@ -124,6 +125,7 @@ cdef class Run:
                 raise ValueError(f"event {i} names owner {owner[i]}, and the table has {numbers.size()}")
             self.owners[i] = numbers[owner[i]]
         numbers.push_back(<uint16_t>here)
+        # The table of owners may grow, and other threads read it.
         self.allocator.acquire()
         for i in range(numbers.size()):
             known = known and self.allocator.pool.owned.know(numbers[i])
@@ -229,6 +231,7 @@ cdef class Run:
         if self.keeps_timeline and self.events.count:
             self.events.timeline = &self.timeline
             if rebuilt:
+                # The figures of an event are read at one moment, if other threads use the allocator beside the replay.
                 self.allocator.acquire()
                 self.note_locked(rebuilt - 1)
                 self.allocator.lock.release()
@@ -399,6 +402,7 @@ cdef class Run:
         while i < end:
             self.play_one(i)
             if self.events.timeline != NULL:
+                # The figures of an event are read at one moment, if other threads use the allocator beside the replay.
                 self.allocator.acquire()
                 self.note_locked(i)
                 self.allocator.lock.release()
@@ -443,6 +447,7 @@ cdef class Run:
         return 0
 
     cdef int leave_behind(self, ChunkHandle handle) except -1:
+        # A chunk that another thread adds moves the records.
         self.allocator.acquire()
         cdef int64_t allocation_id = self.allocator.pool.chunks[handle].allocation_id
         self.allocator.lock.release()

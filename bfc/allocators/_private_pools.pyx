@@ -260,6 +260,7 @@ cdef class PoolUses:
 
     cdef int add_reference(self, PoolId id) except -1:
         """Adds a reference to a pool, and makes the pool if it is new."""
+        # Threads take references and let them go side by side.
         acquire_lock(self.lock[0])
         cdef bint added = self.private_pools.use(id)
         self.lock.release()
@@ -269,6 +270,7 @@ cdef class PoolUses:
 
     cdef bint release_reference(self, PoolId id) except -1:
         """Takes a reference away. Returns whether it was the last one."""
+        # Of two threads that let go, one has the last reference.
         acquire_lock(self.lock[0])
         cdef bint held = self.private_pools.release(id)
         cdef bint was_last = self.private_pools.uses(id) == 0
@@ -279,6 +281,7 @@ cdef class PoolUses:
 
     cdef int64_t count_references(self, PoolId id) except -1:
         """How many references a pool has; 0 if it is not known."""
+        # A pool that another thread makes moves the list.
         acquire_lock(self.lock[0])
         cdef int64_t uses = self.private_pools.uses(id)
         self.lock.release()
@@ -286,6 +289,7 @@ cdef class PoolUses:
 
     cdef int begin(self, Scope scope, bint strict) except -1:
         """Opens a scope, which holds a reference."""
+        # Other threads open scopes, so both answers are of one moment.
         acquire_lock(self.lock[0])
         cdef bint is_in_use = self.private_pools.is_in_use(&scope, strict)
         cdef bint captured = scope.kind == ONE_CAPTURE and self.private_pools.captures(scope.of)
@@ -295,6 +299,7 @@ cdef class PoolUses:
         if is_in_use:
             raise RuntimeError(f"pool {name_of(scope.pool)} is in use already: end that use first")
         self.add_reference(scope.pool)
+        # A miss of another thread reads the list of scopes.
         acquire_lock(self.lock[0])
         cdef bint added = self.private_pools.begin(scope)
         self.lock.release()
@@ -308,6 +313,7 @@ cdef class PoolUses:
         cdef vector[Scope] scopes
         cdef Scope scope
         cdef bint copied = True
+        # They are copied, since Python may run anything while it makes tuples of them.
         acquire_lock(self.lock[0])
         for scope in self.private_pools.scopes:
             copied = copied and try_push_back(scopes, scope)
@@ -322,6 +328,7 @@ cdef class PoolUses:
 
     cdef int end(self, PoolId id) except -1:
         """Closes a scope; its reference stays."""
+        # A miss of another thread reads the list of scopes.
         acquire_lock(self.lock[0])
         cdef bint found = self.private_pools.end(id)
         self.lock.release()
@@ -331,6 +338,7 @@ cdef class PoolUses:
 
     cdef int set_among(self, vector[PoolId]* ids, PoolId id, bint wanted) except -1:
         """Puts a pool on a list of pools, or takes it off."""
+        # Requests of other threads read these lists.
         acquire_lock(self.lock[0])
         cdef bint is_kept = put_or_take(ids[0], id, wanted)
         self.lock.release()

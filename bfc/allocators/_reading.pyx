@@ -362,6 +362,7 @@ cdef ChunkHandle chunk_around(Pool pool, uint64_t ptr) noexcept nogil:
 
 cdef Counters start_peaks(Pool pool, Lock& lock) noexcept:
     """Restarts the peaks of bytes. Returns the counters as they were, for end_peaks."""
+    # The peaks restart at what is in use at this moment.
     acquire_lock(lock)
     cdef Counters before = pool.totals()
     pool.restart_peaks()
@@ -374,6 +375,7 @@ cdef Counters start_peaks(Pool pool, Lock& lock) noexcept:
 cdef Counters end_peaks(Pool pool, Lock& lock, Counters before) noexcept:
     """The peaks since start_peaks."""
     cdef Counters* counters = &pool.counters
+    # The peaks are read and put back between two requests of other threads.
     acquire_lock(lock)
     cdef Counters since = pool.totals()
     if pool.usage != NULL:
@@ -387,6 +389,7 @@ cdef Counters end_peaks(Pool pool, Lock& lock, Counters before) noexcept:
 cdef Chunk chunk_at(Pool pool, Lock& lock, uint64_t address) except *:
     """A copy of the live chunk that starts at an address."""
     cdef Chunk chunk
+    # It is copied, since it may be freed after the lock.
     acquire_lock(lock)
     cdef ChunkHandle handle = pool.handle_of(address)
     if handle != NO_CHUNK:
@@ -402,6 +405,7 @@ cdef object pages_in_use(Pool pool, Lock& lock):
     cdef PageUse use
     if not pool.features & PAGED:
         return None
+    # Pages change hands in other threads.
     acquire_lock(lock)
     cdef cbool counted = count_use(<Pages>pool.pages, &use)
     lock.release()
@@ -411,6 +415,7 @@ cdef object pages_in_use(Pool pool, Lock& lock):
 cdef int raise_invalid_pointer(Pool pool, Lock& lock, uint64_t address) except -1:
     """Raises InvalidPointerError, with what lies at the address."""
     cdef Chunk chunk
+    # It is copied, since it may be freed after the lock.
     acquire_lock(lock)
     cdef ChunkHandle handle = chunk_around(pool, address)
     if handle != NO_CHUNK:

@@ -95,6 +95,7 @@ cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) e
 cdef uint64_t start_of_region(Pool pool, Lock& lock, uint64_t ptr) noexcept:
     """The start of the region that an address lies in, or else 0."""
     cdef uint64_t start = 0
+    # Another thread's miss may add regions.
     acquire_lock(lock)
     cdef cmap[uint64_t, Region].iterator found = pool.regions.upper_bound(ptr)
     if found != pool.regions.end():
@@ -130,6 +131,7 @@ cdef class Recorder:
         cdef vector[PoolReserved] pools
         cdef PoolReserved entry
         cdef bint copied
+        # The figures are of one moment, and are put into a dictionary without the lock.
         acquire_lock(lock)
         usage = pool.usage[0]
         copied = pool.pool_usage.copy(pools)
@@ -173,6 +175,7 @@ cdef class Recorder:
     cdef list history(self, Pool pool, Lock& lock):
         cdef vector[HistoryRecord] records
         cdef bint copied = True
+        # It is copied, since what makes entries of it runs Python.
         acquire_lock(lock)
         if pool.history != NULL:
             copied = pool.history.copy(records)
@@ -245,12 +248,14 @@ cdef class Recorder:
         what has happened stands: the marks have their numbers."""
         cdef uint64_t first, second
         first, second = which
+        # Looked at first: the name gets a number without the lock.
         acquire_lock(lock)
         cdef bint is_recorded = pool.history != NULL
         lock.release()
         if not is_recorded:
             return 0
         cdef uint32_t number = number_of_owner(said)
+        # The history may have ended meanwhile.
         acquire_lock(lock)
         if pool.history != NULL:
             pool.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
@@ -327,6 +332,7 @@ cdef class Recorder:
         cdef int64_t newest
         cdef vector[HistoryRecord] records
         cdef vector[Region] regions
+        # What lives and what the history has is read at one moment; the frames are sorted out without the lock.
         acquire_lock(lock)
         if pool.history != NULL:
             copied = pool.history.copy(records)

@@ -136,6 +136,7 @@ cdef class Source:
 
     cdef void put_bytes_back(self, uint64_t nbytes) noexcept nogil:
         """Gives the limit what was set aside, and is not asked for any more."""
+        # From here on other threads may ask for it.
         acquire_lock(self.lock[0])
         self.set_aside -= nbytes
         self.lock.release()
@@ -346,6 +347,7 @@ cdef class Source:
     cdef cbool begin_call(self, uint64_t nbytes, uint64_t to_set_aside) noexcept nogil:
         """Lists that this thread calls the sub-allocator, and for how many bytes that are set aside. Returns False if
         the host has no memory for the list."""
+        # The call and its bytes are listed together: a child that is forked gives back what it finds here.
         acquire_lock(self.lock[0])
         self.set_aside += to_set_aside
         cdef cbool listed = try_push_back(self.calls, Call(PyThread_get_thread_ident(), nbytes))
@@ -373,6 +375,7 @@ cdef class Source:
 
     cdef bint is_calling(self) noexcept:
         """Whether any thread is inside a call to the sub-allocator."""
+        # Other threads list their calls and take them off.
         acquire_lock(self.lock[0])
         cdef bint found = self.calls.size() > 0
         self.lock.release()
@@ -388,6 +391,7 @@ cdef class Source:
     cdef bint is_called_here(self) noexcept:
         """Whether this thread is inside a call to the sub-allocator: one that allocates from its own allocator would
         wait for itself."""
+        # Other threads list their calls and take them off.
         acquire_lock(self.lock[0])
         cdef bint found = self.newest_call() != NULL
         self.lock.release()
@@ -403,6 +407,7 @@ cdef class Source:
 
     cdef void forget_other_threads(self) noexcept:
         """Forgets the calls of threads that the interpreter has stopped for good."""
+        # The list is read by threads that do not need the interpreter.
         acquire_lock(self.lock[0])
         forget_calls_of_others(self)
         self.lock.release()

@@ -226,6 +226,7 @@ cdef class Tags:
 
     cdef int refuse_if_asleep(self, uint64_t tag) except -1 with gil:
         """Refuses a request for a tag that sleeps."""
+        # A tag falls asleep under the lock. It may do so right after this, so `place` looks again.
         acquire_lock(self.lock[0])
         cdef cbool asleep = self.is_asleep(tag)
         self.lock.release()
@@ -283,6 +284,7 @@ cdef uint64_t count_tag(Pool pool, Lock& lock, Tags tags, uint64_t number, uint6
     cdef ChunkHandle handle
     cdef uint64_t nbytes = 0
     allocations[0] = 0
+    # Chunks are counted at one moment, while no other thread splits any.
     acquire_lock(lock)
     for handle in range(<ChunkHandle>pool.chunk_count):
         if (pool.chunks[handle].state & STATE == IN_USE

@@ -92,6 +92,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
 
 
 cdef void count_refusal(Allocator allocator) noexcept nogil:
+    # Several threads may be refused at once.
     allocator.acquire()
     allocator.recorder.num_ooms += 1
     allocator.lock.release()
@@ -142,6 +143,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     cdef cbool elsewhere = False, idle = True
     cdef uint64_t home = allocator.home_stream, noted
     cdef vector[uint64_t] uses
+    # The chunk and the streams that have used it are read together: without the GIL other threads free meanwhile.
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
@@ -269,6 +271,7 @@ cdef cbool place_hit(Allocator allocator, uint64_t nbytes, uint64_t stream, Pool
                      Request* request, uint64_t* ptr) noexcept nogil:
     cdef Placement placed
     placed.handle = NO_CHUNK
+    # The request is made under the lock, too: the settings that round it change under it.
     allocator.acquire()
     if not allocator.is_closed and allocator.pool.owned.knows(owner):
         allocator.set_request(request, nbytes, stream)
@@ -292,6 +295,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
     if not allocator.fences.takes_events() or allocator.may_be_unordered or allocator.home_stream == HOST_STREAM:
         return False
     stream = 0 if stream == allocator.default_stream_alias else stream
+    # The stream is noted while the chunk is known to live.
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
@@ -311,6 +315,7 @@ cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept 
     cdef cbool freed
     if allocator.reasons.has(IS_TOLD | FREES_PENDING):
         return False
+    # Found and freed at once: of two frees of an address one is refused.
     allocator.acquire()
     freed = not allocator.is_closed and allocator.pool.free_plain(ptr)
     if freed:
@@ -329,6 +334,7 @@ cdef cbool free_behind_events(Allocator allocator, uint64_t ptr) noexcept nogil:
     cdef vector[Mark] marks
     if not allocator.fences.takes_events():
         return False
+    # From here on the chunk counts as freed, so that a second free is refused while the streams are marked.
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
@@ -367,6 +373,7 @@ cdef cbool wait_behind_marks(Allocator allocator, ChunkHandle handle, int64_t al
                              vector[Mark]& marks) noexcept nogil:
     """Lets a chunk that was freed wait for marks. False: the host has no memory for that, or the allocator was closed.
     """
+    # The marks are queued only if nobody has finished with the chunk or closed the allocator meanwhile.
     allocator.acquire()
     cdef cbool queued = allocator.frees.is_waiting(handle) and allocator.fences.queues.add(handle, marks)
     if queued:

@@ -64,6 +64,7 @@ cdef class Ranges(Backing):
         growing.size = request.rounded
         growing.start = NO_CHUNK
         growing.has_reserved = False
+        # The set of bins has its rules before another thread can place a request in it.
         acquire_lock(allocator.lock)
         known = allocator.private_pools.know(pool_of(&request.lane))
         bin_set = allocator.bin_set_of(request)

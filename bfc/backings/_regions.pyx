@@ -61,6 +61,7 @@ cdef class SleepingRegions(Backing):
         cdef cbool joined
         if not allocator.source.has_blocks or request.tag:
             return False
+        # Pools join tags under the lock.
         acquire_lock(allocator.lock)
         joined = allocator.tags.tag_of(request.lane.pool) != 0
         allocator.lock.release()

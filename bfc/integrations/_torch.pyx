@@ -343,6 +343,7 @@ record_in = <cbool (*)(void*, void*, void*) noexcept nogil>record_of
 
 
 cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
+    # The figures are of one moment.
     allocator.acquire()
     cdef Counters counters = allocator.pool.totals()
     now.largest_free = allocator.pool.largest_free()

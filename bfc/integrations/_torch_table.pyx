@@ -401,6 +401,7 @@ cdef cbool free_for_good(Allocator pool, uint64_t address) noexcept:
     at the address."""
     cdef TurnAt turn
     turn.take(pool)
+    # The handle is read with its id, which tells whether the chunk is still the same later.
     pool.acquire()
     cdef ChunkHandle handle = pool.pool.handle_of(address)
     cdef int64_t allocation_id = pool.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
@@ -588,6 +589,7 @@ cdef int device_of(Table self, const void* ptr) noexcept nogil:
 
 
 cdef cbool lies_in(Allocator pool, uint64_t address) noexcept nogil:
+    # Another thread's miss may add regions.
     pool.acquire()
     cdef cbool found = pool.pool.overlaps_region(address, 1)
     pool.lock.release()
@@ -606,6 +608,7 @@ cdef void look(Table self, const void* ptr, bfc_block* block) noexcept nogil:
 
 
 cdef cbool look_in(Allocator pool, uint64_t address, bfc_block* block) noexcept nogil:
+    # The block and the figures are of one moment, as observers expect.
     pool.acquire()
     cdef ChunkHandle handle = pool.pool.handle_of(address)
     cdef Counters counters
@@ -693,6 +696,7 @@ def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64
     cdef Request request
     cdef ChunkHandle taken
     pool.set_request(&request, nbytes, stream)
+    # Found and taken at once, so that nobody else takes the chunk at that address.
     pool.acquire()
     if not pool.is_closed:
         taken = take_at(pool.pool, address, &request)

@@ -317,6 +317,7 @@ cdef class BFCAllocator(Allocator):
             raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
         if self.pool.plans.size():
             raise ValueError("a plan does not know when memory may be used again by a timing counter: end it first")
+        # The counter comes into use between two frees, and not within one.
         self.acquire()
         _before = self.pool.set_timing_counter(counter)
         self.lock.release()
@@ -338,6 +339,7 @@ cdef class BFCAllocator(Allocator):
             If `count` is negative or above 2**63 - 1.
         """
         cdef uint64_t frontier = count_from(count)
+        # It only rises, whichever thread comes last.
         self.acquire()
         if frontier > self.pool.safe_frontier:
             self.pool.safe_frontier = frontier
@@ -400,6 +402,7 @@ cdef class BFCAllocator(Allocator):
         lane.thread = this_thread() if apart and self.thread_streams.size() and self.is_of_thread(stream) else 0
 
     cdef void scopes_changed(self) noexcept:
+        # Scopes open and close in several threads: what is written last here must be what holds.
         self.acquire()
         self.has_lanes.set(self.stitches or self.private_pools.open_scopes.get() > 0)
         self.lock.release()
@@ -447,6 +450,7 @@ cdef class BFCAllocator(Allocator):
     cdef int add_like_pages(self, Request* request, Placement* placed) except -1 nogil:
         cdef Region block
         cdef uint64_t nbytes = round_up(request.rounded, self.stitching.page_size)
+        # The limit is compared and the bytes are set aside at once: no other thread counts on them.
         self.acquire()
         cdef cbool fits = self.source.set_bytes_aside(nbytes, self.limit, &request.blocked)
         self.lock.release()
@@ -456,6 +460,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef void merge_and_find(self, Request* request, Placement* placed) noexcept nogil:
         cdef cbool satisfied = False
+        # What was merged is looked through before another thread can take it.
         self.acquire()
         merge_timestamped(self.pool, request.rounded, &satisfied)
         if satisfied:
@@ -479,12 +484,14 @@ cdef class BFCAllocator(Allocator):
         it grows, what the upper end lacks (TensorFlow's behaviour, 2.17)."""
         cdef cbool is_first, is_missing
         cdef uint64_t least
+        # Another thread may add that region.
         self.acquire()
         is_first = self.pool.shared_begin == 0
         self.lock.release()
         if is_first:
             least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
             self.extend_by(request, placed, least, self.initial_region_bytes)
+            # It may have been added by this thread or by another one.
             self.acquire()
             is_missing = self.pool.shared_begin == 0
             self.lock.release()
@@ -492,6 +499,7 @@ cdef class BFCAllocator(Allocator):
                 return 0
         if placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
             return 0
+        # The ends of the regions move with each request.
         self.acquire()
         least = self.lacking_anywhere(request)
         self.lock.release()
@@ -563,6 +571,7 @@ cdef class BFCAllocator(Allocator):
                 return 0
             got = self.source.ask(&request.asking, size, &block, False)
         if got:
+            # The size of the next region follows from this one, before another thread asks for it.
             self.acquire()
             well = (wanted > 0 or not self.pool.features & ENDS or is_private(&request.lane)
                     or self.lies_well(request, &block))
@@ -608,6 +617,7 @@ cdef class BFCAllocator(Allocator):
             return 0
         if self.has_lost(request):
             return 0
+        # The limit is compared and the bytes are set aside at once: no other thread counts on them.
         self.acquire()
         fits = rounded <= self.available()
         if fits:
@@ -628,6 +638,7 @@ cdef class BFCAllocator(Allocator):
         behaviour, 2.7). With pages it does so in any case, since free pages serve a part of the request."""
         cdef vector[Region] regions
         cdef uint64_t total, kept
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         self.acquire()
         self.pool.list_regions(regions, False)
         self.private_pools.keep_used(self.pool, True, default_pool(), regions)
@@ -649,6 +660,7 @@ cdef class BFCAllocator(Allocator):
         cdef vector[Region] regions
         cdef uint64_t released
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock, True)
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         self.acquire()
         self.pool.list_regions(regions, False)
         self.private_pools.keep_used(self.pool, False, id, regions)

@@ -396,6 +396,7 @@ cdef class CachingAllocator(Allocator):
         self.applied = settings
         self.segments.wanted_reserve = settings.expandable_segments_reserve
         self.fences.reuses = settings.graph_capture_record_stream_reuse
+        # Requests of other threads are placed by the old settings or by the new ones, and by no mixture.
         self.acquire()
         self.pool.sizes = sizes
         self.rejects_above = UNLIMITED
@@ -428,6 +429,7 @@ cdef class CachingAllocator(Allocator):
 
     cdef int plan_changed(self) except -1:
         cdef uint64_t oversize = self.oversize_of(self.applied)
+        # Each set of bins has the new rules before another request looks at one.
         self.acquire()
         self.oversize = oversize
         self.answer_all()
@@ -663,6 +665,7 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef void search(self, Request* request, Placement* placed) noexcept nogil:
+        # Another thread may have freed memory, or closed the allocator, since the last look.
         self.acquire()
         if not self.is_closed:
             self.fill(self.place(request), request, placed)
@@ -684,6 +687,7 @@ cdef class CachingAllocator(Allocator):
             return grow_backing(self, request, placed)
         finally:
             if private:
+                # The region is in the pool by now, or did not come.
                 self.acquire()
                 self.source.end_growing(pool)
                 self.lock.release()
@@ -709,6 +713,7 @@ cdef class CachingAllocator(Allocator):
         if not self.sub_allocator.supports_virtual_memory:
             raise no_mapping(self)
         blocks_of(self.mapped)
+        # Whether the pool has memory, and which tag it belongs to, is decided at once: no region comes in between.
         self.acquire()
         cdef uint64_t joined = self.tags.tag_of(name)
         cdef cbool used = joined != request.tag and (holds_memory(self.pool, pool) or self.source.is_growing(growing))
@@ -729,6 +734,7 @@ cdef class CachingAllocator(Allocator):
         `size` bytes of its region. Then these are not set aside any more."""
         if size <= self.rejects_above and taken <= self.rejects_above - size:
             return False
+        # What was set aside is given up before another thread finds the limit reached.
         self.acquire()
         self.source.set_aside -= size
         self.recorder.num_oom_rejections += 1
@@ -774,6 +780,7 @@ cdef class CachingAllocator(Allocator):
         """Gives back the oldest free regions where more than the threshold is taken (PyTorch's behaviour, 2.8)."""
         cdef vector[ChunkHandle] candidates
         cdef vector[Region] regions
+        # The threshold is compared and the regions are taken out at once: no thread is handed one that goes.
         self.acquire()
         cdef cbool collects = self.collects_above != UNLIMITED
         cdef uint64_t taken = self.pool.counters.pool_bytes
@@ -824,6 +831,7 @@ cdef class CachingAllocator(Allocator):
         cdef vector[ChunkHandle] chunks, chosen
         cdef vector[Region] regions
         cdef uint64_t needed, taken
+        # What is missing, and what goes for it, is chosen at once, and nobody is handed what was chosen.
         self.acquire()
         needed = self.pool.sizes.segment_for(request.rounded)
         taken = self.source.taken()
@@ -842,6 +850,7 @@ cdef class CachingAllocator(Allocator):
         if not request.asking.without_gil and self.segments.are_some():
             self.empty_in_turn(&request.asking.changes, self.may_release_default())
             return 0
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         self.acquire()
         self.list_what_may_go(chunks, self.may_release_default())
         take_out(self.pool, self.source, chunks, regions)
@@ -930,6 +939,7 @@ cdef class CachingAllocator(Allocator):
         cdef vector[ChunkHandle] chunks
         cdef vector[Region] regions
         cdef uint64_t released
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         self.acquire()
         self.list_what_may_go(chunks, with_default)
         released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
@@ -954,6 +964,7 @@ cdef class CachingAllocator(Allocator):
         return self.observers.run_callbacks()
 
     cdef void count_wait(self) noexcept nogil:
+        # Callers without the GIL count here, too.
         self.acquire()
         self.recorder.num_sync_all_streams += 1
         self.lock.release()
@@ -1079,6 +1090,7 @@ cdef class CachingAllocator(Allocator):
     def reset_accumulated_stats(self):
         """Restart the counts that only rise from 0. Current values and peaks stay."""
         Allocator.reset_accumulated_stats(self)
+        # Callers without the GIL count here, too.
         self.acquire()
         self.recorder.restart_counts()
         self.lock.release()
@@ -1218,12 +1230,14 @@ cdef class CachingAllocator(Allocator):
         """Sets whether a pool's chunks are handed out whole."""
         cdef PoolId id = id_of(pool)
         cdef bint wanted = bool(no_split)
+        # Other threads put pools on this list, too.
         self.acquire()
         cdef bint changes = is_among(id, self.private_pools.unsplit) != wanted
         self.lock.release()
         if not changes:
             return
         self.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
+        # The rules of all sets change before another request is placed.
         self.acquire()
         self.answer_all()
         self.lock.release()
@@ -1234,6 +1248,7 @@ cdef class CachingAllocator(Allocator):
         leave it to the next `empty_cache`."""
         cdef PoolId id = id_of(pool)
         cdef Release before
+        # A reference that another thread takes from here on keeps the pool, but not what it caches.
         self.acquire()
         cdef bint is_free = self.private_pools.uses(id) == 0
         self.recorder.num_sync_all_streams += is_free
@@ -1263,6 +1278,7 @@ cdef class CachingAllocator(Allocator):
         cdef uint64_t released
         if self.segments.are_some():
             return self.emptying.empty_pool(id)
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         self.acquire()
         list_whole(self.pool, id, SMALL, chunks)
         list_whole(self.pool, id, LARGE, chunks)
@@ -1285,6 +1301,7 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:
+        # A lane that another thread opens moves the sets of bins.
         self.acquire()
         cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         self.lock.release()

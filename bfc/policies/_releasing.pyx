@@ -246,6 +246,7 @@ cdef class Emptying:
 
     cdef bint get_next(self, PrivatePool* pool) noexcept:
         """Reads the private pool without references that comes after this one. False: there is none."""
+        # Other threads make pools and release them, so the next one is looked for anew.
         acquire_lock(self.lock[0])
         cdef bint found = self.private_pools.next_released(pool.id, pool)
         self.lock.release()
@@ -257,6 +258,7 @@ cdef class Emptying:
         cdef vector[Region] regions
         cdef vector[FreePart] parts
         cdef uint64_t released
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         acquire_lock(self.lock[0])
         list_whole(self.pool, id, kind, chunks)
         released = take_out(self.pool, self.source, chunks, regions)
@@ -273,6 +275,7 @@ cdef class Emptying:
 
     cdef uint64_t give_unreturned_back(self, uint64_t* changes) except? 0xFFFFFFFFFFFFFFFF:
         cdef vector[Region] regions
+        # Nobody else offers them again from here on. They go back without the lock.
         acquire_lock(self.lock[0])
         self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
@@ -291,6 +294,7 @@ cdef class Emptying:
         finally:
             if maps:
                 self.segments.leave()
+        # A pool that another thread has begun to use again meanwhile stays.
         acquire_lock(self.lock[0])
         self.private_pools.drop_empty(self.pool, id)
         self.lock.release()

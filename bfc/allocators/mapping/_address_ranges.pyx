@@ -294,6 +294,7 @@ cdef class AddressRanges:
         cdef size_t count = self.count_what_is_mapped()
         if self.guard.is_native():
             self.guard.end()        # before another thread may map
+        # The next mapper begins only after all of these are written.
         acquire_lock(self.lock[0])
         self.mapper = 0
         self.count = count
@@ -446,6 +447,7 @@ cdef class AddressRanges:
         cdef vector[uint64_t] handles
         cdef uint64_t handle
         cdef cbool listed
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         listed = self.list_streams(range, handles)
         self.lock.release()
@@ -570,6 +572,7 @@ cdef class AddressRanges:
     cdef int take_in(self, AddressRange* range) noexcept nogil:
         cdef ChunkHandle handle = NO_HOST_MEMORY
         cdef cbool overlaps
+        # The pool has not this range or all of it: a snapshot sees no half of one.
         acquire_lock(self.lock[0])
         overlaps = self.pool.overlaps_region(range.ptr, range.nbytes)
         if not overlaps:
@@ -789,6 +792,7 @@ cdef class AddressRanges:
             else:
                 self.drop_slot(range, ptr, None)
             ptr += range.slot
+        # The chunk becomes free addresses, or is to be unmapped: a free of a neighbour reads its state.
         acquire_lock(self.lock[0])
         cancel_mapping(self.pool, handle, some)
         self.note_unmapped(range, NO_CHUNK)
@@ -842,6 +846,7 @@ cdef class AddressRanges:
             size = range.slot
             while part.ptr + size < end and self.has_page(range, part.ptr + size) != has_gone:
                 size += range.slot
+            # Each part becomes free addresses at once, as a free of a neighbour reads its state.
             acquire_lock(self.lock[0])
             rest = end_unmapping(self.pool, handle, size, has_gone)
             self.note_unmapped(range, handle)
@@ -868,6 +873,7 @@ cdef class AddressRanges:
     cdef ChunkHandle leaving_from(self, AddressRange* range, uint64_t ptr) noexcept:
         """The first chunk that is to leave a range, from this address on; or NO_CHUNK. The mapper's handle lasts."""
         cdef ChunkHandle handle = NO_CHUNK
+        # Other threads split and join the chunks before it.
         acquire_lock(self.lock[0])
         if range.is_known:
             handle = self.pool.regions[range.ptr + range.nbytes].first
@@ -1062,6 +1068,7 @@ cdef class AddressRanges:
     cdef ChunkHandle growing_in(self, AddressRange* range) noexcept:
         """The chunk of a range that memory is being mapped for, or NO_CHUNK."""
         cdef ChunkHandle handle = NO_CHUNK
+        # Other threads split and join the chunks before it.
         acquire_lock(self.lock[0])
         if range.is_known:
             handle = self.pool.regions[range.ptr + range.nbytes].first
@@ -1199,12 +1206,14 @@ cdef class AddressRanges:
         return number != NO_TAG and self.tags.tag_of(pool) == number
 
     cdef cbool belongs_to(self, AddressRange* range, uint64_t tag) noexcept nogil:
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         cdef cbool found = range.is_known and self.is_of_tag(range.bin_set, tag)
         self.lock.release()
         return found
 
     cdef cbool is_set_asleep(self, uint32_t bin_set) noexcept nogil:
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         cdef cbool found = self.pool.bin_sets[bin_set].asleep != 0
         self.lock.release()

@@ -130,6 +130,7 @@ cdef BinSet* bin_set_of(AddressRanges memory, MappedRun run) noexcept:
 
 
 cdef uint64_t tag_of(AddressRanges memory, MappedRun run) noexcept:
+    # A lane that another thread opens moves the sets of bins.
     acquire_lock(memory.lock[0])
     cdef BinSet* owner = bin_set_of(memory, run)
     cdef uint64_t tag = memory.tags.tag_of(owner.lane.pool) if owner != NULL else <uint64_t>NO_TAG
@@ -138,6 +139,7 @@ cdef uint64_t tag_of(AddressRanges memory, MappedRun run) noexcept:
 
 
 cdef bint is_asleep(AddressRanges memory, MappedRun run) noexcept:
+    # A lane that another thread opens moves the sets of bins.
     acquire_lock(memory.lock[0])
     cdef BinSet* owner = bin_set_of(memory, run)
     cdef bint asleep = owner != NULL and owner.asleep != 0

@@ -126,6 +126,7 @@ cdef class ExpandableSegments(AddressRanges):
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil:
         """The bytes of a page in a range of that kind."""
         cdef uint64_t slot = SMALL_SLOT
+        # The sizes are settings, which change under the lock.
         acquire_lock(self.lock[0])
         if self.pool.bin_sets[growing.bin_set].kind != SMALL:
             slot = self.pool.sizes.large_segment
@@ -318,6 +319,7 @@ cdef class ExpandableSegments(AddressRanges):
             return 0
         # It is LEAVING while the stream is waited for: so other threads queue no new work that uses it.
         if not self.wait_for(range, faults):
+            # From here on the chunk is free again, and other threads may take it.
             acquire_lock(self.lock[0])
             range.must_wait = not cancel_unmapping(self.pool, handle)
             range.some_stuck = range.some_stuck or range.must_wait
@@ -432,6 +434,7 @@ cdef class ExpandableSegments(AddressRanges):
         self.list_ranges(transition.tag.number, found)
         for addresses in found:
             spans.clear()
+            # The slots are listed at one moment.
             acquire_lock(self.lock[0])
             listed = self.list_slots(addresses, False, spans)
             self.lock.release()

@@ -155,6 +155,7 @@ cdef int refuse_too_much(AddressRanges memory, list transitions, object keep_lim
 
 cdef int block(AddressRanges memory, uint64_t number) except -1:
     """Forbids allocations in a tag."""
+    # `place` reads this list under the lock: from here on no request gets memory of the tag.
     acquire_lock(memory.lock[0])
     cdef cbool added = try_push_back(memory.tags.asleep, number)
     memory.lock.release()
@@ -165,6 +166,7 @@ cdef int block(AddressRanges memory, uint64_t number) except -1:
 
 cdef void unblock(AddressRanges memory, uint64_t number) noexcept:
     cdef size_t i
+    # `place` reads this list under the lock.
     acquire_lock(memory.lock[0])
     for i in range(memory.tags.asleep.size()):
         if memory.tags.asleep[i] == number:
@@ -329,6 +331,7 @@ cdef list alive(AddressRanges memory, kept):
     cdef size_t i
     for allocation in kept.allocations:
         saved.push_back(Live(0, 0, 0, allocation.allocation_id, allocation.handle))
+    # The host's copies are compared with what lives at one moment.
     acquire_lock(memory.lock[0])
     for i in range(saved.size()):
         saved[i].nbytes = memory.pool.chunks[saved[i].handle].allocation_id == saved[i].allocation_id
@@ -359,6 +362,7 @@ cdef void note_in_history(AddressRanges memory, list transitions, str said) noex
     """Writes into a history which tags fell asleep, or woke, and the bytes of their pages."""
     cdef TagTransition transition
     cdef HistoryRecord record
+    # A history may be started or ended by another thread.
     acquire_lock(memory.lock[0])
     cdef bint is_recorded = memory.pool.history != NULL
     memory.lock.release()
@@ -372,6 +376,7 @@ cdef void note_in_history(AddressRanges memory, list transitions, str said) noex
         record.size = page_bytes(transition)
         record.pool[0], record.pool[1] = TAG_POOLS, transition.tag.number
         record.allocation_id = 0
+        # The history may have ended while the name was looked up, without the lock.
         acquire_lock(memory.lock[0])
         if memory.pool.history != NULL:
             memory.pool.history.add(record)
@@ -536,6 +541,7 @@ cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFF
         except BaseException as error:
             go_down(memory, transitions)
             for transition in transitions:
+                # Other threads read what is set aside whenever they need a region.
                 acquire_lock(memory.lock[0])
                 set_aside(memory, transition, -<int64_t>transition.aside)
                 memory.lock.release()
@@ -618,6 +624,7 @@ cdef int fill_in(AddressRanges memory, TagTransition transition, object fill) ex
     if transition.kept is not None:
         transition.kept.bring_back(alive(memory, transition.kept))
     elif fill is not None:
+        # What lives is listed at one moment.
         acquire_lock(memory.lock[0])
         listed = list_live(memory, transition, &exported, &unmapped)
         memory.lock.release()

@@ -158,6 +158,7 @@ cdef class Stitching(AddressRanges):
         if not try_make_room(self.made, known):
             return self.fail_for_memory()
         self.made.resize(known)
+        # All of them are entered, or none: a snapshot of another thread counts what it finds.
         acquire_lock(self.lock[0])
         bitmap = self.pool.bin_sets[addresses.bin_set].bitmap
         first = bitmap.slot_at(ptr)
@@ -191,6 +192,7 @@ cdef class Stitching(AddressRanges):
         cdef cbool is_mapped
         if page == NO_PAGE:
             return
+        # The slot and the page's record change together, since `check` compares the two.
         acquire_lock(self.lock[0])
         self.pool.bin_sets[addresses.bin_set].bitmap.set_page(slot, NO_PAGE)
         self.pages.records[page].drop(self.pages.records[page].in_set(addresses.bin_set))
@@ -204,6 +206,7 @@ cdef class Stitching(AddressRanges):
         released when its tag wakes."""
         cdef PageRef page = self.made[number]   # in `leaving` during the call, for a child that is forked there
         self.made[number].reset()
+        # From here on the number may be given to another page.
         acquire_lock(self.lock[0])
         self.pages.forget_page(number)
         self.lock.release()
@@ -261,6 +264,7 @@ cdef class Stitching(AddressRanges):
         return True
 
     cdef uint64_t page_ptr(self, uint32_t bin_set, uint64_t slot) noexcept nogil:
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         cdef uint64_t ptr = self.pool.bin_sets[bin_set].bitmap.address_of(slot)
         self.lock.release()
@@ -392,6 +396,7 @@ cdef class Stitching(AddressRanges):
         cdef ChunkHandle handle, behind = NO_CHUNK
         cdef uint32_t bin_set = 0
         cdef uint64_t missing = 0
+        # Chunks are split and joined by other threads, so one look has to see all of its neighbours.
         acquire_lock(self.lock[0])
         handle = self.pool.handle_of(address)
         if handle != NO_CHUNK and self.pool.bin_sets[self.pool.chunks[handle].bin_set].asleep:
@@ -444,6 +449,7 @@ cdef class Stitching(AddressRanges):
         """How many pages may be made before free ones of other streams are taken. The areas that a plan gives its
         streams are not full at the same time: where they have as many pages as were ever live at once in the recording,
         they take idle ones of each other."""
+        # Another thread may end the plan.
         acquire_lock(self.lock[0])
         cdef cbool shares = (self.pages.stream_in_plan(addresses.bin_set) != NO_STREAM
                              and self.pool.plan.streams() > 1)
@@ -453,6 +459,7 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t room_in_plan(self) noexcept nogil:
         """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
         cdef uint64_t most = 0, there = 0
+        # The plan may have ended since it was looked at before, so it is looked for again.
         acquire_lock(self.lock[0])
         if self.pool.plan != NULL:
             most, there = self.pages.most_shared(), self.pages.count_shared()
@@ -554,6 +561,7 @@ cdef class Stitching(AddressRanges):
         addresses.nbytes = (self.highest_limit // self.page_size * 17 // 16 + 16) * self.page_size
         addresses.slot = self.page_size
         addresses.bin_set = bin_set
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         addresses.stream = self.pool.bin_sets[bin_set].lane.stream
         addresses.asked_of = stream_to_ask(&self.pool.bin_sets[bin_set].lane)
@@ -578,6 +586,7 @@ cdef class Stitching(AddressRanges):
         if made > 0 and self.map_all_fresh(addresses, made, at) < 0:
             made = -1
         self.release_fresh()
+        # From here on other threads may ask for what could not be made.
         acquire_lock(self.lock[0])
         self.source.set_aside -= set_aside
         self.source.newest_call().nbytes -= set_aside
@@ -602,6 +611,7 @@ cdef class Stitching(AddressRanges):
         cdef ChunkHandle handle
         cdef uint64_t nbytes = 0
         cdef cbool begun = False
+        # To cut the chunk takes a record, as each split of another thread does.
         acquire_lock(self.lock[0])
         handle = at if at != NO_CHUNK else addresses.tail
         if handle == NO_CHUNK or self.pool.chunks[handle].size < wanted * self.page_size:
@@ -827,6 +837,7 @@ cdef class Stitching(AddressRanges):
         cdef size_t k
         if not try_reserve(pages, self.held.size()):
             return self.fail_for_memory()
+        # What is held stays, but a lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         for k in range(self.held.size()):
             page = self.pool.bin_sets[self.held[k].set].bitmap.page_at(self.held[k].first)
@@ -937,6 +948,7 @@ cdef class Stitching(AddressRanges):
         return 0 if done else self.fail_for_memory()
 
     cdef void let_held_go(self) noexcept nogil:
+        # From here on whoever needs memory may take these pages.
         acquire_lock(self.lock[0])
         self.pages.let_go(self.held)
         self.lock.release()
@@ -954,6 +966,7 @@ cdef class Stitching(AddressRanges):
             return -1 if result < 0 else 1
         # the view is in no list of the pool, and its pages are held, until `enter_view` hands it out
         if self.map_view(number, wanted) < 0:
+            # The view goes before its pages can be taken: a snapshot looks at both.
             acquire_lock(self.lock[0])
             self.pages.views.forget(number)
             self.lock.release()
@@ -969,6 +982,7 @@ cdef class Stitching(AddressRanges):
         cdef uint32_t set_of_views
         cdef StitchedView* view
         cdef cbool opened, is_short
+        # Free pages are counted and held at once, so that nobody else takes one in between.
         acquire_lock(self.lock[0])
         held = self.pages.hold(addresses.bin_set, pages, ANY_LENGTH, self.held)
         if held < pages:
@@ -1226,6 +1240,7 @@ cdef class Stitching(AddressRanges):
         cdef size_t i, k
         if not try_reserve(pages, view.pages):
             return False
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         for k in range(view.runs.size()):
             run = &view.runs[k]
@@ -1295,6 +1310,7 @@ cdef class Stitching(AddressRanges):
             addresses = self.ranges.at(i)
             if not addresses.is_known or not addresses.ptr <= ptr < addresses.ptr + addresses.nbytes:
                 continue
+            # A free of a neighbour reads the state of this chunk, and may join the two.
             acquire_lock(self.lock[0])
             handle = self.chunk_around(addresses, ptr)
             if self.pool.chunks[handle].state == MAPPED_ELSEWHERE and not self.has_page(addresses, ptr):
@@ -1433,6 +1449,7 @@ cdef class Stitching(AddressRanges):
         """Takes all ranges and views out of the pool."""
         cdef StitchedView* view
         cdef uint32_t number
+        # All goes at once: a free in another thread finds its chunk with all its neighbours, or none.
         acquire_lock(self.lock[0])
         for number in range(self.pages.views.count()):
             view = &self.pages.views.at(number)
@@ -1455,6 +1472,7 @@ cdef class Stitching(AddressRanges):
             if not self.is_set_asleep(view.set) and self.call_unmap(ptr, nbytes) < 0:
                 self.drop_error(faults, False)
                 continue
+            # Only now that it is unmapped: a child that was forked before still finds what to unmap.
             acquire_lock(self.lock[0])
             self.pages.forget_view(number)
             self.touched.nbytes = 0
@@ -1505,6 +1523,7 @@ cdef class Stitching(AddressRanges):
 
     cdef cbool is_kept_of(self, uint32_t number, uint64_t tag) noexcept:
         """Whether a view is one of a tag that nothing lives in."""
+        # Other threads take views that are kept, and free them.
         acquire_lock(self.lock[0])
         cdef cbool found = (self.pages.views.at(number).state == KEPT
                             and self.is_of_tag(self.pages.views.at(number).set, tag))
@@ -1628,6 +1647,7 @@ cdef class Stitching(AddressRanges):
     cdef uint64_t bytes_asleep(self) noexcept:
         cdef uint64_t found = 0
         cdef uint32_t i
+        # What is mapped and what of it is free belong together, and frees go on while a tag sleeps.
         acquire_lock(self.lock[0])
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             if self.pool.bin_sets[i].asleep and self.pool.bin_sets[i].is_range:
@@ -1658,6 +1678,7 @@ cdef class Stitching(AddressRanges):
             if not self.is_kept_of(number, tag) or not self.list_pages(number, pages):
                 continue
             ptr, nbytes = self.pages.views.at(number).address, self.pages.views.at(number).pages * self.page_size
+            # Its record is all that changes here: a snapshot in another thread may read it.
             acquire_lock(self.lock[0])
             self.pages.retire_view(number)
             self.lock.release()
@@ -1698,6 +1719,7 @@ cdef class Stitching(AddressRanges):
         if self.is_set_asleep(addresses.bin_set):       # the records of what sleeps stay
             return
         AddressRanges.forget_touched(self, addresses)
+        # The pool's records are changed under the lock, also where no other thread is left.
         acquire_lock(self.lock[0])
         if addresses.is_known:
             handle = self.pool.regions[addresses.ptr + addresses.nbytes].first
@@ -1728,6 +1750,7 @@ cdef class Stitching(AddressRanges):
         for number in range(self.pages.views.count()):
             view = &self.pages.views.at(number)
             if view.state == RETIRED and touched.nbytes and view.address == touched.ptr:
+                # The pool's records are changed under the lock, also where no other thread is left.
                 acquire_lock(self.lock[0])
                 self.pages.forget_view(number)
                 self.lock.release()
