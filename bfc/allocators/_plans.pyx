@@ -226,6 +226,7 @@ cdef class Planned:
 
     cdef bint body_is_idle(self) noexcept:
         """Whether nothing lives in the region of the bodies."""
+        # Frees of other threads empty the region, and another thread may end the plan.
         acquire_lock(self.lock[0])
         cdef bint is_idle = self.server == NULL or self.server.is_empty(BODY)
         self.lock.release()
@@ -255,6 +256,7 @@ cdef class Planned:
         cdef PlanServer* server = self.new_server(plan, served)
         try:
             sequences = self.fill_server(<uint64_t>server, served)
+            # Whether anything lives is asked as the plan joins the pool, where its places count from then on.
             acquire_lock(self.lock[0])
             added = self.pool.add_plan(server)
             from_start = added and not resumed and self.pool.totals().bytes_in_use == 0
@@ -278,6 +280,7 @@ cdef class Planned:
         server.begins_with_head = from_start
         server.is_proven = not from_start
         self.take_regions(from_start, at_once)
+        # From here on requests are asked of the plan: it has its regions, and its head begins with it.
         acquire_lock(self.lock[0])
         if self.declined is None:
             self.pool.plan = server
@@ -347,6 +350,7 @@ cdef class Planned:
         cdef uint32_t index, number = 0
         cdef uint64_t length = 0, told = 0
         cdef cbool is_longer = False
+        # Another thread may end the plan, or the step. Room is made without the lock, as that asks the device.
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is not None:
             index = self.index_of(stream)
@@ -483,6 +487,7 @@ cdef class Planned:
         return 0
 
     cdef uint64_t bytes_taken(self) noexcept:
+        # Other threads take regions and set bytes aside.
         acquire_lock(self.lock[0])
         cdef uint64_t taken = self.source.taken()
         self.lock.release()
@@ -500,6 +505,7 @@ cdef class Planned:
             return True
         if self.ranges is not None:
             return self.take_range(which)
+        # The limit is compared and the bytes are set aside at once: no other thread counts on them.
         acquire_lock(self.lock[0])
         fits = nbytes <= self.limit[0] and self.source.taken() <= self.limit[0] - nbytes
         if fits:
@@ -550,6 +556,7 @@ cdef class Planned:
         cdef cbool is_away = False
         if self.ranges is None:
             return self.bring_region(allocator, stream, rounded)
+        # The place that comes next is looked up while the plan stands. Its pages are mapped without the lock.
         acquire_lock(self.lock[0])
         if self.server != NULL and self.server.has_pages() and not self.pool.plan_rests:
             index = self.index_of(stream)
@@ -565,6 +572,7 @@ cdef class Planned:
         none of these places, and then has all of its memory for itself. Ends the plan if there is no room."""
         cdef uint32_t index
         cdef int which = -1
+        # Another thread may end the plan. The region is asked for without the lock.
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.pool.plan_rests:
             index = self.index_of(stream)
@@ -598,6 +606,7 @@ cdef class Planned:
 
     cdef int retire(self) except -1:
         """The plan in use serves nothing more."""
+        # No request is asked of a plan that has ended, nor finds it half ended.
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
@@ -613,6 +622,7 @@ cdef class Planned:
         cdef int which
         if self.ranges is not None:
             self.ranges.give_up_all(NULL, -1)
+        # Found empty and taken out at once, so that nobody is handed a place. They go back without the lock.
         acquire_lock(self.lock[0])
         for plan in self.pool.plans:
             for which in range(2):
@@ -651,6 +661,7 @@ cdef class Planned:
         """Gives back the region of the bodies, of ordinary memory, where nothing lives in it. Returns whether it
         went."""
         cdef vector[Region] regions
+        # Found empty and taken out at once, so that nobody is handed a place. It goes back without the lock.
         acquire_lock(self.lock[0])
         if self.server != NULL and self.server.present[BODY] and self.server.is_empty(BODY):
             self.list_region(self.server.address[BODY], regions)
@@ -691,6 +702,7 @@ cdef class Planned:
         """What a request says about the steps of a program that marks none."""
         cdef int64_t found = GOES_ON
         cdef uint32_t index
+        # Other threads' requests turn the plan on, too, and one of them may end it.
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.pool.plan_rests:
             index = self.index_of(stream)
@@ -706,6 +718,7 @@ cdef class Planned:
             turn = self.turn(stream, rounded, requested)
         if turn < 0 or self.server == NULL or not self.prove(allocator):
             return 0
+        # Frees and requests of other threads change the plan's counts.
         acquire_lock(self.lock[0])
         self.server.note_begun(turn)
         self.lock.release()
@@ -724,6 +737,7 @@ cdef class Planned:
             return 0
         self.is_own = False
         kind = self.step
+        # Requests of other threads go on in the step until it is left.
         acquire_lock(self.lock[0])
         was_whole = self.server != NULL and self.server.is_mostly_over()
         self.lock.release()
@@ -732,6 +746,7 @@ cdef class Planned:
             self.was_mistaken = True
             self.refused[self.grown[0]] = longest_of(self.plan, self.grown[0]), self.steps + STEPS_UNTIL_TRIED_AGAIN
             self.found = 0
+        # The counts are those of the step that has just ended, before another begins.
         acquire_lock(self.lock[0])
         was_one = self.server != NULL and self.server.note_ended()
         self.lock.release()
@@ -745,6 +760,7 @@ cdef class Planned:
         return 0
 
     cdef bint is_idle_for_long(self) noexcept:
+        # Another thread may end the plan.
         acquire_lock(self.lock[0])
         cdef bint is_idle = self.server != NULL and self.server.is_idle_for_long()
         self.lock.release()
@@ -757,6 +773,7 @@ cdef class Planned:
 
     cdef int give_up(self, object allocator) except -1:
         """Ends a plan whose iterations do not come."""
+        # Another thread may end the plan.
         acquire_lock(self.lock[0])
         cdef bint is_in_vain = self.server != NULL and self.server.is_in_vain()
         self.lock.release()
@@ -786,6 +803,7 @@ cdef class Planned:
         cdef cbool is_there = True
         if self.watch is None or self.step is not None or self.fences.capture_is_marked():
             return True
+        # What lives is compared at one moment, and by one thread.
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.server.is_proven:
             self.server.is_proven = True
@@ -820,6 +838,7 @@ cdef class Planned:
         try:
             self.begin_step(kind)
         except BaseException:
+            # The step did not begin: requests of other threads must not count for it.
             acquire_lock(self.lock[0])
             if self.server != NULL:
                 self.server.end()
@@ -842,6 +861,7 @@ cdef class Planned:
             if there and not self.take_region(BODY):
                 self.give_back_side()           # the policy may hold the memory, and nothing lives in it
                 there = self.take_region(BODY)
+        # The counts of the step before and of this one meet here, between two requests of other threads.
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
@@ -880,6 +900,7 @@ cdef class Planned:
         cdef size_t i, lengths = 0
         cdef uint64_t[MOST_LENGTHS] missed      # no object is made while the lock is held
         kind, self.step = self.step, None
+        # The counts of the step end here, between two requests of other threads.
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
@@ -913,6 +934,7 @@ cdef class Planned:
         """Writes down the first step that did not follow the plan, and the first request in it that did not."""
         cdef dict noted = {"kind": kind, "step": self.steps, "request": None, "size": None, "place_size": None,
                            "allocation_id": None}
+        # What departed is read at one moment, and made into objects without the lock.
         acquire_lock(self.lock[0])
         cdef bint is_known = self.server != NULL and self.is_planned and self.server.departures > 0
         cdef int64_t place = self.server.departed_place if is_known else -1
@@ -932,6 +954,7 @@ cdef class Planned:
         cdef uint64_t hits, asked = 0
         if self.server == NULL:
             return None         # as of a part that no allocator has
+        # The counts are of one moment.
         acquire_lock(self.lock[0])
         cdef bint is_known = self.server != NULL and self.is_planned
         if is_known:
@@ -966,6 +989,7 @@ cdef class Planned:
         or after the plan has ended; or nothing looks at the plan."""
         if not self.online or self.source.is_called_here():
             return True
+        # What is reserved is compared at one moment.
         acquire_lock(self.lock[0])
         cdef bint fits = nbytes <= self.room_for(nbytes, in_part)
         self.lock.release()
@@ -976,6 +1000,7 @@ cdef class Planned:
         where room was made in vain before, and where several lengths need not be at their longest together."""
         if not self.online:
             return True
+        # What is reserved is compared at one moment.
         acquire_lock(self.lock[0])
         cdef uint64_t room = self.room_for(0, False)
         if self.server.present[BODY]:
@@ -1006,6 +1031,7 @@ cdef class Planned:
         if self.is_own and not self.is_following and self.body_is_idle():
             with self.changes():
                 self.end_own(None)
+        # Found empty and given up at once: no request gets a place of it from here on.
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is not None and self.server.is_empty(BODY):
             self.server.end()
@@ -1021,6 +1047,7 @@ cdef class Planned:
         cdef vector[Region] listed, regions
         cdef Region region
         cdef ChunkHandle first
+        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
         acquire_lock(self.lock[0])
         self.pool.list_regions(listed, False)
         for region in listed:
@@ -1040,6 +1067,7 @@ cdef class Planned:
         cdef dict reckoned
         cdef uint64_t side = 0
         cdef cbool serves, has_body = False
+        # The figures are of one moment, and made into objects without the lock.
         acquire_lock(self.lock[0])
         serves = self.server != NULL
         if serves:

@@ -66,6 +66,7 @@ cdef class PlanRanges:
         addresses.plan = plan
         addresses.region = region
         addresses.stream = addresses.asked_of = home
+        # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
         addresses.bin_set = self.pool.set_of_region(plan, region)
         self.lock.release()
@@ -179,6 +180,7 @@ cdef class PlanRanges:
         """The unmapped chunk that begins at an address, cut out there, for memory to be mapped into it. NO_CHUNK:
         something is mapped there, or the host is out of memory."""
         cdef ChunkHandle handle
+        # To cut the chunk takes a record, as each split of another thread does.
         acquire_lock(self.lock[0])
         handle = self.memory.chunk_around(addresses, ptr)
         if self.pool.chunks[handle].state != UNMAPPED:
@@ -196,6 +198,7 @@ cdef class PlanRanges:
     cdef void join_at(self, AddressRange* addresses, uint64_t ptr) noexcept:
         """Undoes `cut_at`, where nothing was mapped."""
         cdef ChunkHandle handle
+        # A free of a neighbour reads the state of this chunk.
         acquire_lock(self.lock[0])
         handle = self.memory.chunk_around(addresses, ptr)
         if self.pool.chunks[handle].state == UNMAPPED:
@@ -256,6 +259,7 @@ cdef class PlanRanges:
 
     cdef bint is_vacant(self, AddressRange* addresses) noexcept:
         """Whether nothing lives in the places of a region."""
+        # Frees of other threads empty the region.
         acquire_lock(self.lock[0])
         cdef bint is_empty = addresses.plan.is_empty(addresses.region)
         self.lock.release()
