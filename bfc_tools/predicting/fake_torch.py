@@ -55,6 +55,11 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
     def in_kernel_invocation(self, inside: bool) -> None:
         self._local.inside = inside
 
+    def _cache_key(self, state: Any, func: Any, *others: Any) -> Any:
+        """The key of a call. Where in their memory its tensors begin matters for views alone."""
+        self._local.places = _returns_views(func)
+        return super()._cache_key(state, func, *others)
+
     def _prep_args_for_hash(self, result: Any, args: Any, state: Any, hashed: Any) -> None:
         """Adds arguments to the key of a call. Of a tensor PyTorch takes what follows from its
         sizes and strides, too, and what only sparse ones have."""
@@ -67,7 +72,9 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
                 result += (type(one), one)
             elif isinstance(one, FakeTensor) and self._is_plain(one):
                 result += (one.dtype, one.shape, one.stride(), one.fake_device)
-                result += (one.storage_offset(), one.untyped_storage().nbytes(), one.requires_grad)
+                if getattr(self._local, "places", True):
+                    result += (one.storage_offset(),)
+                result += (one.untyped_storage().nbytes(), one.requires_grad)
                 result += (one.is_quantized, one.is_conj(), one.is_neg(), one.is_inference())
             elif isinstance(one, torch.UntypedStorage):  # which the key would keep alive
                 raise fake_tensor._BypassDispatchCache("a storage")
@@ -138,6 +145,15 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
             torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(attributes)
         return fake
+
+
+@functools.cache
+def _returns_views(func: Any) -> bool:
+    """Whether an operator may return a view of what it is given."""
+    schema = func._schema
+    named = any(one in schema.name for one in ("view", "reshape", "strided", "alias"))
+    looks = any(one.alias_info and not one.alias_info.is_write for one in schema.returns)
+    return named or looks or not schema.name.startswith("aten::")
 
 
 def _is_few_numbers(real: Any) -> bool:
