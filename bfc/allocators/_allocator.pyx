@@ -896,9 +896,9 @@ cdef class Allocator(BufferOwner):
         Notes
         -----
         An allocator in which nothing lives serves the plan from its head on. Where less than seven eighths of the head
-        lives when the first step begins, and the program has asked for something else, the plan is for another program:
-        it ends, with a warning. In one that has memory in use, what the head allocates counts as allocated already, and
-        the region of what is never freed is not taken.
+        was asked for when the first step begins, and something else was, the plan is for another program: it ends, with
+        a warning. In one that has memory in use, what the head allocates counts as allocated already, and the region of
+        what is never freed is not taken.
 
         With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
         all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as

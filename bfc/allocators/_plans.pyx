@@ -574,7 +574,9 @@ cdef class Planned:
         cdef int which = -1
         # Another thread may end the plan. The region is asked for without the lock.
         acquire_lock(self.lock[0])
-        if self.server != NULL and not self.pool.plan_rests:
+        if self.server != NULL and self.fences.capture_is_marked():
+            self.server.is_proven = True    # its places are not given out meanwhile, so the head may lie elsewhere
+        elif self.server != NULL:
             index = self.index_of(stream)
             if index != NO_STREAM:
                 which = self.server.absent_for(index, rounded)

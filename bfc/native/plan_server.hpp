@@ -270,15 +270,18 @@ public:
         return present[region] ? -1 : region;
     }
 
-    // Whether most of what is made before the first step, and outlives all steps, lives.
+    // Whether most of what is made before the first step, and outlives all steps, was asked for. It may lie elsewhere,
+    // where another thread's guest was in its place.
     bool has_whole_head() const noexcept {
         uint64_t all = 0, there = 0;
-        for (const int64_t head : heads_) {
-            if (head == kNone) continue;
-            for (const uint32_t place : sequences_[head].places) {
-                if (places_[place].sequence != static_cast<uint32_t>(head)) continue;
-                all += places_[place].size;
-                if (lives(place)) there += places_[place].size;
+        for (const int64_t number : heads_) {
+            if (number == kNone) continue;
+            const Sequence& head = sequences_[number];
+            for (size_t i = 0; i < head.places.size(); ++i) {
+                const Place& place = places_[head.places[i]];
+                if (place.sequence != static_cast<uint32_t>(number)) continue;
+                all += place.size;
+                if (head.matcher.is_served(i)) there += place.size;
             }
         }
         return there >= all - all / kMissing;

@@ -271,6 +271,28 @@ def test_another_program_has_its_memory_for_itself(policy: str, steps: str | Non
     assert reserved[1] <= reserved[0]
 
 
+@pytest.mark.parametrize("between", ["a guest", "a capture"])
+@pytest.mark.parametrize("policy", MAKES)
+def test_a_program_is_the_plans_whatever_comes_between(policy: str, between: str):
+    """A thread's block lies in a place of the head, or the head has none in a capture."""
+    with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan_with_head(policy))
+        live = [pool.allocate(12 * MIB)]
+        if between == "a guest":
+            live.append(pool.allocate(9 * MIB))
+        else:
+            pool.mark_capture_begin()
+        live.append(pool.allocate(12 * MIB))
+        if between == "a capture":
+            pool.mark_capture_end()
+        with pool.step("train"):
+            for size in SIZES:
+                pool.allocate(size * MIB).free()
+        assert pool.plan_stats()["state"] == "between steps"
+        assert pool.check() is None
+        del live
+
+
 @pytest.mark.parametrize("policy", MAKES)
 def test_a_plan_whose_region_is_refused_ends(policy: str):
     source = bfc.SimulatedSubAllocator("64 MiB")
