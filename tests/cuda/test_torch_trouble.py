@@ -88,10 +88,11 @@ os._exit(0)
 
 
 @with_torch
+@pytest.mark.parametrize("places", [4, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["caching", "stitch", "expandable"])
-def test_a_call_that_fails_once_loses_nothing(run: Run, kind: str) -> None:
+def test_a_call_that_fails_once_loses_nothing(run: Run, kind: str, places: int) -> None:
     """The program runs again afterwards, and all memory goes back."""
-    seen = json.loads(run(FAILING, kind, "9", "CUDA_ERROR_UNKNOWN"))
+    seen = json.loads(run(FAILING, kind, str(places + 1), "CUDA_ERROR_UNKNOWN"))
     mapped = "cuMemAlloc" if kind == "caching" else "cuMemMap"
     assert seen[mapped][0] > 3
     assert seen[mapped][1] > 0, "PyTorch was told of none"
