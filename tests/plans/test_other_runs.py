@@ -86,9 +86,12 @@ def test_plans_of_many_random_runs_take_hardly_ever_more_than_the_policy_alone()
 SIZES = (8, 9, 11)
 
 
-def small_plan(policy: str) -> bfc.Plan:
-    """Of iterations in which one block lives at a time; the policies need more than the largest."""
+def small_plan(policy: str, weights: int = 0) -> bfc.Plan:
+    """Of iterations in which one block lives at a time; the policies need more than the largest.
+    So many weights of 12 MiB are their head."""
     run = Run(0)
+    for _ in range(weights):
+        run.ask(12 * MIB)
     for _ in range(4):
         run.begin()
         for size in SIZES:
@@ -218,21 +221,9 @@ def test_what_would_not_pay_by_itself_is_declined_there():
         assert "steps that began by themselves" in why
 
 
-def plan_with_head(policy: str) -> bfc.Plan:
-    """Of two weights of 12 MiB, and of iterations as in `small_plan`."""
-    run = Run(0)
-    for _ in range(2):
-        run.ask(12 * MIB)
-    for _ in range(4):
-        run.begin()
-        for size in SIZES:
-            run.free(run.ask(size * MIB))
-    return bfc.Plan.from_trace(run.trace(), fallback=policy)
-
-
 @pytest.mark.parametrize("policy", MAKES)
 def test_a_region_is_taken_when_the_first_request_for_it_comes(policy: str):
-    plan = plan_with_head(policy)
+    plan = small_plan(policy, weights=2)
     with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
         pool.use_plan(plan)
         assert pool.stats().pool_bytes == 0
@@ -253,7 +244,7 @@ def test_a_region_is_taken_when_the_first_request_for_it_comes(policy: str):
 def test_another_program_has_its_memory_for_itself(policy: str, steps: str | None):
     """It asks for other weights, and so for no place of the plan before its first step."""
     reserved = []
-    for plan in (None, plan_with_head(policy)):
+    for plan in (None, small_plan(policy, weights=2)):
         with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
             pool.use_plan(plan, steps=steps)
             weights = [pool.allocate(3 * MIB) for _ in range(3)]
@@ -276,7 +267,7 @@ def test_another_program_has_its_memory_for_itself(policy: str, steps: str | Non
 def test_a_program_is_the_plans_whatever_comes_between(policy: str, between: str):
     """A thread's block lies in a place of the head, or the head has none in a capture."""
     with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
-        pool.use_plan(plan_with_head(policy))
+        pool.use_plan(small_plan(policy, weights=2))
         live = [pool.allocate(12 * MIB)]
         if between == "a guest":
             live.append(pool.allocate(9 * MIB))
@@ -297,7 +288,7 @@ def test_a_program_is_the_plans_whatever_comes_between(policy: str, between: str
 def test_a_plan_whose_region_is_refused_ends(policy: str):
     source = bfc.SimulatedSubAllocator("64 MiB")
     with MAKES[policy](source) as pool:
-        pool.use_plan(plan_with_head(policy), gate=2)
+        pool.use_plan(small_plan(policy, weights=2), gate=2)
         other, _ = source.alloc(256, 44 * MIB)
         with pytest.warns(RuntimeWarning, match="has no room for them: the policy serves all"):
             weight = pool.allocate(12 * MIB)
