@@ -89,8 +89,8 @@ def _recorder(call: Call) -> Any:
 
 def _note_alike(call: Call, into: Any, sent: Any, group: Any) -> None:
     """Notes the few whole numbers that say what is sent next: how many tokens each expert has."""
-    numbers = call.numbers_of(sent) if is_small(sent, FEW) and sent.dim() == 1 else None
-    if numbers is None or into.numel() % group.size() or not is_small(into, FEW):
+    numbers = call.numbers_of(sent) if is_small(sent) and sent.dim() == 1 else None
+    if numbers is None or into.numel() % group.size() or not is_small(into):
         return
     if "gather" in operator(call):
         numbers = numbers * group.size()
@@ -102,7 +102,7 @@ def _note_alike(call: Call, into: Any, sent: Any, group: Any) -> None:
     _recorder(call).known.note_numbers(into, numbers)
 
 
-def is_small(tensor: Any, few: int) -> bool:
+def is_small(tensor: Any, few: int = FEW) -> bool:
     """Whether a tensor has so many whole numbers at most, and its storage no others."""
     whole: bool = not tensor.is_floating_point() and not tensor.is_complex()
     if not (whole and 0 < int(tensor.numel()) <= few):

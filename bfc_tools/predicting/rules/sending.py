@@ -25,10 +25,8 @@ from bfc_tools.predicting.rules.operators import answer, around, file
 
 OPS = file("torch/csrc/distributed/c10d/Ops.cpp", read="2.6.0")
 
-#: Tensors of so many whole numbers say what is to be done; larger ones are data.
+#: Tensors of so many whole numbers that one process sends to another say what is to be done.
 FEW = 16
-#: So many may go to all others.
-MOST = 1024
 
 
 @answer("c10d::send", source=OPS)
@@ -49,7 +47,7 @@ def broadcast(call: Call, run: Callable[[], Any]) -> Any:
     recorder: Any = call.recording
     tensors, script_object, root = call.args[:3]
     group, sender = unboxed(script_object), _global(script_object, root)
-    small = all(is_small(one, MOST) for one in tensors)
+    small = all(map(is_small, tensors))
     among = repr(torch.distributed.get_process_group_ranks(group))
     what = f"numbers among {zlib.crc32(among.encode())}"
     if root == group.rank():
