@@ -21,6 +21,7 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     rules/                what CUDA's operators allocate beside their results
     places.py             where in the program: module, line, phase
     memory.py             the device's memory, and what happened to it
+    imagined.py           memory that a program only seems to take
     even_choices.py       numbers that were drawn, and how many are alike
     real_values.py        values that stand in files and arrays
     conditions.py         what a condition is that is not known
@@ -32,6 +33,8 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     legacy_types.py       `torch.cuda.FloatTensor` and its like
     cuda_module.py        what `torch.cuda` answers
     nvml.py               what `pynvml` answers
+    lengths.py            steps that differ only in a length
+    generation.py         `generate` of transformers, of whose tokens a few are run
     changing.py           changes of a program, while it runs
     repeats.py            a step that is made again and again
     holders.py            what holds the memory at the peak

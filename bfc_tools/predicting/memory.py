@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from bfc.errors import OutOfMemoryError, SettingsError
-from bfc.libraries import torch
+from bfc.libraries import np, torch
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.settings import CachingSettings
 from bfc.suballocators.simulated import CUDA_CHUNK, CUDA_HIGHEST, SimulatedSubAllocator
@@ -61,6 +61,16 @@ class Refused(NamedTuple):
     live: int
     reserved: int
     free: int
+
+
+class Events(NamedTuple):
+    """Events that follow from earlier ones: of each the operation, the number of the allocation and
+    its size, and, by the name of the column, the bytes of the others."""
+
+    op: Any
+    number: Any
+    size: Any
+    places: dict[str, bytes]
 
 
 class Memory:
@@ -202,6 +212,34 @@ class Memory:
                 self.allocator.deallocate_raw(address)
                 self.requested -= made.nbytes
                 self._event(FREE, made.number, made.nbytes, 0, 0, 0, self.places.phase)
+
+    def play(self, events: Events, addresses: dict[int, int]) -> None:
+        """Lets events happen that follow from earlier ones. `addresses` are those of what they
+        free, by numbers, and get those of what they allocate."""
+        allocate, free = self.allocator.allocate_raw, self.allocator.deallocate_raw
+        stream, grows = self.places.stream(), torch.is_grad_enabled()
+        numbers = events.number.tolist()
+        with self.lock:
+            for born, number, nbytes in zip(
+                (events.op == ALLOCATE).tolist(), numbers, events.size.tolist(), strict=True
+            ):
+                if born:
+                    addresses[number] = allocate(nbytes, stream)
+                else:
+                    free(addresses.pop(number))
+            live = np.cumsum(np.where(events.op == ALLOCATE, events.size, -events.size))
+            if len(live) and self.requested + int(live.max()) > self.peak_requested:
+                self.peak_requested, self.peak_in_graph = self.requested + int(live.max()), grows
+            self.requested += int(live[-1]) if len(live) else 0
+            self._play_columns(events)
+
+    def _play_columns(self, events: Events) -> None:
+        """What is noted of such events."""
+        self.op.frombytes(events.op.tobytes())
+        for column, values in ((self.id, events.number), (self.size, events.size)):
+            column.frombytes(values.astype(column.typecode).tobytes())
+        for name in ("stream", "owner", "stack", "phase", "kinds", "made_for"):
+            getattr(self, name).frombytes(events.places[name])
 
     def know(self, made: Allocation, kind: int, owner: int) -> None:
         """Notes what an allocation is for, and whose it is; 0 leaves the owner as it is."""

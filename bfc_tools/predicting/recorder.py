@@ -42,6 +42,7 @@ from bfc.files import replacing
 from bfc_tools.predicting import ordinal
 from bfc_tools.predicting.conditions import asking
 from bfc_tools.predicting.devices import GPU
+from bfc_tools.predicting.imagined import Imagined, become
 from bfc_tools.predicting.kinds import WORKSPACES
 from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
@@ -126,7 +127,17 @@ class Operator:
 
     __slots__ = (
         *("after", "amend", "answer", "before", "between", "composed", "computes", "follows"),
-        *("in_place", "kernel", "mutates", "name", "order", "spec", "targets", "unknowable"),
+        *(
+            "in_place",
+            "is_plain",
+            "kernel",
+            "mutates",
+            "name",
+            "order",
+            "spec",
+            "targets",
+            "unknowable",
+        ),
         "writes",
     )
 
@@ -147,6 +158,9 @@ class Operator:
         self.unknowable = None if in_the_open else unknowable(schema.name)
         self.follows = follows(schema.name)
         self.computes = _computes(func)
+        rules = self.answer or self.kernel or self.amend or self.composed
+        #: Whether it allocates its results, and nothing else.
+        self.is_plain = not (rules or self.after or self.before or self.between)
         #: Whether it may overwrite its first argument, where it would not for subclasses.
         self.in_place = bool(spec.adds_gradients or spec.fills_zeros or spec.changes_in)
 
@@ -656,6 +670,34 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self.files is None:
             return _write(path, data)
         return keep(self.files, path, data)
+
+    def is_plain(self, function: Any) -> bool:
+        """Whether an operator allocates its results, and nothing else."""
+        known = self._known.get(function)
+        return known is not None and known.is_plain
+
+    # -- what is only tried ---------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def imagining(self) -> Iterator[Imagined]:
+        """Meanwhile what the program does is only imagined, and no module is followed. What it has
+        made then, and what is still there at the end, is allocated at the end."""
+        if isinstance(self.memory, Imagined):
+            yield self.memory
+            return
+        memory, tracing = self.memory, self.tracing
+        imagined = Imagined(memory)
+        self.memory = imagined  # type: ignore[assignment]  # which it stands in for
+        self.tracing = True
+        try:
+            yield imagined
+        finally:
+            self.memory, self.tracing = memory, tracing
+            for made in list(self.live.values()):
+                if made.number < 0:
+                    become(made, memory.allocate(made.nbytes, "imagined"))
+            for made in imagined.freed.values():
+                memory.free(made)
 
     # -- assumptions ----------------------------------------------------------------------------
 

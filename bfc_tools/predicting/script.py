@@ -124,9 +124,12 @@ def follow(
 
 
 def _shortened(found: Prediction, limits: Limits) -> contextlib.AbstractContextManager[None]:
-    """Leaves out passes of evaluations that are alike, unless passes count, or the whole run."""
+    """Leaves out passes of evaluations that are alike, and tokens, unless passes count, or the
+    whole run."""
     if limits.forwards is not None or limits.seconds is not None or limits.is_whole:
-        return contextlib.nullcontext()
+        from bfc_tools.predicting import generation  # which needs torch
+
+        return generation.whole()
     recorder = found._recorder
 
     def is_followed() -> bool:

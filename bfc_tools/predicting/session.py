@@ -115,7 +115,7 @@ def predict(
     module = guard.load()
 
     from bfc.pytorch.extension import torch_version
-    from bfc_tools.predicting import changing, fake_torch, hooks, nvml, rules
+    from bfc_tools.predicting import changing, fake_torch, generation, hooks, nvml, rules
     from bfc_tools.predicting.cuda_module import CudaModule, replaced
     from bfc_tools.predicting.recorder import Recorder
 
@@ -142,7 +142,7 @@ def predict(
         stack.enter_context(replaced(follower.replacements()))
         stack.enter_context(hooks.followed(follower))
         found.changes = stack.enter_context(changing.changed(named(*changes), places))
-        for around in (nvml.answered, *rules.operators.AROUND):
+        for around in (nvml.answered, generation.shortened, *rules.operators.AROUND):
             stack.enter_context(around(recorder))
         for at_the_end in (gc.collect, recorder.close, follower.mark_gradients):
             stack.callback(at_the_end)

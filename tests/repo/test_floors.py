@@ -29,8 +29,8 @@ FLOORS = {
         rules/reductions rules/sdpa rules/sending rules/shapes rules/solvers rules/sorting
         rules/sparse rules/stand_ins rules/storages rules/triton_kernels rules/uniques
         rules/unknowable rules/values about""",
-    "record": "places memory recorder hooks",
-    "world": "fake_torch legacy_types cuda_module nvml changing",
+    "record": "places memory imagined recorder hooks lengths",
+    "world": "fake_torch legacy_types cuda_module nvml generation changing",
     "session": """repeats holders verdict text summary prediction session stopping waiting
         evaluations endings script failures asked axes bounds tries distant clusters largest world
         ranks search cheapest whatif serves""",

@@ -8,7 +8,6 @@ ATen/native/Onehot.cpp.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -286,60 +285,6 @@ def beams_of_transformers(recorder: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(Arrivals(["transformers.generation.utils"], replace))
         yield
-
-
-#: Tokens that are made of many that need the same.
-FEW_TOKENS = 4
-
-
-@around(
-    source=file("huggingface/transformers: src/transformers/generation/utils.py", read="5.24.0")
-)
-@contextmanager
-def tokens_of_transformers(recorder: Any) -> Iterator[None]:
-    """A model with a static cache takes the same memory for each token: a few are made, and as many
-    as were asked for are returned. Where each token leaves something, all are made."""
-
-    def replace(module: Any) -> None:
-        build: Any = getattr(module.GenerationMixin, "_sample", None)
-
-        def sample(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            length = _length_with_a_static_cache(kwargs)
-            if length is None or length - input_ids.shape[1] <= FEW_TOKENS:
-                return build(self, input_ids, *args, **kwargs)
-            goes_on, calls = self._has_unfinished_sequences, itertools.count()
-
-            def some_are_left(*args: Any, **kwargs: Any) -> bool:
-                return next(calls) < FEW_TOKENS and bool(goes_on(*args, **kwargs))
-
-            with patch.object(self, "_has_unfinished_sequences", some_are_left):
-                found = build(self, input_ids, *args, **kwargs)
-            missing = length - found.shape[1]
-            if missing <= 0:
-                return found
-            made, wanted = found.shape[1] - input_ids.shape[1], length - input_ids.shape[1]
-            recorder.note("tokens of a static cache (transformers)", f"{made} of {wanted} run")
-            return torch.cat([found, found.new_zeros((found.shape[0], missing))], 1)
-
-        if build is not None:
-            stack.enter_context(patch.object(module.GenerationMixin, "_sample", sample))
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(Arrivals(["transformers.generation.utils"], replace))
-        yield
-
-
-def _length_with_a_static_cache(asked: dict[str, Any]) -> int | None:
-    """The most tokens of a sequence that is generated with a static cache; None without one, or
-    where somebody looks at each token."""
-    cache = asked.get("cache", asked.get("past_key_values"))
-    config = asked.get("generation_config")
-    static = getattr(cache, "layers", None) and getattr(cache, "is_compileable", False)
-    watched = getattr(config, "return_dict_in_generate", True) or asked.get("streamer")
-    if not static or watched or asked.get("synced_gpus"):
-        return None
-    length = getattr(asked.get("stopping_criteria"), "max_length", None)
-    return length if isinstance(length, int) else None
 
 
 @around(source=TENSOR)
