@@ -13,8 +13,14 @@ _frees.pyx          frees: at once, from finalisers, after fences
 _tags.pyx           which tag an allocation belongs to, and which tags sleep
 mapping/            memory that is mapped to addresses: a part that an allocator may have
 _plans.pyx          plans in use: steps, and the regions of plans: a part that an allocator may have
+_chunk_allocator.pyx  what an allocator is made of, what a policy overrides, and what buffers ask
+_plan_use.pyx       plans, as requests and users meet them
+_captured.pyx       captures of graphs and scopes of pools, as requests and contexts meet them
+_tagged.pyx         tags, as a user puts them to sleep and asks about them
+_looking.pyx        figures and snapshots
+_misses.pyx         a request, from its size to its chunk, where a hit is not enough: its steps
 graph_pool.py       the memory of captured graphs
-_allocator.pyx      the allocator: hits, misses, frees, regions, and what a user can see
+_allocator.pyx      the allocator, as a user calls it
 _without_gil.pyx    for callers that must not take the GIL
 replayed_pools.py   the private pools of a replay
 _play.pyx           a trace, replayed in one compiled loop

@@ -1,73 +1,56 @@
-"""Allocators: what a user holds. Where the pool, a policy and a sub-allocator meet. Rules of this module
-(docs/design/threads.md has the reasons):
-
-- the lock is held only around calls into the pool, which run no Python and call no device;
-- a sub-allocator is called with no lock held, after the bytes asked for have been set aside from the limit;
-- a `nogil` method takes the GIL only to call a sub-allocator that is Python, and never if `without_gil` is set.
-"""
+"""Allocators: what a user holds. How a request becomes a chunk stands in _chunk_allocator.pyx and _misses.pyx."""
 
 import gc
-import time
 
 cimport cython
-from cpython.exc cimport PyErr_Clear
 from cpython.long cimport PyLong_CheckExact
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from bfc.native.turns cimport TurnAt, count_by, counted, take_turns, unwatch_forks, watch_forks
-from bfc.interpreter._process cimport exiting, is_finalizing, run_handlers
+from bfc.native.turns cimport TurnAt, count_by, counted, take_turns
+from bfc.interpreter._process cimport exiting
 from bfc._core cimport (
-    ENDS, EXPORTED, HISTORY_ALLOC, HISTORY_ANNOTATE, HISTORY_SNAPSHOT, INDEXED, LOCK_TAKEN, LOWER_END, NO_CHUNK,
-    NO_HOST_MEMORY, NO_LANE, NO_STREAM, TRACED, UNLIMITED, UPPER_END, USED_ELSEWHERE, BinSet, Chunk, ChunkHandle,
-    Counters, History, HistoryRecord, Lane, PlanServer, Pool, Region, Release, Tracing, is_large,
+    ENDS, HISTORY_ANNOTATE, INDEXED, NO_CHUNK, TRACED, USED_ELSEWHERE, Chunk, ChunkHandle, History, HistoryRecord, Lane,
+    Region, Release, Tracing,
 )
-from bfc.buffers._arguments cimport (
-    address_from, addresses_from, alignment_from, size_from, sizes_from, small_int, stream_from,
-)
-from bfc.buffers._scopes cimport (
-    current_stream, note_tag_here, number_of_owner, owner_here, owner_names, owners_used, scopes_open, step_here,
-)
-from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, Buffer, BufferView, BufferOwner, become
+from bfc.buffers._arguments cimport address_from, addresses_from, alignment_from, size_from, sizes_from, small_int
+from bfc.buffers._scopes cimport current_stream, number_of_owner, owner_here, owner_names, owners_used, scopes_open
+from bfc.buffers._buffer cimport Buffer, BufferView, BufferOwner, become
 from bfc.allocators._changes cimport extend_chunk
-from bfc.allocators._lock cimport BETWEEN_OTHERS, acquire_lock, let_others_on
-from bfc.allocators._private_pools cimport (
-    PoolId, PoolUses, PrivatePools, default_pool, id_of, is_default, is_private, pool_of, scope_of as scope_of_pool,
-)
-from bfc.allocators._reasons cimport (
-    FREES_DEFERRED, FREES_PENDING, HAS_NOTER, IS_TOLD, IS_TRACED, KEEPS_HISTORY, SOME_WAIT,
-)
+from bfc.allocators._lock cimport BETWEEN_OTHERS, acquire_lock
+from bfc.allocators._private_pools cimport default_pool, id_of, scope_of as scope_of_pool
+from bfc.allocators._reasons cimport FREES_PENDING, HAS_NOTER, IS_TRACED, KEEPS_HISTORY
 from bfc.allocators._reading cimport (
-    ChunkRow, RegionRow, bytes_by_name, bytes_of_chunks, bytes_of_pages, bytes_of_regions, chunk_at, copy_columns,
-    count_bookkeeping, first_fault, is_asleep_in, is_live_in, pages_in_use, raise_invalid_pointer,
+    ChunkRow, RegionRow, bytes_of_chunks, chunk_at, copy_columns, count_bookkeeping, is_asleep_in, is_live_in,
+    raise_invalid_pointer,
 )
-from bfc.allocators._source cimport ADDED, Source, Taken
-from bfc.allocators._recorder cimport Recorder, new_history
-from bfc.allocators._fences cimport Captures, Fences, some_use
-from bfc.allocators._frees cimport AGAIN, AT_ALLOCATION, IN_CAPTURE, QUERY, RECORD, WAIT, Frees, report_unraisable
-from bfc.allocators._tags cimport TAG_POOLS, Tag, Tags, count_tag, names_asleep, no_mapping, scope_of, some_kept
+from bfc.allocators._recorder cimport new_history
+from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
+from bfc.allocators._tags cimport names_asleep, scope_of
 from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
-from bfc.allocators.mapping._sleep cimport bytes_asleep, put_to_sleep, wake_up
+from bfc.allocators.mapping._sleep cimport wake_up
 from bfc.allocators._plans cimport Planned, new_step
+from bfc.allocators._chunk_allocator cimport (
+    CONTIGUOUS, FROM_UPPER_END, OR_NONE, ChunkAllocator, Placement, Request, closed, is_apart, is_foreign,
+)
+from bfc.allocators._plan_use cimport planned_part, put_plan, stop_watch
+from bfc.allocators._captured cimport end_scope, note_captured_streams
+from bfc.allocators._tagged cimport put_tags_to_sleep, stats_of_tags, tags_asleep
+from bfc.allocators._looking cimport look, stats_now
+from bfc.allocators._misses cimport allocate_placement, take_back
 
 from bfc.allocators import _plans
 from bfc.allocators._frees import PUT_OFF as _PUT_OFF
 from bfc.allocators.graph_pool import Capture, GraphPool
-from bfc.errors import (
-    AsleepError, ClosedError, InvalidPointerError, InvariantError, SettingsError, out_of_host_memory,
-)
-from bfc.interpreter.polling import sleep as _sleep
+from bfc.errors import ClosedError, InvalidPointerError, SettingsError, out_of_host_memory
 from bfc.pytorch import words as _words
 from bfc.pytorch.rules import NEWEST as _NEWEST, rules_of
-from bfc.snapshots import columns as _columns, leaks as _leaks, snapshot as _snapshot
+from bfc.snapshots import columns as _columns, leaks as _leaks
 from bfc.snapshots.refusal import out_of_memory
-from bfc.streams import is_queue as _is_queue
-from bfc.suballocators.base import SubAllocator, check_members, checked_memory_info, resolve_limit
-from bfc.units import format_bytes, parse_bytes
+from bfc.units import parse_bytes
 
 cdef extern from "debug.h":
     const int BFC_DEBUG
@@ -106,14 +89,6 @@ _RETRY_POLL_SECONDS = 0.001
 
 cdef enum:
     MOST_POLLS = 1000
-
-
-cdef void set_plain_request(Request* request, uint64_t nbytes, uint64_t rounded, uint64_t stream) noexcept nogil:
-    memset(request, 0, sizeof(Request))
-    request.nbytes = nbytes
-    request.rounded = rounded
-    request.stream = stream
-    request.indexed = True
 
 
 cdef inline object owned(PyObject* made):
@@ -157,38 +132,6 @@ cdef inline int free_at_address(Allocator self, uint64_t address) except -1:
     return freed
 
 
-cdef object closed():
-    return ClosedError("this allocator is closed")
-
-
-cdef int refuse_queue(stream, device) except -1:
-    """Refuses an OpenCL queue where a CUDA stream is needed: the driver would take its address for a stream."""
-    if device.kind.startswith("cuda") and _is_queue(stream):
-        raise TypeError(f"memory on {device} takes CUDA streams, not a {type(stream).__name__}: pass a CUDA stream "
-                        f"as stream= (a bfc.use_stream around the call may have set this one)")
-    return 0
-
-
-cdef void find_among_whole(Allocator allocator, Request* request, Placement* placed, uint64_t oversize) noexcept nogil:
-    """Serves a request from a chunk that stays whole beside a plan, unless the user's own limit, `oversize`, keeps
-    it whole. Needs the lock."""
-    cdef uint32_t number = allocator.bin_set_of(request)
-    cdef BinSet rules
-    cdef uint64_t whole
-    if number == NO_LANE:
-        return
-    rules = allocator.rules_for(request, number)
-    whole = rules.oversize
-    rules.oversize = max(whole, oversize)
-    rules.cuts_below = max(rules.cuts_below, oversize)
-    allocator.fill(allocator.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream,
-                                              request.freed_before, request.alignment, request.indexed),
-                   request, placed)
-    if placed.handle < NO_HOST_MEMORY and allocator.pool.usage != NULL:
-        if whole <= allocator.pool.chunks[placed.handle].size < rules.oversize:
-            allocator.pool.usage.oversize_allocations.raise_by(1)
-
-
 cdef Buffer own_buffer(Allocator allocator, Buffer buffer):
     """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
     where it was freed."""
@@ -201,9 +144,8 @@ cdef Buffer own_buffer(Allocator allocator, Buffer buffer):
     return buffer
 
 
-# In a garbage cycle buffers may be finalised after their allocator, so the collector must leave the pool in place.
 @cython.no_gc_clear
-cdef class Allocator(BufferOwner):
+cdef class Allocator(ChunkAllocator):
     """The base class of `BFCAllocator` and `CachingAllocator`. It cannot be made itself.
 
     Attributes
@@ -219,228 +161,7 @@ cdef class Allocator(BufferOwner):
     host has no memory for the bookkeeping; nothing has changed then.
     """
 
-    def __cinit__(self, *args, **kwargs):
-        watch_forks(self)
-        self.is_closed = True   # until it is set up
-        self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
-        self.source = Source()
-        self.source.attach(&self.lock, self.pool)
-        self.fences = Fences()
-        self.frees = Frees()
-        self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.is_closed)
-        self.private_pools = PrivatePools()
-        self.tags = Tags()
-        self.tags.attach(&self.lock, &self.reasons, self.private_pools)
-        self.pool_uses = PoolUses()
-        self.pool_uses.attach(&self.lock, self.private_pools)
-        self.captures = Captures()
-        self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools, self.pool_uses)
-        self.recorder = Recorder()
-        self.mapped = AddressRanges()
-        self.mapped.attach(&self.lock, self.pool, self.source, self.fences, self.tags)
-
-    def __dealloc__(self):
-        unwatch_forks(self)
-
-    cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
-        if type(self) is Allocator:
-            raise TypeError("Allocator is the common base: make a BFCAllocator or a CachingAllocator")
-        if self.sub_allocator is not None:
-            raise RuntimeError("an allocator is set up once: make another")
-        if not isinstance(sub_allocator, SubAllocator):
-            raise TypeError(f"the first argument is a sub-allocator, such as bfc.HostSubAllocator(), "
-                            f"not {type(sub_allocator).__name__}")
-        check_members(sub_allocator)
-        self.limit = resolve_limit(memory_limit, sub_allocator)
-        self.default_stream_alias = sub_allocator.default_stream_alias
-        self.thread_streams = sorted(sub_allocator.thread_streams)
-        self.sub_allocator = self.fences.source = sub_allocator
-        self.may_be_unordered = sub_allocator.may_be_unordered
-        try:
-            self.source.strict = strict
-            self.source.open(sub_allocator)
-            self.fences.keeps_native = sub_allocator.native
-            if sub_allocator._fences_are_native:
-                self.fences.native = self.source.native
-            self.set_home_stream(stream)
-        except BaseException:
-            self.sub_allocator = self.fences.source = self.source.sub_allocator = None
-            raise
-        self.strict = strict
-        self.device = sub_allocator.device
-        self.host_accessible = sub_allocator.host_accessible
-        return 0
-
-    cdef int set_home_stream(self, stream) except -1:
-        self.home_stream = self.stream_of(stream)
-        self.home_stream_object = stream    # an object that owns its stream must live as long
-        if self.is_of_thread(self.home_stream):
-            raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
-                             f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
-        if self.is_unordered(self.home_stream):
-            raise ValueError(f"stream {self.home_stream:#x} runs its work in any order, and memory freed there would "
-                             f"be used again too early: give the allocator an ordered one, and name this one in "
-                             f"allocate() and record_stream()")
-        if not self.sub_allocator.stream_ordered:
-            if self.home_stream:
-                raise ValueError(f"memory of {self.sub_allocator!r} belongs to the host: name streams in allocate() "
-                                 f"and record_stream(), not here")
-            self.home_stream = HOST_STREAM
-        self.frees.home_stream = self.home_stream
-        return 0
-
-    cdef bint is_unordered(self, uint64_t stream) except -1:
-        """Whether memory freed on a stream may still be in use by work that was queued there before, because the
-        stream runs its work in any order. Raises SubAllocatorError if it is not a stream."""
-        return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
-
-    cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
-        """A stream's handle. The default stream has several handles; always returns the same one of them."""
-        if stream is None:
-            return 0
-        cdef uint64_t handle = stream_from(stream)
-        if not PyLong_CheckExact(stream):
-            self.require_set_up()
-            refuse_queue(stream, self.sub_allocator.device)
-        return 0 if handle == self.default_stream_alias else handle
-
-    @cython.final
-    cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:
-        """Whether a handle names another stream in each thread."""
-        cdef uint64_t handle
-        for handle in self.thread_streams:
-            if handle == stream:
-                return True
-        return False
-
-    @cython.final
-    cdef void acquire(self) noexcept nogil:
-        """Takes the lock. Callers may hold the GIL or not."""
-        acquire_lock(self.lock)
-
-    cdef void give_way(self) noexcept nogil:
-        """Releases the lock if other threads wait for it, and takes it again. The caller holds it."""
-        let_others_on(self.lock)
-
     # -- what a policy overrides --------------------------------------------------------------------------------------
-
-    cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
-        """Serves a request that a free chunk fits, with the lock held. If it returns False, nothing has changed, and
-        the slow path is taken."""
-        return False
-
-    cdef void set_request(self, Request* request, uint64_t nbytes, uint64_t stream) noexcept nogil:
-        set_plain_request(request, nbytes, nbytes, stream)
-
-    cdef ChunkHandle place(self, Request* request) noexcept nogil:
-        return NO_CHUNK
-
-    cdef ChunkHandle find(self, Request* request) noexcept nogil:
-        cdef uint32_t bin_set = self.bin_set_of(request)
-        if bin_set == NO_LANE:
-            return NO_HOST_MEMORY
-        return self.pool.allocate_aligned(bin_set, request.rounded, request.nbytes, request.stream,
-                                          request.freed_before, request.alignment, request.indexed)
-
-    cdef BinSet rules_for(self, Request* request, uint32_t bin_set) noexcept nogil:
-        """The rules by which a request searches a set of bins. Needs the lock."""
-        return self.pool.bin_sets[bin_set]
-
-    cdef void set_rules(self, uint32_t lane) noexcept nogil:
-        """Writes down what the policy decides for a lane's sets of bins. Needs the lock."""
-        pass
-
-    cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
-        """Gives back free memory that does not lie in regions. Returns the bytes."""
-        return 0
-
-    cdef uint64_t set_aside_for(self, Request* request) noexcept nogil:
-        """Sets the bytes of a new region aside from the limit. 0: there is no room for them."""
-        return 0
-
-    cdef int add_region(self, Request* request, Placement* placed) except -1 nogil:
-        return 0
-
-    cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
-        return 0
-
-    cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
-        return 0
-
-    cdef ChunkHandle find_in_new_region(self, Request* request, Region* region) noexcept nogil:
-        return self.find(request)
-
-    cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
-        return 0
-
-    cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
-        memset(lane, 0, sizeof(Lane))
-
-    cdef void regions_released(self) noexcept nogil:
-        pass
-
-    cdef int plan_changed(self) except -1:
-        return 0
-
-    cdef void scopes_changed(self) noexcept:
-        pass
-
-    cdef int pool_ended(self, pool) except -1:
-        return 0
-
-    cdef int pool_released(self, pool) except -1:
-        return 0
-
-    cdef object against_pieces(self):
-        """The policy's remedies against fragmentation that are not in use, for the advice in an OutOfMemoryError."""
-        return ""
-
-    cdef object settings_now(self):
-        """The settings of PyTorch's policy; None for another policy."""
-        return None
-
-    cdef object torch_now(self):
-        """The version of PyTorch whose rules it follows; None for another policy."""
-        return None
-
-    cdef int was_refused(self, Request* request) except -1:
-        if self.pool.history == NULL or request.refused:
-            return 0
-        device_free, _total = self.memory_of_device()
-        request.lane.stream = request.stream
-        return self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane,
-                                          request.owner)
-
-    cdef bint plays_alone(self) except -1:
-        return not self.reasons.has(FREES_DEFERRED)
-
-    cdef int check_tag(self, Request* request) except -1:
-        """Where a private pool is to serve the request, too, that pool has to sleep with the tag."""
-        self.tags.refuse_if_asleep(request.tag)
-        cdef PoolId pool = self.captures.pool_for(request.stream)
-        if request.captured[0] or request.captured[1]:
-            pool = PoolId(request.captured[0], request.captured[1])
-        # The policy reads which scopes are open, which changes under the lock.
-        self.acquire()
-        self.set_lane(&request.lane, request.stream)
-        if is_default(pool) and is_private(&request.lane):
-            pool = pool_of(&request.lane)
-        self.lock.release()
-        return 0 if is_default(pool) else self.join_tag(request, pool)
-
-    cdef int join_tag(self, Request* request, PoolId pool) except -1:
-        """Has the memory of a private pool sleep with the request's tag, from its first region on."""
-        name = self.tags.name_of_pool(TAG_POOLS, request.tag)
-        raise RuntimeError(f"an allocation is within tag {name!r} and within a private pool: it can belong to one. The "
-                           f"private pools of a CachingAllocator can sleep")
-
-    cdef int end_for(self, object allocation_end) except -1:
-        """How a request is asked that names an end: bits of `how`. Refuses what the policy cannot serve."""
-        raise ValueError("allocation_end is for a BFCAllocator with enable_spatial_partitioning=True: other allocators "
-                         "serve all requests alike")
-
-    cdef int set_freed_before(self, Request* request, object freed_before) except -1:
-        raise TypeError("freed_before belongs to a BFCAllocator's timing counter")
 
     # -- allocate -----------------------------------------------------------------------------------------------------
 
@@ -506,12 +227,12 @@ cdef class Allocator(BufferOwner):
         if stream is None and scopes_open.load():
             stream = current_stream()
         if (freed_before is not None or more or how or not small_int(nbytes, &size)
-                or not (stream is None or small_int(stream, &on)) or not self.place_at_once(size, on, &placed)):
-            self.allocate_placement(size_from(nbytes), self.stream_of(stream), stream, freed_before, how, more,
-                                    &placed)
+                or not (stream is None or small_int(stream, &on)) or not hit_at_once(self, size, on, &placed)):
+            allocate_placement(self, size_from(nbytes), self.stream_of(stream), stream, freed_before, how, more,
+                               &placed)
         cdef PyObject* address = self.addresses.get(placed.ptr)
         if address == NULL:
-            self.take_back(&placed)
+            take_back(self, &placed)
         return owned(address)
 
     def allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False, allocation_end=None):
@@ -572,9 +293,9 @@ cdef class Allocator(BufferOwner):
         cdef Placement placed
         if (alignment is not None or stream is not None or scopes_open.load() or contiguous
                 or allocation_end is not None):
-            on = self.place_as_asked(size, stream, alignment, allocation_end, CONTIGUOUS if contiguous else 0, &placed)
-        elif not self.place_at_once(size, on, &placed):
-            self.allocate_placement(size, on, None, None, False, 0, &placed)
+            on = place_as_asked(self, size, stream, alignment, allocation_end, CONTIGUOUS if contiguous else 0, &placed)
+        elif not hit_at_once(self, size, on, &placed):
+            allocate_placement(self, size, on, None, None, False, 0, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
@@ -634,141 +355,13 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes), on
         cdef Buffer buffer = Buffer.__new__(Buffer)
         cdef Placement placed
-        on = self.place_as_asked(size, stream, alignment, allocation_end,
-                                 OR_NONE | (CONTIGUOUS if contiguous else 0), &placed)
+        on = place_as_asked(self, size, stream, alignment, allocation_end, OR_NONE | (CONTIGUOUS if contiguous else 0),
+                            &placed)
         if size and placed.allocation_id == 0:
             return None
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
         count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
-
-    cdef uint64_t place_as_asked(self, uint64_t size, object stream, object alignment, object allocation_end, int how,
-                                 Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
-        """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
-        cdef uint64_t on = self.home_stream
-        cdef uint64_t more = 0 if alignment is None else self.alignment_for(alignment_from(alignment))
-        if allocation_end is not None:
-            how |= self.end_for(allocation_end)
-        if stream is None and scopes_open.load():
-            stream = current_stream()
-        if stream is not None:
-            on = self.stream_of(stream)
-        if how & (CONTIGUOUS | FROM_UPPER_END) or more or not self.place_at_once(size, on, placed):
-            self.allocate_placement(size, on, stream, None, how, more, placed)
-        return on
-
-    cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
-        """What a request has to ask for, so that its address is a multiple of `alignment`: 0, where all addresses are
-        such multiples. Refuses what the policy cannot place."""
-        if alignment <= self.source.alignment:
-            return 0
-        if alignment > self.limit:
-            raise ValueError(f"no address can be asked for that is a multiple of {format_bytes(alignment)}: the memory "
-                             f"limit is {format_bytes(self.limit)}")
-        return alignment
-
-    @cython.final
-    cdef int place_at_once(self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
-        return hit_at_once(self, nbytes, on, placed)
-
-    cdef int take_back(self, Placement* placed) except -1:
-        """Frees an allocation whose address cannot be returned: Python has no memory for the int."""
-        PyErr_Clear()
-        raise self.frees.undo(placed.handle, placed.allocation_id) or out_of_host_memory()
-
-    cdef int allocate_placement(self, uint64_t size, uint64_t on, object stream, object freed_before, int how,
-                                uint64_t alignment, Placement* placed) except -1:
-        cdef bint unordered = self.by_stream and size and self.is_unordered(on)
-        cdef Request request
-        cdef TurnAt turn
-        turn.take(self)
-        self.set_request(&request, size, self.home_stream if unordered else on)
-        request.shared = unordered
-        request.alignment = request.asking.alignment = alignment
-        request.end = UPPER_END if how & FROM_UPPER_END else LOWER_END
-        if freed_before is not None:
-            self.set_freed_before(&request, freed_before)
-        self.set_scopes_of(&request)
-        if how & CONTIGUOUS or alignment:      # what is mapped page by page lies at any multiple of all addresses
-            request.contiguous = True
-            self.check_contiguous(&request, how & CONTIGUOUS != 0)
-        cdef uint64_t seen = self.frees.count.get()
-        cdef uint64_t changes = self.source.changes.get()
-        self.attempt(&request, placed)
-        if placed.handle == NO_CHUNK and size:
-            self.try_harder(&request, freed_before, seen, placed)
-            if placed.handle == NO_CHUNK:
-                if how & OR_NONE:
-                    return 0
-                raise self.refusal_of(&request)
-        if on != self.home_stream and size and (unordered or not is_apart(self, &request.lane)):
-            self.leave_home(placed, on, stream)
-        if self.reasons.has(IS_TOLD) and placed.allocation_id:
-            self.announce(placed, changes)
-        return 0
-
-    cdef int set_scopes_of(self, Request* request) except -1:
-        """Notes whose request this is, and its tag: the scopes that this call is in."""
-        if owners_used.load():
-            self.set_owner_of(request)
-        if counted(self.tags.scopes_open):
-            request.tag = self.tags.here(self)
-            note_tag_here(<void*>self, request.tag, request.owner)
-            if request.tag:
-                self.check_tag(request)
-        return 0
-
-    cdef int set_owner_of(self, Request* request) except -1:
-        """Notes whose scope this call is in."""
-        request.owner = owner_here(self)
-        if request.owner == 0:
-            return 0
-        # The table of owners may grow, and other threads read it.
-        self.acquire()
-        cdef bint is_known = self.pool.owned.know(request.owner)
-        self.lock.release()
-        if not is_known:
-            raise out_of_host_memory()
-        return 0
-
-    cdef int check_contiguous(self, Request* request, bint is_asked) except -1:
-        """Refuses a request that must lie in a region if it cannot, and, where that `is_asked`, one that must be one
-        physical allocation if the allocator cannot tell whether a chunk is one."""
-        if request.tag:
-            name = self.tags.name_of_pool(TAG_POOLS, request.tag)
-            raise ValueError(f"memory of tag {name!r} is mapped, so that it can sleep, and is neither one physical "
-                             f"allocation nor aligned to more than {self.source.alignment}: allocate contiguous or "
-                             f"aligned memory outside of it")
-        if is_asked and self.source.joins_regions:
-            raise ValueError(f"this allocator joins the regions of {self.sub_allocator!r} that lie end to end, so a "
-                             f"chunk may lie in two of them: virtual_memory=True or a CachingAllocator joins none")
-        return 0
-
-    cdef int announce(self, Placement* placed, uint64_t changes_before) except -1:
-        """Tells a leak check, a history and tracemalloc of an allocation. If one raises, frees it again."""
-        cdef bint region_came = self.source.changes.get() != changes_before
-        try:
-            if self.noter is not None:
-                self.noter(placed.allocation_id)
-            if self.recorder.keeps_frames:
-                self.recorder.keep_frames(self.pool, self.lock, placed.allocation_id, placed.ptr, region_came,
-                                          step_here(self) if owners_used.load() else None)
-        except BaseException as error:
-            raise self.frees.undo(placed.handle, placed.allocation_id) or error
-        if self.pool.owned.tracing.domain:
-            self.trace_allocation(placed)
-        return 0
-
-    cdef void trace_allocation(self, Placement* placed) noexcept:
-        """Tells Python's tracemalloc of an allocation. Does nothing if the host has no memory for that."""
-        cdef Chunk* chunk
-        # Told while it is known to live: another thread may have freed it, and tracemalloc would keep it for good.
-        self.acquire()
-        if is_live_in(self.pool, placed.handle, placed.allocation_id):
-            chunk = &self.pool.chunks[placed.handle]
-            chunk.state |= TRACED
-            self.pool.owned.tracing.tell(self.pool.owned.tracing.domain, chunk.ptr, chunk.size)
-        self.lock.release()
 
     @property
     def tracemalloc_domain(self):
@@ -843,15 +436,6 @@ cdef class Allocator(BufferOwner):
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    cdef Planned planned_part(self):
-        self.require_set_up()
-        if self.planned is None:
-            planned = Planned()
-            planned.attach(&self.lock, self.pool, self.source, self.fences, self.stitching, &self.limit,
-                           &self.is_closed, self.home_stream)
-            self.planned = planned
-        return self.planned
-
     def use_plan(self, plan, *, bint strict=False, gate=0.95, steps=None):
         """Serve a plan from now on, or none.
 
@@ -917,7 +501,7 @@ cdef class Allocator(BufferOwner):
         >>> pool.stats().pool_bytes >> 20, pool.plan_stats()["hits"]
         (4, 2)
         """
-        cdef Planned planned = self.planned_part()
+        cdef Planned planned = planned_part(self)
         if self.is_closed:
             raise closed()
         if gate is not None and not gate > 0:
@@ -925,7 +509,7 @@ cdef class Allocator(BufferOwner):
         if steps not in (None, "auto"):
             raise ValueError(f"steps is None, where the program calls step(), or 'auto', not {steps!r}")
         if plan is None:
-            self.stop_watch()
+            stop_watch(self)
             try:
                 planned.use(None, None, None, None, strict, False)
             finally:
@@ -941,54 +525,22 @@ cdef class Allocator(BufferOwner):
         if self.pool.features & ENDS:
             raise ValueError("a plan has places of its own, and none at two ends of the memory")
         declined = None if gate is None else plan._declined(gate, by_itself=steps is not None)
-        self.stop_watch()
+        stop_watch(self)
         planned.follows = steps is not None
-        self.put_plan(plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
-
-    cdef int put_plan(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
-        """Serves a plan from now on."""
-        served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
-                              self.planned.is_in_pages())
-        try:
-            self.planned.use(plan, served, watch, declined, strict, resumed)
-        finally:
-            self.plan_changed()
-        return 0
-
-    cdef int stop_watch(self) except -1:
-        """Ends the history of what looks whether the plan in use still pays."""
-        if self.planned.watch is not None:
-            self.planned.watch.stop(self)
-        return 0
+        put_plan(self, plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
 
     def _resume_plan(self, plan, watch):
         """Serves a plan from now on whose head is there already: what a watch has made of the last steps."""
-        self.planned_part()
-        self.put_plan(plan, watch, None, False, True)
+        planned_part(self)
+        put_plan(self, plan, watch, None, False, True)
 
     def _end_plan(self, str why):
         """Ends the plan in use, since it has not paid."""
-        planned = self.planned_part()
+        planned = planned_part(self)
         try:
             planned.end_plan(why)
         finally:
             self.plan_changed()
-
-    def _body_is_idle(self):
-        """Whether nothing lives in the region of the plan's bodies."""
-        return self.planned_part().body_is_idle()
-
-    def _last_step(self):
-        """What `Planned.last_step` says."""
-        return self.planned_part().last_step()
-
-    def _home_stream(self):
-        """The stream that stands for stream 0 in a plan."""
-        return self.home_stream
-
-    def _keeps_history(self):
-        """Whether a history is recorded, or frames are kept."""
-        return self.pool.history != NULL or self.recorder.keeps_history(self.pool)
 
     def step(self, str kind not None="train"):
         """One iteration of a program, as a context manager: requests inside come as the plan in use expects them.
@@ -1030,7 +582,7 @@ cdef class Allocator(BufferOwner):
         >>> with pool.step("train"):
         ...     buffer = pool.allocate("1 MiB")
         """
-        return new_step(self, self.planned_part(), kind)
+        return new_step(self, planned_part(self), kind)
 
     def record_plan(self, iterations=3):
         """Record steps, to plan them while the program runs.
@@ -1064,7 +616,7 @@ cdef class Allocator(BufferOwner):
             raise TypeError(f"iterations is an int, not {type(iterations).__name__}")
         if not 1 <= iterations <= 100:
             raise ValueError(f"iterations is a number from 1 to 100, not {iterations}")
-        self.planned_part()
+        planned_part(self)
         return _plans.make_recording(self, iterations)
 
     def plan_stats(self):
@@ -1089,7 +641,7 @@ cdef class Allocator(BufferOwner):
             plan still saves
             beside what the policy alone reserved for the recording.
         """
-        cdef dict found = self.planned_part().stats()
+        cdef dict found = planned_part(self).stats()
         if found.get("first_departure") is not None:
             noted = dict(found["first_departure"])
             noted["frames"] = self.recorder.frames.get(noted.pop("allocation_id"), ())
@@ -1099,112 +651,11 @@ cdef class Allocator(BufferOwner):
     def _watch_steps(self, watcher):
         """From now on `watcher(kind)` is called when a step has begun, and `watcher(None)` when another history begins.
         None ends that. Returns the previous one."""
-        cdef Planned planned = self.planned_part()
+        cdef Planned planned = planned_part(self)
         watcher, planned.watcher = planned.watcher, watcher
         return watcher
 
-    @cython.final
-    cdef cbool asks_plan(self, Request* request) noexcept nogil:
-        """Whether a request may get pages of a plan."""
-        return not (request.tag or request.contiguous or request.in_capture or request.asking.without_gil
-                    or request.asked_plan or self.private_pools.open_scopes.get() or self.is_in_capture(request))
-
-    @cython.final
-    cdef ChunkHandle ask_plan(self, Request* request) noexcept nogil:
-        """The place that the plan in use has for a request, or a guest's room. Asks once for each request: a plan
-        counts what it is asked."""
-        if self.pool.plan == NULL or not self.may_be_planned(request):
-            return NO_CHUNK
-        request.asked_plan = True
-        return self.pool.ask_plan(request.rounded, request.nbytes,
-                                  request.stream if self.pool.usage == NULL else request.lane.stream, request.indexed)
-
-    cdef cbool may_be_planned(self, Request* request) noexcept nogil:
-        """Whether a plan may have a place for a request whose lane is known."""
-        if request.asked_plan or (request.contiguous and self.pool.plan.has_pages()):
-            return False
-        return self.may_lie_in_plan(request)
-
-    cdef cbool may_lie_in_plan(self, Request* request) noexcept nogil:
-        """Whether a request whose lane is known may be served from memory of plans."""
-        return not (is_private(&request.lane) or request.lane.thread or request.freed_before
-                    or (request.contiguous and request.alignment) or self.is_in_capture(request))
-
-    cdef int make_room_in_plan(self, Request* request, Placement* placed) except -1:
-        """Where nothing else fits: uses any gap of the plan, or gives back the region of the bodies."""
-        self.use_gap_in_plan(request, placed)
-        if placed.handle == NO_CHUNK and self.planned.give_back_idle():
-            self.place_after_miss(request, placed)
-        return 0
-
-    cdef int use_gap_in_plan(self, Request* request, Placement* placed) except -1:
-        """Uses any gap of the plan, or cuts a large chunk that stays whole beside a plan."""
-        cdef uint32_t index
-        cdef uint64_t oversize = UNLIMITED
-        settings = self.settings_now()
-        if settings is not None and settings.max_split_size is not None:
-            oversize = settings.max_split_size
-        self.acquire()
-        if not self.is_closed and self.pool.plan != NULL and request.asked_plan:
-            index = self.pool.plan.stream_of(request.stream if self.pool.usage == NULL else request.lane.stream)
-            if index != NO_STREAM:
-                self.fill(self.pool.hand_out_room(self.pool.plan, index,
-                                                  self.pool.plan.any_room(index, request.rounded),
-                                                  request.rounded, request.nbytes, request.stream, request.indexed),
-                          request, placed)
-                if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
-                    self.pool.plan.counts.side -= 1
-                    self.pool.plan.counts.side_bytes -= request.rounded
-        if not self.is_closed and self.pool.plan != NULL and placed.handle == NO_CHUNK:
-            find_among_whole(self, request, placed, oversize)
-        self.lock.release()
-        return 0
-
-    cdef int keep_within_bounds(self, Request* request, Placement* placed) except -1:
-        """Before more memory is asked for than the policy alone has needed: uses any gap of the plan, and gives back
-        what is free. What a plan that did not pay has left is used before anything is asked for."""
-        if self.planned.has_ended_early():
-            self.use_gap_left(request, placed)
-        elif self.pool.plan != NULL and not self.planned.may_grow(request.rounded, False):
-            self.use_gap_in_plan(request, placed)
-        if placed.handle == NO_CHUNK and not request.refused:
-            self.planned.about_to_grow(request.rounded)
-        return 0
-
-    cdef int use_gap_left(self, Request* request, Placement* placed) except -1:
-        """Serves a large request in a gap of a plan that has ended, where blocks still live."""
-        cdef uint64_t stream
-        cdef PlanServer* plan
-        self.acquire()
-        if not self.is_closed and is_large(request.rounded) and self.may_lie_in_plan(request):
-            stream = request.stream if self.pool.usage == NULL else request.lane.stream
-            for plan in self.pool.plans:
-                if placed.handle == NO_CHUNK and not plan.has_pages() and plan.stream_of(stream) != NO_STREAM:
-                    self.fill(self.pool.hand_out_room(plan, plan.stream_of(stream),
-                                                      plan.any_room(plan.stream_of(stream), request.rounded),
-                                                      request.rounded, request.nbytes, request.stream,
-                                                      request.indexed), request, placed)
-        self.lock.release()
-        return 0
-
     # -- captures -----------------------------------------------------------------------------------------------------
-
-    @cython.final
-    cdef cbool is_in_capture(self, Request* request) noexcept nogil:
-        """Whether a request comes while its stream captures, or may capture: nothing is waited for then."""
-        return self.fences.capture_is_marked() and (request.in_capture or request.asking.without_gil)
-
-    cdef int look_at_captures(self, Request* request) except -1:
-        """Asks the source about the request's stream: whether it captures, and for which graph."""
-        cdef PoolId pool = self.captures.pool_for(request.stream)
-        if pool.first or pool.second:   # else a replay may have named one
-            request.captured[0] = pool.first
-            request.captured[1] = pool.second
-        request.in_capture = request.in_capture or self.captures.is_captured(request.stream, self.strict)
-        request.has_waited = request.has_waited or request.in_capture
-        if request.in_capture and self.fences.reuses:
-            self.frees.free_safe_in_capture(request.stream)
-        return 0
 
     def capture(self, stream, pool=None):
         """Capture a CUDA graph: allocations of the capture come from a pool that is the graph's own.
@@ -1265,37 +716,6 @@ cdef class Allocator(BufferOwner):
         self.sub_allocator.check_stream(handle)
         return Capture(self, handle, pool)
 
-    def _begin_capture(self, pool, stream):
-        self.require_set_up()
-        if self.is_closed:
-            raise closed()
-        with self.planned_part().changes():     # in which a plan asks the driver for memory
-            self.captures.begin(id_of(pool), stream, self.strict)
-        self.scopes_changed()
-        self.recorder.note_of_pool(self.pool, self.lock, pool, _words.CAPTURE_BEGINS)
-
-    def _end_capture(self, pool):
-        self.require_set_up()
-        try:
-            self.captures.mark(-1)
-        finally:
-            self.end_scope(pool, _words.CAPTURE_ENDS)
-            self.captures.forget_streams_of(pool)
-
-    def _take_as_captured(self, pool, stream, is_captured):
-        """For a replay: lets a stream count as captured into a pool, or no more."""
-        self.captures.take_as_captured(pool, stream, is_captured)
-
-    def _forget_captured(self, pool):
-        """For a replay: a capture into a pool has ended, and with it that of its streams."""
-        self.captures.forget_streams_of(pool)
-
-    def _captured_streams(self):
-        streams = []
-        for stream, _pool in self.captures.streams():
-            streams.append(stream)
-        return streams
-
     def mark_capture_begin(self):
         """Say that a capture has begun, as PyTorch's `markCaptureBegin` does. `capture` does it by itself.
 
@@ -1306,7 +726,7 @@ cdef class Allocator(BufferOwner):
         -----
         Source: PyTorch's behaviour, 2.15.
         """
-        with self.planned_part().changes():     # in which a plan asks the driver for memory
+        with planned_part(self).changes():     # in which a plan asks the driver for memory
             self.captures.mark(1)
 
     def mark_capture_end(self):
@@ -1366,15 +786,7 @@ cdef class Allocator(BufferOwner):
             If `pool` is not the id of a pool.
         """
         self.require_set_up()
-        self.end_scope(pool, _words.SCOPE_ENDS)
-
-    cdef int end_scope(self, pool, str said) except -1:
-        """Closes a scope of a pool, and writes that down."""
-        self.pool_uses.end(id_of(pool))
-        self.scopes_changed()
-        self.recorder.note_of_pool(self.pool, self.lock, pool, said)
-        self.pool_ended(pool)
-        return 0
+        end_scope(self, pool, _words.SCOPE_ENDS)
 
     def release_pool(self, pool):
         """Take one reference to a private pool away. Without any, what it caches goes back with the next emptying.
@@ -1401,173 +813,6 @@ cdef class Allocator(BufferOwner):
         return self.pool_uses.count_references(id_of(pool))
 
     # -- where a hit is not enough ------------------------------------------------------------------------------------
-
-    cdef int try_harder(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """Tries what may still help. `seen` is the count of frees before the first attempt."""
-        cdef uint64_t freed
-        if counted(self.live_buffers) and not self.strict and not request.refused:
-            freed = self.frees.count.get()
-            gc.collect()    # buffers in reference cycles
-            if self.frees.count.get() != freed or self.reasons.has(FREES_PENDING):
-                self.attempt(request, placed)
-        if placed.handle == NO_CHUNK and self.retry_seconds > 0 and not request.refused \
-                and not self.is_in_capture(request):
-            self.wait_for_frees(request, freed_before, seen, placed)
-        if placed.handle == NO_CHUNK:
-            self.was_refused(request)
-        return 0
-
-    cdef object refusal_of(self, Request* request):
-        """The error of a request without room."""
-        return out_of_memory(request.nbytes, self.stats(), self.sub_allocator.total_bytes, self.refused_by(request),
-                             self.sub_allocator.largest_block, self.against_pieces(),
-                             pages_in_use(self.pool, self.lock), self._look)
-
-    cdef str refused_by(self, Request* request):
-        """Who has refused a request, for the error; "" is the limit."""
-        if not self.source.refused_bytes.get():
-            return ""
-        return f"{self.sub_allocator!r}, asked last for {format_bytes(self.source.refused_bytes.get())}"
-
-    cdef int leave_home(self, Placement* placed, uint64_t on, object stream) except -1:
-        """Makes memory safe to use on a stream other than the home stream, and lets its free wait for a fence there.
-
-        Work that is queued on the home stream may still use the memory, so the other stream waits for that work.
-        """
-        cdef uint64_t home_frees, stream_id
-        try:
-            if self.home_stream != HOST_STREAM and self.sub_allocator.asynchronous:
-                stream_id = self.sub_allocator.stream_id(on)
-                if self.frees.must_order(stream_id, &home_frees) or self.is_of_thread(on):
-                    self.sub_allocator.order(self.home_stream, on)
-                    self.frees.was_ordered(stream_id, home_frees)
-            self.fences.uses(placed.allocation_id, on, stream)
-        except BaseException as error:
-            raise self.frees.undo(placed.handle, placed.allocation_id) or error
-        return 0
-
-    cdef int wait_for_frees(self, Request* request, object freed_before, uint64_t seen, Placement* placed) except -1:
-        """Tries again after each free until `retry_seconds` have passed, and then once more (TensorFlow's behaviour,
-        2.8). `seen` is the count of frees before the first attempt: upstream misses a free between that and the wait.
-        """
-        deadline = time.monotonic() + self.retry_seconds
-        late = False
-        while placed.handle == NO_CHUNK and not late:
-            while self.frees.count.get() == seen and not self.reasons.has(FREES_PENDING) and not late:
-                _sleep(_RETRY_POLL_SECONDS)
-                self.frees.drain(0)     # a stream that finishes counts as a free
-                late = time.monotonic() >= deadline
-            seen = self.frees.count.get()
-            if freed_before is not None:
-                self.set_freed_before(request, freed_before)
-            self.attempt(request, placed)
-        return 0
-
-    cdef int attempt(self, Request* request, Placement* placed) except -1:
-        """Makes one complete attempt. `placed.handle` is NO_CHUNK if nothing fits, and for 0 bytes."""
-        if self.fences.capture_is_marked() or self.private_pools.open_captures.get():
-            self.look_at_captures(request)
-        placed.handle = NO_CHUNK
-        placed.allocation_id = 0
-        placed.ptr = 0
-        if request.refused and self.is_closed:
-            raise closed()
-        if request.nbytes == 0 or request.refused:
-            return 0
-        if not self.reasons.none():
-            self.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
-        if self.pool.plan != NULL and self.planned.follows and self.asks_plan(request):
-            self.planned.follow(self, request.stream, request.rounded, request.nbytes)
-        if self.pool.plan != NULL and self.pool.plan.asks() and not request.tag and not request.in_capture:
-            self.planned.meet_length(request.stream, request.nbytes)
-        if self.pool.plan != NULL and self.asks_plan(request):
-            self.planned.fill_place(self, request.stream if self.by_stream else self.home_stream, request.rounded,
-                                    request.nbytes)
-        # Placed and written down at once. `frees_before` says which frees this look has seen.
-        self.acquire()
-        request.frees_before = self.frees.count.get()
-        if not self.is_closed:
-            self.fill(self.place(request), request, placed)
-        self.lock.release()
-        if placed.handle >= NO_HOST_MEMORY:
-            self.after_miss(request, placed)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return 0
-
-    cdef void fill(self, ChunkHandle handle, Request* request, Placement* placed) noexcept nogil:
-        """Writes the pool's answer into `placed`. Needs the lock."""
-        placed.handle = handle
-        if not note_hit(self.pool, handle, placed):
-            return
-        cdef Chunk* chunk = &self.pool.chunks[handle]
-        if self.pool.history != NULL and self.pool.usage == NULL:
-            self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
-        self.pool.set_owner(handle, request.owner)
-        if request.shared or (request.stream != self.home_stream and not is_apart(self, &request.lane)):
-            chunk.state |= USED_ELSEWHERE
-
-    cdef int after_miss(self, Request* request, Placement* placed) except -1:
-        """The slow path. The lock is not held: `place_after_miss` takes it where it needs the pool."""
-        cdef uint64_t seen
-        if is_finalizing():
-            self.source.forget_other_threads()
-        if self.fences.capture_is_marked():
-            self.note_captured_streams()
-        elif (self.planned is not None and self.pool.plans.size() > <size_t>(self.pool.plan != NULL)
-                and not self.source.is_called_here()):
-            self.planned.give_back_empty()      # of plans that have ended, before more is asked for
-        if placed.handle == NO_CHUNK and self.planned is not None and not self.fences.capture_is_marked():
-            self.keep_within_bounds(request, placed)
-        while placed.handle == NO_CHUNK:
-            if self.is_closed:
-                raise closed()
-            seen = self.source.changes.get() - request.asking.changes   # of other threads
-            self.place_after_miss(request, placed)
-            if placed.handle != NO_CHUNK or request.refused or not self.worth_another_try(request, seen):
-                break
-            self.acquire()
-            if not self.is_closed:
-                self.fill(self.place(request), request, placed)
-            self.lock.release()
-        if placed.handle == NO_CHUNK and self.planned is not None and not request.refused:
-            self.make_room_in_plan(request, placed)
-        while placed.handle == NO_CHUNK and not request.refused:
-            seen = self.source.changes.get() - request.asking.changes
-            self.place_where_refused(request, placed)
-            if placed.handle != NO_CHUNK or not self.worth_another_try(request, seen):
-                break
-        if placed.handle == NO_HOST_MEMORY:
-            placed.handle = NO_CHUNK
-            raise out_of_host_memory()
-        try:
-            run_handlers()      # signal handlers that were deferred while the sub-allocator was called
-        except BaseException as error:
-            raise self.frees.undo(placed.handle, placed.allocation_id) or error
-        return 0
-
-    cdef bint worth_another_try(self, Request* request, uint64_t seen) except -1:
-        """Waits for what may yet free memory: streams that still use freed blocks, and calls of other threads to the
-        sub-allocator, which hold a part of the limit. Returns whether anything may have changed. That another thread
-        has freed memory counts once: a request for more than there is must end."""
-        cdef bint is_first = not request.has_waited, waits = is_first and self.reasons.has(SOME_WAIT | FREES_PENDING)
-        cdef bint frees = is_first and self.frees.count.get() != request.frees_before
-        request.has_waited = True
-        if waits:
-            self.frees.wait_for_streams()
-        cdef uint64_t ended = self.source.calls_ended.get()
-        cdef bint is_inside = self.source.is_called_here()
-        if request.blocked and not is_inside:
-            time.sleep(_RETRY_POLL_SECONDS)
-        while not is_inside and self.source.is_calling() and self.source.calls_ended.get() == ended:
-            time.sleep(_RETRY_POLL_SECONDS)
-        if self.source.changes.get() - request.asking.changes != seen:
-            return True
-        if not is_inside and request.polls < MOST_POLLS and self.source.holds_bytes_aside():
-            request.polls += not self.source.is_calling()   # the call that has ended may be a third thread's
-            time.sleep(_RETRY_POLL_SECONDS)
-            return True
-        return waits or frees or (request.blocked and not is_inside)
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -1608,84 +853,7 @@ cdef class Allocator(BufferOwner):
             self.frees.count.add(1)
             self.lock.release()
             return
-        self.free_address(address)
-
-    cdef int free_address(self, uint64_t address) except -1:
-        cdef TurnAt turn
-        turn.take(self)
-        if self.recorder.keeps_free_frames:
-            self.recorder.keep_free_frames(chunk_at(self.pool, self.lock, address).allocation_id)
-        if self.reasons.has(FREES_PENDING):
-            self.frees.drain(0)
-        # Found and freed at once: of two frees of an address one is refused.
-        self.acquire()
-        cdef ChunkHandle handle = self.pool.handle_of(address)
-        if handle == NO_CHUNK:
-            self.lock.release()
-            raise_invalid_pointer(self.pool, self.lock, address)
-        self.frees.free_locked(handle)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return 0
-
-    cdef int free_handle(self, ChunkHandle handle, int64_t allocation_id) except -1:
-        if counted(exiting) and is_finalizing():
-            return 0    # names of Python's modules may be gone; functions of `atexit` and daemon threads come before
-        cdef TurnAt turn
-        turn.take(self)
-        if self.recorder.keeps_free_frames:
-            self.recorder.keep_free_frames(allocation_id)
-        if self.reasons.has(FREES_PENDING):
-            self.frees.drain(0)
-        # Its id is compared and it is freed at once: of two frees one is refused.
-        self.acquire()
-        if not is_live_in(self.pool, handle, allocation_id):
-            self.lock.release()
-            if self.is_closed:
-                return 0
-            raise InvalidPointerError("this buffer's memory was freed already, through its address")
-        self.frees.free_locked(handle)
-        count_by(self.live_buffers, <int64_t>-1)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return 0
-
-    cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        if counted(exiting):
-            return
-        count_by(self.live_buffers, <int64_t>-1)
-        if (some_use(self.fences) or not self.fences.noted.empty()) and not self.fence_now(handle, allocation_id):
-            return
-        if not self.lock.try_acquire():
-            self.frees.leave(handle, allocation_id, LOCK_TAKEN)
-            return
-        cdef bint live = is_live_in(self.pool, handle, allocation_id)
-        cdef bint freed = live and self.pool.free_unshared(handle)
-        self.frees.count.add(freed)
-        self.lock.release()
-        if live and not freed:
-            self.frees.leave(handle, allocation_id, LOCK_TAKEN)
-
-    cdef bint fence_now(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        cdef TurnAt turn
-        turn.take(self)
-        return self.frees.fence_now(handle, allocation_id)
-
-    cdef object undo_at(self, uint64_t address):
-        """Frees an allocation whose address will not be returned. Returns what `Frees.undo` does."""
-        # The handle is read with its id, which tells whether the chunk is still the same later.
-        self.acquire()
-        cdef ChunkHandle handle = self.pool.handle_of(address)
-        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
-        self.lock.release()
-        if handle == NO_CHUNK:
-            return None
-        try:
-            if self.recorder.keeps_free_frames:
-                self.recorder.keep_free_frames(allocation_id)
-        except MemoryError:
-            pass
-        return self.frees.undo(handle, allocation_id)
+        free_address(self, address)
 
     # -- many at once -------------------------------------------------------------------------------------------------
 
@@ -1742,10 +910,10 @@ cdef class Allocator(BufferOwner):
         cdef uint64_t[::1] addresses = found
         try:
             while done < wanted.size():
-                if self.hits_are_plain(on):
-                    done = self.allocate_hits(wanted, addresses, done, on, owner)
+                if hits_are_plain(self, on):
+                    done = allocate_hits(self, wanted, addresses, done, on, owner)
                 if done < wanted.size():
-                    self.allocate_placement(wanted[done], on, stream, None, False, 0, &placed)
+                    allocate_placement(self, wanted[done], on, stream, None, False, 0, &placed)
                     addresses[done] = placed.ptr
                     done += 1
             if BFC_DEBUG >= 2 and self.pool.check_is_due():
@@ -1753,35 +921,9 @@ cdef class Allocator(BufferOwner):
         except BaseException as error:
             for i in range(done):
                 if addresses[i]:
-                    error = self.undo_at(addresses[i]) or error
+                    error = undo_at(self, addresses[i]) or error
             raise error
         return found
-
-    @cython.final
-    cdef bint hits_are_plain(self, uint64_t on) except -1:
-        """Whether a hit for this stream needs nothing but the free chunk."""
-        if not self.reasons.none():
-            return False
-        return not self.is_unordered(on) if self.by_stream else on == self.home_stream
-
-    cdef size_t allocate_hits(self, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
-                              uint64_t on, uint32_t owner) noexcept:
-        """Serves the requests from the i-th on under one lock, while free chunks fit. Returns the index of the first
-        request that none fits."""
-        cdef Placement placed
-        self.acquire()
-        while i < sizes.size() and not self.is_closed and self.pool.owned.knows(owner):
-            addresses[i] = 0
-            if sizes[i]:
-                if not self.hit(sizes[i], on, &placed):
-                    break
-                self.pool.set_owner(placed.handle, owner)
-                addresses[i] = placed.ptr
-            i += 1
-            if i % BETWEEN_OTHERS == 0:
-                self.give_way()
-        self.lock.release()
-        return i
 
     def deallocate_many(self, ptrs):
         """Free the allocations at many addresses.
@@ -1827,7 +969,7 @@ cdef class Allocator(BufferOwner):
                 i = self.frees.free_many(addresses, handles, i)
             if i < addresses.size():
                 if addresses[i]:
-                    self.free_address(addresses[i])
+                    free_address(self, addresses[i])
                 i += 1
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
@@ -1903,69 +1045,7 @@ cdef class Allocator(BufferOwner):
                 self.fences.note_captured(allocation_id, on, made_on)
             self.fences.uses(allocation_id, on, stream)
 
-    cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
-        cdef uint64_t on = self.stream_of(consumer)
-        cdef bint live
-        if on == made_on and not self.is_of_thread(on):
-            return NO_CONSUMER
-        cdef TurnAt turn
-        turn.take(self)
-        # It is marked while it is known to live, so that its free waits for the stream.
-        self.acquire()
-        live = is_live_in(self.pool, handle, allocation_id)
-        if live:
-            self.pool.chunks[handle].state |= USED_ELSEWHERE
-        self.lock.release()
-        if live:
-            self.fences.adopt(allocation_id)
-        if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
-            self.sub_allocator.order(made_on, on)
-        return on if live else NO_CONSUMER
-
-    cdef void consumer_left(self, int64_t allocation_id, uint64_t stream) noexcept:
-        cdef TurnAt turn
-        turn.take(self)
-        self.frees.consumer_left(allocation_id, stream)
-
-    cdef int hand_over(self, ChunkHandle handle) except -1:
-        """Indexes a chunk by its address and records its stream. A replay allocates chunks by handle, without either.
-        """
-        # Another thread may have closed the allocator during the replay.
-        self.acquire()
-        if self.is_closed:
-            self.lock.release()
-            raise ClosedError("this allocator was closed during the replay")
-        cdef Chunk* chunk = &self.pool.chunks[handle]
-        cdef bint indexed = chunk.state & INDEXED or self.pool.index_chunk(handle)
-        cdef uint64_t stream = chunk.stream
-        cdef int64_t allocation_id = chunk.allocation_id
-        cdef bint elsewhere = stream != self.home_stream and not is_apart(self, &self.pool.bin_sets[chunk.bin_set].lane)
-        if elsewhere:
-            chunk.state |= USED_ELSEWHERE
-        self.lock.release()
-        if not indexed:
-            raise out_of_host_memory()
-        if elsewhere:
-            self.fences.uses(allocation_id, stream, None)
-        return 0
-
     # -- regions ------------------------------------------------------------------------------------------------------
-
-    cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
-        """Adds a block to the pool, and places the request under the same lock."""
-        cdef vector[Region] refused
-        cdef cbool closed
-        cdef Taken taken
-        self.acquire()
-        closed = self.is_closed
-        taken = self.source.take_in(&request.asking, block, NO_LANE if closed else self.bin_set_of(request), refused)
-        if taken == ADDED:
-            self.fill(self.find_in_new_region(request, block), request, placed)
-        self.lock.release()
-        if taken == ADDED:
-            return 0
-        self.source.give_back(refused, request.asking.without_gil)
-        return 0 if request.asking.without_gil else self.source.refuse(block, taken, closed)
 
     def release_free_regions(self):
         """Give every region without a live allocation back to the sub-allocator.
@@ -2002,7 +1082,7 @@ cdef class Allocator(BufferOwner):
         cdef bint captures = self.fences.is_in_capture(self.home_stream)
         if not captures:
             self.frees.drain(RECORD | QUERY | AGAIN)    # what a capture has put off, too
-        self.note_captured_streams()
+        note_captured_streams(self)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         self.acquire()
         cdef Release before = self.pool.begin_release(mark)
@@ -2099,6 +1179,18 @@ cdef class Allocator(BufferOwner):
             if not self.is_closed or self.source.unreturned.size():
                 self.close()    # it may have failed because the host had no memory
 
+    cdef void last_view_gone(self) noexcept:
+        """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
+        that."""
+        cdef TurnAt turn
+        turn.take(self)
+        if self.is_abandoned and not counted(exiting):
+            self.is_abandoned = False
+            try:
+                self.close()
+            except BaseException as error:
+                report_unraisable(error, _PUT_OFF)
+
     @property
     def closed(self):
         """True once `close()` has been called."""
@@ -2132,7 +1224,7 @@ cdef class Allocator(BufferOwner):
         >>> allocator.page_stats()["pages"]
         3
         """
-        return self.mapped.stats() or self.require_pages("page_stats")
+        return self.mapped.stats() or require_pages(self, "page_stats")
 
     def trim(self, keep=0, *, wait=False):
         """Give free pages back, of an allocator that maps page by page. Their addresses stay reserved.
@@ -2172,24 +1264,8 @@ cdef class Allocator(BufferOwner):
         50331648
         """
         cdef uint64_t kept = parse_bytes(keep)
-        self.require_pages("trim")
-        return self.trim_pages(kept, wait)
-
-    cdef uint64_t trim_pages(self, uint64_t keep, bint wait) except? 0xFFFFFFFFFFFFFFFF:
-        cdef uint64_t released
-        cdef Faults faults = Faults()
-        self.frees.drain(QUERY | AGAIN | (WAIT if wait else 0))
-        self.note_captured_streams()
-        if not self.stitching.enter(0):
-            return 0        # another thread maps: it needs memory
-        try:
-            released = self.stitching.trim(keep, wait, faults)
-        finally:
-            self.stitching.leave()
-        raise_faults(self.sub_allocator, faults)
-        if BFC_DEBUG >= 2 and self.pool.check_is_due():
-            self.check_books()
-        return released
+        require_pages(self, "trim")
+        return trim_pages(self, kept, wait)
 
     def try_extend(self, buffer, nbytes):
         """Make an allocation larger where it is, without a copy.
@@ -2233,9 +1309,9 @@ cdef class Allocator(BufferOwner):
         (True, 100663296)
         """
         cdef Buffer owned = None
-        cdef uint64_t size = parse_bytes(nbytes), rounded = self.rounded_size(size), address
+        cdef uint64_t size = parse_bytes(nbytes), rounded = rounded_size(self, size), address
         if self.is_closed:
-            raise ClosedError("this allocator is closed")
+            raise closed()
         if isinstance(buffer, Buffer):
             owned = own_buffer(self, buffer)
         address = address_from(buffer) if owned is None else owned.start
@@ -2243,89 +1319,16 @@ cdef class Allocator(BufferOwner):
         if size < present:
             raise ValueError(f"{address:#x} has {present} bytes, and would have {size}: try_extend makes nothing "
                              f"smaller")
-        if not self.extend_now(address, rounded, size):
+        if not extend_now(self, address, rounded, size):
             if not self.mapped.extend(address, rounded):
                 return False
-            if not self.extend_now(address, rounded, size):
+            if not extend_now(self, address, rounded, size):
                 return False    # another thread has taken it
         if owned is not None:
             owned.nbytes = size
         return True
 
-    cdef uint64_t rounded_size(self, uint64_t nbytes) noexcept:
-        cdef Request request
-        # The settings by which a policy rounds change under the lock.
-        self.acquire()
-        self.set_request(&request, nbytes, self.home_stream)
-        self.lock.release()
-        return request.rounded
-
-    cdef bint extend_now(self, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
-        # The free chunk behind it is looked at and taken at once.
-        self.acquire()
-        cdef ChunkHandle handle = self.pool.handle_of(address)
-        cdef bint asleep = handle != NO_CHUNK and is_asleep_in(self.pool, handle)
-        cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(self.pool, handle, rounded, nbytes)
-        cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id if asleep else 0
-        self.lock.release()
-        if asleep:
-            raise self.why_not(handle, allocation_id)
-        return done
-
-    cdef int require_pages(self, str method) except -1:
-        if self.is_closed:
-            raise ClosedError("this allocator is closed")
-        if not self.stitches:
-            raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
-        return 0
-
     # -- what a buffer asks -------------------------------------------------------------------------------------------
-
-    cdef bint is_live(self, ChunkHandle handle, int64_t allocation_id) noexcept:
-        # The chunk's id and its set of bins are read together.
-        self.acquire()
-        live = is_live_in(self.pool, handle, allocation_id) and not is_asleep_in(self.pool, handle)
-        self.lock.release()
-        return live
-
-    cdef object why_not(self, ChunkHandle handle, int64_t allocation_id):
-        cdef Lane lane
-        # The chunk's id and its set of bins are read together.
-        self.acquire()
-        cdef bint asleep = is_live_in(self.pool, handle, allocation_id) and is_asleep_in(self.pool, handle)
-        if asleep:
-            lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
-        self.lock.release()
-        if not asleep:
-            return BufferOwner.why_not(self, handle, allocation_id)
-        name = self.tags.name_of_pool(lane.pool[0], lane.pool[1])
-        return AsleepError(f"this memory sleeps: wake({name!r}) puts it back at the same address")
-
-    cdef bint sync_exported(self, ChunkHandle handle, int64_t allocation_id, int64_t* exports) noexcept:
-        """Marks a chunk as viewed or not, by the count of views as read under the lock. Returns whether the chunk is
-        live, and awake if it is viewed."""
-        self.acquire()
-        cdef bint live = is_live_in(self.pool, handle, allocation_id)
-        if live and counted(exports[0]) > 0 and is_asleep_in(self.pool, handle):
-            live = False
-        elif live and counted(exports[0]) > 0:
-            self.pool.chunks[handle].state |= EXPORTED
-        elif live:
-            self.pool.chunks[handle].state &= ~<uint32_t>EXPORTED
-        self.lock.release()
-        return live
-
-    cdef void last_view_gone(self) noexcept:
-        """Closes an allocator that was garbage-collected while views of its memory remained: the last view to go does
-        that."""
-        cdef TurnAt turn
-        turn.take(self)
-        if self.is_abandoned and not counted(exiting):
-            self.is_abandoned = False
-            try:
-                self.close()
-            except BaseException as error:
-                report_unraisable(error, _PUT_OFF)
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
@@ -2422,34 +1425,7 @@ cdef class Allocator(BufferOwner):
         -----
         Cost: O(1). A BFCAllocator asks the device once for each stream that freed memory waits for.
         """
-        self.frees.drain(0)
-        # All figures are of one moment.
-        self.acquire()
-        cdef Counters counters = self.pool.totals()
-        cdef uint64_t largest_free = self.pool.largest_free()
-        cdef vector[uint64_t] owned
-        cdef bint copied = self.pool.owned.copy(owned)
-        self.lock.release()
-        if not copied:
-            raise out_of_host_memory()
-        return self.stats_of(counters, largest_free, owned)
-
-    cdef object stats_of(self, Counters counters, uint64_t largest_free, vector[uint64_t]& owned):
-        return _snapshot.Stats(
-            num_allocs=counters.num_allocs,
-            bytes_in_use=counters.bytes_in_use,
-            peak_bytes_in_use=counters.peak_bytes_in_use,
-            largest_alloc_size=counters.largest_alloc_size,
-            bytes_limit=self.limit,
-            bytes_reserved=counters.pool_bytes + self.mapped.bytes_beside_regions(),
-            peak_bytes_reserved=counters.peak_pool_bytes,
-            pool_bytes=counters.pool_bytes,
-            peak_pool_bytes=counters.peak_pool_bytes,
-            largest_free_block_bytes=largest_free,
-            bytes_waiting_for_streams=counters.bytes_waiting,
-            bytes_asleep=bytes_asleep(self.mapped) if self.tags.asleep.size() else 0,
-            by_owner=bytes_by_name(counters.bytes_in_use, owned),
-        )
+        return stats_now(self)
 
     @property
     def bookkeeping_bytes(self):
@@ -2529,41 +1505,11 @@ cdef class Allocator(BufferOwner):
         Cost: O(n) in the chunks and the recorded history: some nanoseconds each, in one pass under the
         lock. The objects for regions, chunks and entries are made when they are first looked at.
         """
-        return self.look(history, True)
+        return look(self, history, True)
 
     def _look(self):
         """A snapshot without the history, which leaves no entry in it."""
-        return self.look(False, False)
-
-    cdef object look(self, bint with_history, bint noted):
-        """A snapshot. `noted`: whether the history says that one was taken."""
-        cdef vector[RegionRow] regions
-        cdef vector[ChunkRow] chunks
-        cdef vector[uint32_t] pages
-        cdef vector[HistoryRecord] records
-        cdef vector[uint64_t] owned
-        self.frees.drain(0)
-        # All is copied at one moment, and made into objects without the lock.
-        self.acquire()
-        cdef bint copied = copy_columns(self.pool, regions, chunks, pages)
-        copied = copied and self.pool.owned.copy(owned)
-        if self.pool.history != NULL:
-            copied = copied and (not with_history or self.pool.history.copy(records))
-            if noted:
-                self.pool.history.add(HistoryRecord(0, self.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
-                                                    HISTORY_SNAPSHOT, 0))
-        cdef Counters counters = self.pool.totals()
-        cdef uint64_t largest_free = self.pool.largest_free()
-        self.lock.release()
-        if not copied:
-            raise out_of_host_memory()
-        kept = self.recorder
-        packed = _columns.RegionColumns(bytes_of_regions(regions), bytes_of_chunks(chunks), bytes_of_pages(pages),
-                                        kept.frames_of_regions(regions), kept.frames_of_chunks(chunks),
-                                        owners=owner_names, chunk_steps=kept.steps_of_chunks(chunks))
-        return _snapshot.Snapshot._of_columns(str(self.device), self.stats_of(counters, largest_free, owned), packed,
-                                              self.recorder.columns_of(records), self.settings_now(),
-                                              self.torch_now(), self.tag_stats())
+        return look(self, False, False)
 
     def annotate(self, ptr, text):
         """Write a text about a live allocation into the history, as PyTorch 2.14 and later can.
@@ -2612,21 +1558,6 @@ cdef class Allocator(BufferOwner):
             self.pool.history.add(HistoryRecord(chunk.ptr, chunk.requested_size, lane.stream,
                                                 [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
         self.lock.release()
-
-    cdef int note_captured_streams(self) except -1:
-        """Writes into a history which streams with mapped memory have joined a capture, or left it: nobody waits for
-        those that capture, so that their pages stay, and a replay has no driver that would tell."""
-        if self.strict or not self.private_pools.open_captures.get():
-            return 0
-        # A history may be started or ended by another thread.
-        self.acquire()
-        cdef bint is_recorded = self.pool.history != NULL
-        self.lock.release()
-        if is_recorded:
-            for stream, pool, joins in self.captures.news_of(self.mapped.streams_asked()):
-                said = _words.STREAM_JOINS if joins else _words.STREAM_LEAVES
-                self.recorder.note_of_pool(self.pool, self.lock, pool, said, stream)
-        return 0
 
     def leaks(self):
         """What is live now, whose it is, and the lines of Python that allocated it.
@@ -2680,18 +1611,6 @@ cdef class Allocator(BufferOwner):
         Cost: O(n log n) in the chunks.
         """
         self.check_books()
-
-    cdef int check_books(self) except -1:
-        """`check` for a debug build, which recounts in the middle of a call. So this raises only if it finds a fault,
-        even if Python's stack is exhausted."""
-        # The books are only whole between two changes.
-        self.acquire()
-        cdef const char* fault = first_fault(self.pool)
-        if fault == NULL and not self.is_closed:
-            fault = self.mapped.first_fault()
-        self.lock.release()
-        if fault != NULL:
-            raise InvariantError(fault.decode())
 
     # -- history ------------------------------------------------------------------------------------------------------
 
@@ -2783,15 +1702,6 @@ cdef class Allocator(BufferOwner):
         self.require_set_up()
         self.snapshot().dump(path)
 
-    cdef tuple memory_of_device(self):
-        """The free bytes of the device, and all; 0 free where it does not say."""
-        try:
-            answer = self.sub_allocator.memory_info()
-        except Exception as error:      # a request is refused all the same
-            report_unraisable(error, self.sub_allocator)
-            answer = 0, self.sub_allocator.total_bytes
-        return checked_memory_info(answer, self.sub_allocator)
-
     # -- tags ---------------------------------------------------------------------------------------------------------
 
     def tag(self, name):
@@ -2840,10 +1750,6 @@ cdef class Allocator(BufferOwner):
         >>> pool.wake("weights")
         """
         return scope_of(self, self.tags, name)
-
-    def _tag_everything(self, name):
-        """From now on what is allocated outside of all scopes belongs to a tag, in every thread and for good."""
-        self.tags.cover(name)
 
     def sleep(self, keep=None, drop=None, *, keep_limit=None):
         """Give the memory of tags back to the device. Their allocations stay, at the same addresses.
@@ -2914,16 +1820,7 @@ cdef class Allocator(BufferOwner):
         >>> bytes(weights)
         b'abcd'
         """
-        if self.is_closed:
-            raise ClosedError("this allocator is closed")
-        cdef dict ways = self.tags.ways_from(keep, drop)
-        if not (self.mapped.is_on or self.mapped.are_some() or self.source.blocks):
-            raise no_mapping(self)
-        if self.device.kind == "simulated" and some_kept(ways):
-            raise SettingsError("a simulated device has no contents that could be kept", key="keep", where="sleep()",
-                                hint="drop=[...], or a bfc.HostSubAllocator, whose memory can be written")
-        self.frees.drain(RECORD | QUERY | AGAIN | WAIT)     # what was freed and waits for other streams
-        return put_to_sleep(self.mapped, ways, None if keep_limit is None else parse_bytes(keep_limit))
+        return put_tags_to_sleep(self, keep, drop, keep_limit)
 
     def wake(self, *tags, fill=None):
         """Give sleeping tags memory again, at the same addresses, and their contents if they were kept.
@@ -2963,7 +1860,7 @@ cdef class Allocator(BufferOwner):
         addresses, and the copy.
         """
         if self.is_closed:
-            raise ClosedError("this allocator is closed")
+            raise closed()
         cdef uint64_t needed
         cdef list wanted = self.tags.to_wake(tags, fill)
         if not names_asleep(wanted):
@@ -2977,8 +1874,8 @@ cdef class Allocator(BufferOwner):
             needed = wake_up(self.mapped, wanted, fill)
         if needed:
             refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
-            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by, look=self._look,
-                                waking=names_asleep(wanted))
+            raise out_of_memory(needed, self.stats(), self.sub_allocator.total_bytes, refused_by,
+                                look=self._look, waking=names_asleep(wanted))
 
     def tag_stats(self):
         """What each tag has.
@@ -3003,44 +1900,161 @@ cdef class Allocator(BufferOwner):
         >>> pool.tag_stats()["kv"]["bytes_in_use"]
         1000
         """
-        cdef Tag tag
-        cdef uint64_t nbytes, allocations
-        cdef dict found = {}
-        for tag in list(self.tags.by_name.values()):
-            nbytes = count_tag(self.pool, self.lock, self.tags, tag.number, &allocations)
-            found[tag.name] = {
-                "bytes_in_use": nbytes,
-                "allocations": allocations,
-                "asleep": bool(tag.is_asleep),
-                "bytes_kept": tag.kept.nbytes if tag.kept is not None else 0,
-            }
-        return found
-
-    def _sleeps_with(self, pool):
-        """The name of the tag that a private pool sleeps with now; None: it has memory."""
-        cdef PoolId id = id_of(pool)
-        cdef uint64_t[2] numbers = [id.first, id.second]
-        return self.tags.name_of_pool(TAG_POOLS, self.tags.find_asleep_with(numbers))
-
-    def _kept_contents(self, ptr, nbytes):
-        """What the host keeps of these addresses, as a bytearray; None where nothing is kept."""
-        cdef Tag tag
-        for tag in list(self.tags.by_name.values()):
-            kept = tag.kept         # another thread may wake the tag
-            found = kept.read(ptr, nbytes) if kept is not None else None
-            if found is not None:
-                return found
-        return None
+        return stats_of_tags(self)
 
     @property
     def asleep(self):
         """The names of the tags that sleep, as a frozenset."""
-        cdef Tag tag
-        cdef set names = set()
-        for tag in list(self.tags.by_name.values()):
-            if tag.is_asleep:
-                names.add(tag.name)
-        return frozenset(names)
+        return tags_asleep(self)
+
+cdef uint64_t trim_pages(ChunkAllocator allocator, uint64_t keep, bint wait) except? 0xFFFFFFFFFFFFFFFF:
+    cdef uint64_t released
+    cdef Faults faults = Faults()
+    allocator.frees.drain(QUERY | AGAIN | (WAIT if wait else 0))
+    note_captured_streams(allocator)
+    if not allocator.stitching.enter(0):
+        return 0        # another thread maps: it needs memory
+    try:
+        released = allocator.stitching.trim(keep, wait, faults)
+    finally:
+        allocator.stitching.leave()
+    raise_faults(allocator.sub_allocator, faults)
+    if BFC_DEBUG >= 2 and allocator.pool.check_is_due():
+        allocator.check_books()
+    return released
+
+
+cdef uint64_t place_as_asked(Allocator allocator, uint64_t size, object stream, object alignment,
+                             object allocation_end, int how, Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
+    """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
+    cdef uint64_t on = allocator.home_stream
+    cdef uint64_t more = 0 if alignment is None else allocator.alignment_for(alignment_from(alignment))
+    if allocation_end is not None:
+        how |= allocator.end_for(allocation_end)
+    if stream is None and scopes_open.load():
+        stream = current_stream()
+    if stream is not None:
+        on = allocator.stream_of(stream)
+    if how & (CONTIGUOUS | FROM_UPPER_END) or more or not hit_at_once(allocator, size, on, placed):
+        allocate_placement(allocator, size, on, stream, None, how, more, placed)
+    return on
+
+
+cdef int free_address(Allocator allocator, uint64_t address) except -1:
+    cdef TurnAt turn
+    turn.take(allocator)
+    if allocator.recorder.keeps_free_frames:
+        allocator.recorder.keep_free_frames(chunk_at(allocator.pool, allocator.lock, address).allocation_id)
+    if allocator.reasons.has(FREES_PENDING):
+        allocator.frees.drain(0)
+    # Found and freed at once: of two frees of an address one is refused.
+    allocator.acquire()
+    cdef ChunkHandle handle = allocator.pool.handle_of(address)
+    if handle == NO_CHUNK:
+        allocator.lock.release()
+        raise_invalid_pointer(allocator.pool, allocator.lock, address)
+    allocator.frees.free_locked(handle)
+    if BFC_DEBUG >= 2 and allocator.pool.check_is_due():
+        allocator.check_books()
+    return 0
+
+
+cdef object undo_at(Allocator allocator, uint64_t address):
+    """Frees an allocation whose address will not be returned. Returns what `Frees.undo` does."""
+    # The handle is read with its id, which tells whether the chunk is still the same later.
+    allocator.acquire()
+    cdef ChunkHandle handle = allocator.pool.handle_of(address)
+    cdef int64_t allocation_id = allocator.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+    allocator.lock.release()
+    if handle == NO_CHUNK:
+        return None
+    try:
+        if allocator.recorder.keeps_free_frames:
+            allocator.recorder.keep_free_frames(allocation_id)
+    except MemoryError:
+        pass
+    return allocator.frees.undo(handle, allocation_id)
+
+
+cdef bint hits_are_plain(Allocator allocator, uint64_t on) except -1:
+    """Whether a hit for this stream needs nothing but the free chunk."""
+    if not allocator.reasons.none():
+        return False
+    return not allocator.is_unordered(on) if allocator.by_stream else on == allocator.home_stream
+
+
+cdef size_t allocate_hits(Allocator allocator, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
+                          uint64_t on, uint32_t owner) noexcept:
+    """Serves the requests from the i-th on under one lock, while free chunks fit. Returns the index of the first
+    request that none fits."""
+    cdef Placement placed
+    allocator.acquire()
+    while i < sizes.size() and not allocator.is_closed and allocator.pool.owned.knows(owner):
+        addresses[i] = 0
+        if sizes[i]:
+            if not allocator.hit(sizes[i], on, &placed):
+                break
+            allocator.pool.set_owner(placed.handle, owner)
+            addresses[i] = placed.ptr
+        i += 1
+        if i % BETWEEN_OTHERS == 0:
+            allocator.give_way()
+    allocator.lock.release()
+    return i
+
+
+cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
+    """Indexes a chunk by its address and records its stream. A replay allocates chunks by handle, without either.
+    """
+    # Another thread may have closed the allocator during the replay.
+    allocator.acquire()
+    if allocator.is_closed:
+        allocator.lock.release()
+        raise ClosedError("this allocator was closed during the replay")
+    cdef Chunk* chunk = &allocator.pool.chunks[handle]
+    cdef bint indexed = chunk.state & INDEXED or allocator.pool.index_chunk(handle)
+    cdef uint64_t stream = chunk.stream
+    cdef int64_t allocation_id = chunk.allocation_id
+    cdef bint elsewhere = stream != allocator.home_stream and not is_apart(allocator,
+                                                                           &allocator.pool.bin_sets[chunk.bin_set].lane)
+    if elsewhere:
+        chunk.state |= USED_ELSEWHERE
+    allocator.lock.release()
+    if not indexed:
+        raise out_of_host_memory()
+    if elsewhere:
+        allocator.fences.uses(allocation_id, stream, None)
+    return 0
+
+
+cdef int require_pages(Allocator allocator, str method) except -1:
+    if allocator.is_closed:
+        raise closed()
+    if not allocator.stitches:
+        raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
+    return 0
+
+
+cdef uint64_t rounded_size(Allocator allocator, uint64_t nbytes) noexcept:
+    cdef Request request
+    # The settings by which a policy rounds change under the lock.
+    allocator.acquire()
+    allocator.set_request(&request, nbytes, allocator.home_stream)
+    allocator.lock.release()
+    return request.rounded
+
+
+cdef bint extend_now(Allocator allocator, uint64_t address, uint64_t rounded, uint64_t nbytes) except -1:
+    # The free chunk behind it is looked at and taken at once.
+    allocator.acquire()
+    cdef ChunkHandle handle = allocator.pool.handle_of(address)
+    cdef bint asleep = handle != NO_CHUNK and is_asleep_in(allocator.pool, handle)
+    cdef bint done = handle != NO_CHUNK and not asleep and extend_chunk(allocator.pool, handle, rounded, nbytes)
+    cdef int64_t allocation_id = allocator.pool.chunks[handle].allocation_id if asleep else 0
+    allocator.lock.release()
+    if asleep:
+        raise allocator.why_not(handle, allocation_id)
+    return done
 
 
 # -- the plainest calls -----------------------------------------------------------------------------------------------
@@ -3057,10 +2071,10 @@ cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t 
     if count != 1 or names != NULL or scopes_open.load() or not plain_int(given[0], &size):
         return allocate_raw_as_asked(self, given, count, names)
     if not hit_at_once(<Allocator>self, size, 0, &placed):
-        (<Allocator>self).allocate_placement(size, 0, None, None, False, 0, &placed)
+        allocate_placement(<Allocator>self, size, 0, None, None, False, 0, &placed)
     address = (<Allocator>self).addresses.get(placed.ptr)
     if address == NULL:
-        (<Allocator>self).take_back(&placed)
+        take_back(<Allocator>self, &placed)
     return address
 
 
@@ -3071,7 +2085,7 @@ cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t coun
         return allocate_as_asked(self, given, count, names)
     cdef Buffer buffer = Buffer.__new__(Buffer)     # first: nothing may fail once memory was taken
     if not hit_at_once(<Allocator>self, size, on, &placed):
-        (<Allocator>self).allocate_placement(size, on, None, None, False, 0, &placed)
+        allocate_placement(<Allocator>self, size, on, None, None, False, 0, &placed)
     become(buffer, <Allocator>self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
     count_by((<Allocator>self).live_buffers, <int64_t>(placed.allocation_id != 0))
     Py_INCREF(buffer)

@@ -16,7 +16,9 @@ from bfc._core cimport (
 from bfc.buffers._scopes cimport number_of_owner, owner_here
 from bfc.allocators._reading cimport end_peaks, start_peaks
 from bfc.allocators._fences cimport some_wait
-from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart
+from bfc.allocators._chunk_allocator cimport Placement, Request, is_apart
+from bfc.allocators._misses cimport attempt, leave_home
+from bfc.allocators._allocator cimport Allocator, hand_over_chunk
 
 from bfc.allocators.replayed_pools import ReplayedPools
 from bfc.errors import ClosedError, out_of_host_memory
@@ -360,12 +362,12 @@ cdef class Run:
                 request.captured[0] = self.pool_ids[self.events.pool[i], 0]
                 request.captured[1] = self.pool_ids[self.events.pool[i], 1]
                 request.in_capture = self.pools.is_captured(self.events.pool[i])
-            self.allocator.attempt(&request, &placed)
+            attempt(self.allocator, &request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
                 self.allocator.was_refused(&request)
             elif placed.handle != NO_CHUNK and not is_apart(self.allocator, &request.lane):
                 if request.stream != self.allocator.home_stream:
-                    self.allocator.leave_home(&placed, request.stream, None)
+                    leave_home(self.allocator, &placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
         elif self.events.op[i] == RELEASE and self.events.pool != NULL and self.events.pool[i]:
@@ -423,7 +425,7 @@ cdef class Run:
         cdef Py_ssize_t i
         for i in range(self.handles.shape[0]):
             if self.handles[i] != NO_CHUNK:
-                self.allocator.hand_over(self.handles[i])
+                hand_over_chunk(self.allocator, self.handles[i])
         return 0
 
     cdef int take_back(self) except -1:

@@ -22,7 +22,8 @@ from bfc.allocators._private_pools cimport PoolId, default_pool, is_private
 from bfc.allocators._reasons cimport EVENTS_WAIT, FREES_PENDING, IN_A_TAG, IS_TOLD
 from bfc.allocators._fences cimport EVENT_MARK, PASSED_MARK, Mark
 from bfc.allocators._tags cimport NO_TAG
-from bfc.allocators._allocator cimport Allocator, Placement, Request, is_apart, is_foreign
+from bfc.allocators._chunk_allocator cimport Placement, Request, is_apart, is_foreign
+from bfc.allocators._allocator cimport Allocator
 
 cdef extern from "owners.hpp":
     pass

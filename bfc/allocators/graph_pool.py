@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from bfc.allocators import _captured
 from bfc.snapshots.snapshot import Snapshot
 
 _numbers = itertools.count(1)
@@ -190,7 +191,7 @@ class Capture:
         pool = GraphPool(self._allocator, self._shared)
         self._pool, pool._capturing = pool, True  # first: behind the beginning nothing may fail
         try:
-            self._allocator._begin_capture(pool.id, self._stream)
+            _captured.begin_capture(self._allocator, pool.id, self._stream)
         except BaseException:
             self._pool, pool._capturing, pool._released = None, False, True
             raise
@@ -206,7 +207,7 @@ class Capture:
         if self._allocator.closed:
             return
         try:
-            self._allocator._end_capture(pool.id)
+            _captured.end_capture(self._allocator, pool.id)
         finally:
             if kind is not None:
                 pool.release()  # there is no graph

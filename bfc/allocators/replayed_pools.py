@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from bfc.allocators import _captured
 from bfc.libraries import NDArray, np
 from bfc.pytorch.words import (
     CAPTURE_BEGINS,
@@ -70,7 +71,7 @@ class ReplayedPools:
                 self._drop(pool)
             elif POOL_MARKS[action] in (STREAM_JOINS, STREAM_LEAVES):
                 is_captured = POOL_MARKS[action] == STREAM_JOINS
-                self._allocator._take_as_captured(self._names[pool], stream, is_captured)
+                _captured.take_as_captured(self._allocator, self._names[pool], stream, is_captured)
             else:
                 self._open_or_close(POOL_MARKS[action], pool)
 
@@ -116,7 +117,7 @@ class ReplayedPools:
         elif opened[pool]:
             opened[pool] -= 1
             if is_capture:
-                self._allocator._forget_captured(self._names[pool])
+                _captured.forget_captured(self._allocator, self._names[pool])
                 self._allocator.mark_capture_end()
             if others == 1:
                 self._allocator.end_allocate_to_pool(self._names[pool])

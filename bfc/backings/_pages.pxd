@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from bfc._core cimport ChunkHandle, Lane
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators.mapping._stitching cimport Stitching
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.backings._backing cimport Backing
 
 
@@ -23,16 +23,17 @@ cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
 cdef class StitchedPages(Backing):
     cdef Stitching stitching
 
-    cdef int map_with_gil(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil
-    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) noexcept nogil
-    cdef int check_awake(self, Allocator allocator, Request* request) noexcept nogil
-    cdef int keep_asleep(self, Allocator allocator, uint64_t tag) noexcept with gil
-    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) noexcept nogil
-    cdef int place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) noexcept nogil
+    cdef int map_with_gil(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 with gil
+    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed) noexcept nogil
+    cdef int check_awake(self, ChunkAllocator allocator, Request* request) noexcept nogil
+    cdef int keep_asleep(self, ChunkAllocator allocator, uint64_t tag) noexcept with gil
+    cdef uint32_t bin_set_now(self, ChunkAllocator allocator, Request* request) noexcept nogil
+    cdef int place(self, ChunkAllocator allocator, Request* request, Placement* placed,
+                   ChunkHandle served) noexcept nogil
     cdef int keep_closed(self) noexcept with gil
-    cdef int trim_for(self, Allocator allocator, uint64_t nbytes) except -1 with gil
+    cdef int trim_for(self, ChunkAllocator allocator, uint64_t nbytes) except -1 with gil
 
 
 cdef int check_mapping_wanted(sub_allocator, str option, wanted, strict, str upstream) except -1
 cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0
-cdef StitchedPages stitched_pages(Allocator allocator, page_size, headroom)
+cdef StitchedPages stitched_pages(ChunkAllocator allocator, page_size, headroom)

@@ -10,7 +10,8 @@ from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport Faults, PyThreadState, let_gil_go, raise_faults, take_gil_back
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
+from bfc.allocators._allocator cimport trim_pages
 from bfc.backings._backing cimport Backing
 
 from bfc.errors import ClosedError
@@ -65,7 +66,7 @@ cdef uint64_t checked_page_size(page_size, uint64_t limit, sub_allocator) except
     return nbytes
 
 
-cdef StitchedPages stitched_pages(Allocator allocator, page_size, headroom):
+cdef StitchedPages stitched_pages(ChunkAllocator allocator, page_size, headroom):
     """Turns pages on in an allocator that has no memory yet."""
     cdef uint64_t nbytes = checked_page_size(page_size, allocator.limit, allocator.sub_allocator)
     cdef StitchedPages made = StitchedPages()
@@ -82,10 +83,10 @@ cdef class StitchedPages(Backing):
     """Each lane has a range of addresses that pages are mapped to. Where no free chunk is large enough, the pages of
     several get further addresses, end to end."""
 
-    cdef cbool serves(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         return may_be_mapped(&request.lane) and not request.contiguous and not request.asking.without_gil
 
-    cdef ChunkHandle find(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef ChunkHandle find(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         cdef uint32_t bin_set
         cdef ChunkHandle handle
         if request.contiguous or not may_be_mapped(&request.lane):
@@ -100,7 +101,7 @@ cdef class StitchedPages(Backing):
                                                          request.indexed)
         return handle
 
-    cdef int grow(self, Allocator allocator, Request* request, Placement* placed) except -1 nogil:
+    cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         cdef PyThreadState* state
         cdef PyObject* error = NULL
         if request.rounded > allocator.limit:
@@ -119,7 +120,7 @@ cdef class StitchedPages(Backing):
         take_gil_back(state)
         return raise_kept(error) if error != NULL else 0
 
-    cdef int map_with_gil(self, Allocator allocator, Request* request, Placement* placed) except -1 with gil:
+    cdef int map_with_gil(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 with gil:
         cdef int result
         request.blocked = not self.stitching.enter(0)
         if request.blocked:
@@ -131,7 +132,7 @@ cdef class StitchedPages(Backing):
             self.stitching.leave()
         return 0
 
-    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed) noexcept nogil:
+    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed) noexcept nogil:
         """Makes, moves and stitches pages until the request fits, or nothing more can be done. -1: that failed."""
         cdef uint64_t changes = self.stitching.changes, calls = self.stitching.count_calls()
         cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
@@ -150,7 +151,7 @@ cdef class StitchedPages(Backing):
         self.stitching.note_request(calls)
         return -1 if placed_now < 0 or provided < 0 else 0
 
-    cdef int check_awake(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef int check_awake(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         cdef cbool asleep
         acquire_lock(allocator.lock)    # its tag may have fallen asleep since the request came
         asleep = request.tag and allocator.tags.is_asleep(request.tag)
@@ -162,13 +163,13 @@ cdef class StitchedPages(Backing):
         self.stitching.guard.go_on()
         return -1
 
-    cdef int keep_asleep(self, Allocator allocator, uint64_t tag) noexcept with gil:
+    cdef int keep_asleep(self, ChunkAllocator allocator, uint64_t tag) noexcept with gil:
         try:
             return allocator.tags.refuse_if_asleep(tag)
         except BaseException as error:
             return self.stitching.fail(error)
 
-    cdef uint32_t bin_set_now(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef uint32_t bin_set_now(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         """NO_LANE: the host has no memory for it."""
         acquire_lock(allocator.lock)
         cdef uint32_t bin_set = allocator.bin_set_of(request)
@@ -177,7 +178,8 @@ cdef class StitchedPages(Backing):
         allocator.lock.release()
         return bin_set
 
-    cdef int place(self, Allocator allocator, Request* request, Placement* placed, ChunkHandle served) noexcept nogil:
+    cdef int place(self, ChunkAllocator allocator, Request* request, Placement* placed,
+                   ChunkHandle served) noexcept nogil:
         """Serves the request if it fits by now, unless it is `served` already. Returns 1 if it did, and also if the
         host has no memory. -1: the allocator was closed."""
         acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
@@ -196,16 +198,16 @@ cdef class StitchedPages(Backing):
     cdef int keep_closed(self) noexcept with gil:
         return self.stitching.fail(ClosedError("this allocator was closed while it asked for memory"))
 
-    cdef int make_room(self, Allocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
+    cdef int make_room(self, ChunkAllocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
         if request.asking.without_gil or self.serves(allocator, request):
             return False
         self.trim_for(allocator, nbytes)
         return True
 
-    cdef uint64_t release(self, Allocator allocator) except? 0xFFFFFFFFFFFFFFFF:
-        return 0 if allocator.is_closed else allocator.trim_pages(0, True)
+    cdef uint64_t release(self, ChunkAllocator allocator) except? 0xFFFFFFFFFFFFFFFF:
+        return 0 if allocator.is_closed else trim_pages(allocator, 0, True)
 
-    cdef int trim_for(self, Allocator allocator, uint64_t nbytes) except -1 with gil:
+    cdef int trim_for(self, ChunkAllocator allocator, uint64_t nbytes) except -1 with gil:
         """Releases free pages of so many bytes, as far as there are any."""
         cdef Faults faults = Faults()
         cdef uint64_t held

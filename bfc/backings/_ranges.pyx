@@ -7,7 +7,7 @@ from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._private_pools cimport pool_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.backings._backing cimport Backing
 
 from bfc.errors import ClosedError, out_of_host_memory
@@ -24,14 +24,14 @@ cdef class Ranges(Backing):
     lies in the lane's second set of bins, which the pool searches together with that of its regions: so there is
     nothing to `find`."""
 
-    cdef cbool serves(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         return self.segments.is_on and not request.contiguous and not request.asking.without_gil
 
-    cdef int grow(self, Allocator allocator, Request* request, Placement* placed) except -1 nogil:
+    cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         cdef uint64_t nbytes = allocator.set_aside_for(request)
         return self.map_for(allocator, request, placed, nbytes) if nbytes else 0
 
-    cdef int map_for(self, Allocator allocator, Request* request, Placement* placed,
+    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed,
                      uint64_t set_aside) except -1 with gil:
         """Maps memory for a request; the bytes of its segment are set aside from the limit meanwhile (PyTorch's
         behaviour, 11.5)."""
@@ -57,7 +57,7 @@ cdef class Ranges(Backing):
             allocator.source.put_bytes_back(set_aside)
         return 0
 
-    cdef int open_ranges(self, Allocator allocator, Request* request, Growing* growing) except -1:
+    cdef int open_ranges(self, ChunkAllocator allocator, Request* request, Growing* growing) except -1:
         """Fills in what is to grow, and opens a set of bins for it."""
         cdef uint32_t bin_set
         cdef bint known
@@ -77,7 +77,7 @@ cdef class Ranges(Backing):
             raise out_of_host_memory()
         return 0
 
-    cdef bint place(self, Allocator allocator, Request* request, Placement* placed, Growing* growing) except -1:
+    cdef bint place(self, ChunkAllocator allocator, Request* request, Placement* placed, Growing* growing) except -1:
         """Serves the request if the chunk is large enough by now. Returns True if it was, and also if the host has no
         memory."""
         cdef ChunkHandle handle

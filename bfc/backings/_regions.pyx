@@ -6,7 +6,7 @@ from libcpp cimport bool as cbool
 from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle, Region
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.backings._backing cimport Backing
 from bfc.backings._pages cimport may_be_mapped
 
@@ -22,15 +22,15 @@ cdef class Regions(Backing):
     request that comes without the GIL, since mapping needs Python, one that must be a single physical allocation, and
     a private pool's. The first two have lanes of their own there, for whatever no page fits."""
 
-    cdef cbool serves(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         return True
 
-    cdef ChunkHandle find(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef ChunkHandle find(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         if self.mark and may_be_mapped(&request.lane):
             return self.find_beside(allocator, request)
         return allocator.find(request)
 
-    cdef ChunkHandle find_beside(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef ChunkHandle find_beside(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         cdef ChunkHandle handle = NO_CHUNK
         cdef uint64_t thread = request.lane.thread
         if request.tag:
@@ -41,7 +41,7 @@ cdef class Regions(Backing):
         request.lane.thread = thread
         return handle
 
-    cdef int grow(self, Allocator allocator, Request* request, Placement* placed) except -1 nogil:
+    cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         if may_be_mapped(&request.lane):
             request.lane.thread |= self.mark
         return allocator.add_region(request, placed)
@@ -57,7 +57,7 @@ cdef class SleepingRegions(Backing):
     """The regions of a private pool that sleeps with a tag. Each has addresses of its own, which stay: a captured graph
     names them."""
 
-    cdef cbool serves(self, Allocator allocator, Request* request) noexcept nogil:
+    cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         cdef cbool joined
         if not allocator.source.has_blocks or request.tag:
             return False
@@ -67,7 +67,7 @@ cdef class SleepingRegions(Backing):
         allocator.lock.release()
         return joined
 
-    cdef int grow(self, Allocator allocator, Request* request, Placement* placed) except -1 nogil:
+    cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         cdef uint64_t nbytes = allocator.set_aside_for(request)
         if nbytes and not request.asking.without_gil:
             return add_block(self, allocator, request, placed, nbytes)
@@ -75,7 +75,7 @@ cdef class SleepingRegions(Backing):
         return 0
 
 
-cdef int add_block(SleepingRegions backing, Allocator allocator, Request* request, Placement* placed,
+cdef int add_block(SleepingRegions backing, ChunkAllocator allocator, Request* request, Placement* placed,
                    uint64_t nbytes) except -1 with gil:
     """Adds a region that can sleep; its bytes are set aside from the limit."""
     cdef Region block

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from bfc.allocators._tagged import tag_everything
 from bfc.errors import OutOfMemoryError
 from bfc.integrations import _torch_cuda
 from bfc.integrations._shared import client
@@ -103,7 +104,7 @@ class ByTag:
         used = self._used.setdefault(tag, set())
 
         def cover(pool: CachingAllocator) -> None:
-            pool._tag_everything(tag)
+            tag_everything(pool, tag)
             used.add(pool)
 
         books.for_each(cover)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from bfc.allocators._allocator import Allocator
+from bfc.allocators._captured import captured_streams
 from bfc.buffers._buffer import Buffer
 from bfc.errors import ClosedError, DeviceUnavailableError, DriverError
 from bfc.libraries import client as client
@@ -98,7 +99,7 @@ def fault_of(pool: Allocator) -> DriverError | None:
 
 def is_captured(allocator: Allocator, stream: object) -> bool:
     """Whether the allocator has been told of the capture that this stream belongs to."""
-    streams = allocator._captured_streams()
+    streams = captured_streams(allocator)
     if not streams:
         return False
     capture_id = allocator.sub_allocator.capture_id

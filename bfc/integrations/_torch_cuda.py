@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bfc.allocators._tagged import sleeps_with
 from bfc.errors import AsleepError, DeviceUnavailableError, SettingsError
 from bfc.include import get_include
 from bfc.integrations._torch_table import Table, allocate_at, changes_of, report_error
@@ -252,7 +253,7 @@ class Books:
         sleeping = [pool for pool in self._pools.values() if pool.asleep]
         for first, second in pools if sleeping else ():
             for pool in sleeping:
-                name = pool._sleeps_with((first | _OURS, second))
+                name = sleeps_with(pool, (first | _OURS, second))
                 if name is not None:
                     raise AsleepError(
                         f"this graph's memory sleeps with tag {name!r}: wake({name!r}) before it "

@@ -25,7 +25,9 @@ from bfc.allocators._lock cimport Shown
 from bfc.allocators._reasons cimport IS_TOLD
 from bfc.allocators._fences cimport CurrentStream
 from bfc.allocators._frees cimport report_unraisable
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport Placement, Request
+from bfc.allocators._misses cimport announce, attempt, refusal_of, set_scopes_of, try_harder
+from bfc.allocators._allocator cimport Allocator
 from bfc.allocators._without_gil cimport (
     free_at_once_without_gil, hit_in_pool_without_gil, hit_without_gil, note_use,
 )
@@ -332,15 +334,15 @@ cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uin
     turn.take(pool)
     pool.set_request(&request, nbytes, stream)
     request.captured[0], request.captured[1] = first, second
-    pool.set_scopes_of(&request)
+    set_scopes_of(pool, &request)
     cdef uint64_t seen = pool.frees.count.get(), changes = pool.source.changes.get()
-    pool.attempt(&request, &placed)
+    attempt(pool, &request, &placed)
     if placed.handle == NO_CHUNK and nbytes:
-        pool.try_harder(&request, None, seen, &placed)
+        try_harder(pool, &request, None, seen, &placed)
         if placed.handle == NO_CHUNK:
-            raise pool.refusal_of(&request)
+            raise refusal_of(pool, &request)
     if pool.reasons.has(IS_TOLD) and placed.allocation_id:
-        pool.announce(&placed, changes)
+        announce(pool, &placed, changes)
     return placed.ptr
 
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bfc.allocators._tagged import kept_contents
 from bfc.allocators.mapping.host_copy import Reuse
 from bfc.integrations._by_tag import ByTag, serving_pool
 from bfc.integrations._shared import client
@@ -181,7 +182,7 @@ class TorchMemorySaver:
             raise ValueError("get_cpu_backup takes a contiguous tensor on a GPU")
         if not x.nbytes:
             return None
-        held = serving_pool(_LIBRARY, x.device.index)._kept_contents(x.data_ptr(), x.nbytes)
+        held = kept_contents(serving_pool(_LIBRARY, x.device.index), x.data_ptr(), x.nbytes)
         if held is None:
             return None
         return torch.frombuffer(held, dtype=x.dtype).view(x.shape)

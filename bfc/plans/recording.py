@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from bfc.allocators import _plans
 from bfc.allocators._allocator import Allocator
+from bfc.allocators._plan_use import home_stream
 from bfc.errors import PlanError
 from bfc.libraries import NDArray, np
 from bfc.plans.parts import MOST_SLOTS
@@ -110,7 +111,7 @@ class Recording:
                 f"more than {MOST_SLOTS} allocations and frees came while it was recorded"
             )
         policy = policy_of(self._allocator, 0)
-        trace = trace_of(self._records, self._marks, policy, self._allocator._home_stream())
+        trace = trace_of(self._records, self._marks, policy, home_stream(self._allocator))
         return Plan.from_trace(trace, fallback=policy.name, settings=policy.settings)
 
 

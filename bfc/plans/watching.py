@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bfc.allocators import _plans
 from bfc.allocators._allocator import Allocator
+from bfc.allocators._plan_use import body_is_idle, home_stream, keeps_history, last_step
 from bfc.plans.plan import GATE, Plan
 from bfc.plans.recording import marks_reached, policy_of, records_of, trace_of
 from bfc.plans.trying import Fallback
@@ -56,7 +57,7 @@ class Watch:
 
     def step_ended(self, allocator: Allocator) -> None:
         """Notes how a step has followed the plan."""
-        agreement = allocator._last_step()
+        agreement = last_step(allocator)
         is_costly, self.is_overdrawn = self.is_overdrawn, False
         self._rest = max(self._rest - 1, 0)
         if agreement is None:
@@ -77,7 +78,7 @@ class Watch:
             self._record(allocator, kind)
         elif self._has_changed_back():
             self._return(allocator)
-        elif self._is_due() and not allocator._keeps_history():
+        elif self._is_due() and not keeps_history(allocator):
             allocator.record_history(context=None, max_entries=MOST_ENTRIES)
             self._marks = [(0, kind)]
 
@@ -89,7 +90,7 @@ class Watch:
 
     def _return(self, allocator: Allocator) -> None:
         """Serves the plan that was followed before, once nothing lives in the region."""
-        if self._earlier is not None and allocator._body_is_idle():
+        if self._earlier is not None and body_is_idle(allocator):
             earlier, self._earlier = self._earlier, None
             self._serve(allocator, earlier)
 
@@ -111,7 +112,7 @@ class Watch:
             self.stop(allocator)
             self._next_rest = next_rest  # the rest comes after the answer
             policy = policy_of(allocator, allocator.stats().peak_pool_bytes)
-            home = allocator._home_stream()
+            home = home_stream(allocator)
             self._look = Look(records, marks, policy, home, self._plan, self._gate)
             try:
                 self._look.start()
@@ -144,7 +145,7 @@ class Watch:
         """Serves a new plan, or none, or goes on."""
         if self._following >= FOLLOWING:
             answer = Answer()  # it was for other steps
-        if answer.plan is not None and not allocator._body_is_idle():
+        if answer.plan is not None and not body_is_idle(allocator):
             self._busy += 1
             if self._busy < BUSY:
                 return  # both bodies would be held: at another step

@@ -4,7 +4,8 @@ from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport ChunkHandle, Lane, Region
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport Placement, Request
+from bfc.allocators._allocator cimport Allocator
 
 cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil
 

@@ -22,9 +22,10 @@ from bfc.allocators._private_pools cimport (
 from bfc.allocators._source cimport REFUSED, Taken, total_size
 from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
-from bfc.allocators._allocator cimport (
-    FROM_UPPER_END, Allocator, Placement, Request, is_apart, note_hit, set_plain_request,
+from bfc.allocators._chunk_allocator cimport (
+    FROM_UPPER_END, ChunkAllocator, Placement, Request, is_apart, is_in_capture, note_hit, set_plain_request,
 )
+from bfc.allocators._allocator cimport Allocator
 from bfc.backings._backing cimport find_in_backings, grow_backing, make_room, release_from_backings
 from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, page_size_for, stitched_pages
 from bfc.backings._regions cimport regions_beside
@@ -349,7 +350,7 @@ cdef class BFCAllocator(Allocator):
     cdef uint64_t alignment_for(self, uint64_t alignment) except? 0xFFFFFFFFFFFFFFFF:
         if self.strict and not self.honours_alignment:
             return 0
-        return Allocator.alignment_for(self, alignment)
+        return ChunkAllocator.alignment_for(self, alignment)
 
     cdef int end_for(self, object allocation_end) except -1:
         end = end_from(allocation_end)
@@ -433,7 +434,7 @@ cdef class BFCAllocator(Allocator):
         grow_backing(self, request, placed)
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
             self.merge_and_find(request, placed)
-        if placed.handle != NO_CHUNK or not self.garbage_collection or self.is_in_capture(request):
+        if placed.handle != NO_CHUNK or not self.garbage_collection or is_in_capture(self, request):
             return 0
         if make_room(self, request, request.rounded):
             grow_backing(self, request, placed)
@@ -695,7 +696,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef str refused_by(self, Request* request):
         if not is_private(&request.lane) or self.allow_growth or self.source.refused_bytes.get():
-            return Allocator.refused_by(self, request)
+            return ChunkAllocator.refused_by(self, request)
         return (f"the memory limit, of which {format_bytes(self.available())} are not taken yet: what a graph is given "
                 f"lies in regions of its own, and allow_growth=True leaves room for them")
 

@@ -8,7 +8,8 @@ from libcpp.vector cimport vector
 from bfc._core cimport BinSet, ChunkHandle, Lane, Region
 from bfc.allocators._private_pools cimport PoolId
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
-from bfc.allocators._allocator cimport Allocator, Placement, Request
+from bfc.allocators._chunk_allocator cimport Placement, Request
+from bfc.allocators._allocator cimport Allocator
 from bfc.policies._releasing cimport Emptying
 
 

@@ -27,7 +27,11 @@ from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators.mapping._blocks cimport blocks_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
 from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
-from bfc.allocators._allocator cimport Allocator, Placement, Request, note_hit, set_plain_request
+from bfc.allocators._chunk_allocator cimport (
+    ChunkAllocator, Placement, Request, is_in_capture, note_hit, set_plain_request,
+)
+from bfc.allocators._captured cimport note_captured_streams
+from bfc.allocators._allocator cimport Allocator
 from bfc.backings._backing cimport find_in_backings, grow_backing, make_room, release_from_backings
 from bfc.backings._pages cimport SMALLEST_PAGE, check_mapping_wanted, may_be_mapped, stitched_pages
 from bfc.backings._ranges cimport ranges_of
@@ -549,7 +553,7 @@ cdef class CachingAllocator(Allocator):
         if self.strict and alignment > self.source.alignment:
             raise ValueError(f"PyTorch's allocator has addresses at multiples of {self.source.alignment}, and knows no "
                              f"other alignment than that: {alignment} needs strict=False")
-        return Allocator.alignment_for(self, alignment)
+        return ChunkAllocator.alignment_for(self, alignment)
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
@@ -605,7 +609,7 @@ cdef class CachingAllocator(Allocator):
         cdef uint32_t bin_set
         cdef BinSet rules
         if not request.contiguous:
-            return Allocator.find(self, request)
+            return ChunkAllocator.find(self, request)
         bin_set = self.bin_set_of(request)
         if bin_set == NO_LANE:
             return NO_HOST_MEMORY
@@ -650,7 +654,7 @@ cdef class CachingAllocator(Allocator):
             self.borrow(request, placed)
         if placed.handle == NO_CHUNK and self.release_oversize(request):
             self.grow(request, placed, False)
-        if placed.handle == NO_CHUNK and not self.is_gated() and not self.is_in_capture(request):
+        if placed.handle == NO_CHUNK and not self.is_gated() and not is_in_capture(self, request):
             self.release_and_retry(request, placed)
         return 0
 
@@ -658,7 +662,7 @@ cdef class CachingAllocator(Allocator):
         """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
         if request.asking.fault:
             return 0
-        if not self.strict and self.is_gated() and not self.is_in_capture(request):
+        if not self.strict and self.is_gated() and not is_in_capture(self, request):
             self.release_and_retry(request, placed)
         if placed.handle == NO_CHUNK and self.search_again:
             self.search(request, placed)
@@ -796,7 +800,7 @@ cdef class CachingAllocator(Allocator):
         cdef vector[Region] regions
         cdef cbool enough, limited
         cdef uint32_t bin_set
-        if not self.strict and (self.is_in_capture(request) or (request.lane.pool[0] and not request.tag)):
+        if not self.strict and (is_in_capture(self, request) or (request.lane.pool[0] and not request.tag)):
             return False
         self.acquire()
         limited = self.oversize != UNLIMITED
@@ -875,7 +879,7 @@ cdef class CachingAllocator(Allocator):
             reserve = format_bytes(self.segments.bytes_to_reserve(self.total_bytes))
             return (f"expandable_segments_reserve, with {reserve} for a segment: a larger reserve would "
                     f"hold the request")
-        return Allocator.refused_by(self, request)
+        return ChunkAllocator.refused_by(self, request)
 
     cdef object against_pieces(self):
         return self.mapped.against_pieces() if self.sub_allocator.supports_virtual_memory else ""
@@ -921,7 +925,7 @@ cdef class CachingAllocator(Allocator):
         if not captures and not (self.strict and self.is_gated()):
             self.wait_for_all()
             self.frees.drain(QUERY | AGAIN)
-        self.note_captured_streams()
+        note_captured_streams(self)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
         cdef uint64_t released
         cdef Release before = self.pool.begin_release(mark)
@@ -1265,7 +1269,7 @@ cdef class CachingAllocator(Allocator):
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
         self.wait_for_pool(id)
-        self.note_captured_streams()
+        note_captured_streams(self)
         before = self.pool.begin_release(self.recorder.mark_release(self.pool, self.lock, True))
         try:
             return self.empty_one_pool(id)

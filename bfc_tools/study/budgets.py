@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from bfc.allocators._allocator import Allocator
+from bfc.allocators._plan_use import keeps_history
 from bfc.trace import Trace
 from bfc.units import format_bytes, parse_bytes
 from bfc.version import __version__
@@ -264,7 +265,7 @@ class Block:
         self.peak = 0
 
     def __enter__(self) -> Self:
-        if self._allocator._keeps_history():
+        if keeps_history(self._allocator):
             raise ValueError(
                 "this allocator records a history, which a budget would drop: end it first, with "
                 "record_history(None), or give the budget a Trace"

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from bfc.allocators._tagged import kept_contents
+
 #: Packages whose own files are found, but not what they import first.
 PACKAGES = (
     *("vllm", "vllm.utils", "vllm.distributed", "vllm.distributed.device_communicators"),
@@ -150,7 +152,7 @@ def give_view() -> None:
                 handle=(0, chunk.size, chunk.ptr, 0),
                 tag=chunk.owner,
                 is_asleep=region.asleep,
-                cpu_backup_tensor=pool._kept_contents(chunk.ptr, 1),
+                cpu_backup_tensor=kept_contents(pool, chunk.ptr, 1),
             )
             for region in pool.snapshot().regions
             for chunk in region.chunks

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.allocators._plan_use import keeps_history
 from bfc.plans import watching
 from bfc.testing import Misbehaving
 
@@ -72,7 +73,7 @@ def test_a_program_that_changes_gets_a_new_plan(policy: str):
         assert (after["replanned"], after["span"], after["agreement"]) == (1, 40 * MIB, 1.0)
         assert (after["steps"], after["departed_steps"]) == (4, 0)
         assert ctypes.string_at(kept.ptr, kept.nbytes) == b"\x4d" * kept.nbytes
-        assert not pool._keeps_history()
+        assert not keeps_history(pool)
         play(pool, PLANNED, 12)  # 11 MiB lie in the places of 40: nothing better is found
         await_look()
         play(pool, PLANNED, 2)
@@ -104,10 +105,10 @@ def test_a_plan_that_follows_is_not_looked_at_and_neither_is_one_without_a_gate(
         for _ in range(3):
             with pool.step("evaluation"):  # the plan says nothing of these
                 pool.allocate(40 * MIB).free()
-        assert not pool._keeps_history()
+        assert not keeps_history(pool)
         pool.use_plan(plan_of("caching"), gate=None)
         play(pool, OTHER, 12)
-        assert not pool._keeps_history()
+        assert not keeps_history(pool)
         assert pool.plan_stats()["replanned"] == 0
 
 
@@ -118,7 +119,7 @@ def test_a_history_of_the_user_is_left_alone():
         assert len(pool.history()) > 12 * 6
         pool.record_history(None)
         play(pool, OTHER, 2)
-        assert pool._keeps_history()  # of the watch
+        assert keeps_history(pool)  # of the watch
         pool.record_history()  # and now of the user
         play(pool, OTHER, 10)
         assert len(pool.history()) > 10 * 6
@@ -136,9 +137,9 @@ def test_a_history_of_the_user_is_left_alone():
 def test_another_plan_ends_the_recording_of_steps():
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB"), plan=plan_of("caching")) as pool:
         play(pool, OTHER, 4)
-        assert pool._keeps_history()
+        assert keeps_history(pool)
         pool.use_plan(None)
-        assert not pool._keeps_history()
+        assert not keeps_history(pool)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -310,7 +311,7 @@ def test_what_stands_behind_the_colon_of_a_kind_does_not_count():
         with pool.record_plan(iterations=2) as recording:
             for length in range(4):
                 play(pool, PLANNED, 1, f"train:{length}")
-            assert not pool._keeps_history()  # it has ended by itself
+            assert not keeps_history(pool)  # it has ended by itself
         pool.use_plan(recording.plan(), strict=True)
         play(pool, PLANNED, 3, "train:512")
         assert pool.plan_stats()["agreement"] == 1.0

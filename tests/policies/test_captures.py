@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import bfc
+from bfc.allocators._captured import captured_streams
 from bfc.testing import Misbehaving
 
 MIB = 1 << 20
@@ -804,7 +805,7 @@ def test_a_capture_that_could_not_be_entered_is_not_open(policy: Policy, n: int)
         pool = capture.__enter__()
     except MemoryError:
         _testcapi.remove_mem_hooks()
-        assert machine.allocator._captured_streams() == []
+        assert captured_streams(machine.allocator) == []
         with machine.allocator.capture(CAPTURED) as pool:
             pass
     else:

@@ -11,11 +11,11 @@ import re
 from sources import PACKAGE, code_lines, file_name
 
 FILES = [
-    PACKAGE / "allocators" / "_allocator.pyx",
+    *sorted((PACKAGE / "allocators").glob("*.pyx")),
     PACKAGE / "policies" / "_bfc.pyx",
     PACKAGE / "policies" / "_caching.pyx",
 ]
-KIND = r"self\.(?:stitches|expands)\b"
+KIND = r"(?:self|allocator)\.(?:stitches|expands)\b"
 ASKS = re.compile(rf"\b(?:if|elif|while|not|and|or)\b.*{KIND}|{KIND} (?:and|or|if)\b")
 BEGINS = re.compile(r"    (?:cdef|def|@)\b|\S")
 MAKES = re.compile(r"    (?:def __c?init__|cdef int set_up\w*)\(")

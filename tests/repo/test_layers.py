@@ -196,7 +196,7 @@ def test_the_reader_of_imports_sees_them_all() -> None:
     seen = {(file_name(path), file_name(target)) for path in READ for target in imports_of(path)}
     assert {
         ("allocators/_allocator.pyx", "_core"),
-        ("allocators/_allocator.pxd", "allocators/_tags"),
+        ("allocators/_chunk_allocator.pxd", "allocators/_tags"),
         ("buffers/_exchange.pyx", "native/dlpack.h"),
         ("snapshots/snapshot.py", "snapshots/text"),
         ("__init__.py", "trace"),

@@ -15,6 +15,7 @@ from sources import IMPORT, READ, assert_none, code_lines, is_ours, listed, modu
 KEPT = {
     "bfc.errors.DeviceUnavailableError",  # caught by name; one error says more
     "bfc._core.PoolPages",  # what a pool asks of a layer above it
+    "bfc.allocators._chunk_allocator.ChunkAllocator",  # the steps of a request lie between the two
     "bfc.buffers._buffer.Buffer",  # a view of a buffer
     "bfc.suballocators.host.HostSubAllocator",
     "bfc.suballocators.opencl.OpenCLSubAllocator",
