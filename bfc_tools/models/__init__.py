@@ -5,6 +5,7 @@ cache, or of a class of transformers. Nothing here asks a network. In order:
 
     names.py         from a name to a configuration
     options.py       what is asked of a program
+    quantized.py     what quantized weights take
     building.py      the model, made by transformers
     caches.py        what a decoder keeps of each token
     engines.py       the arithmetic of vLLM and SGLang

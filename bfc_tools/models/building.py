@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
+from bfc_tools.models import quantized
 from bfc_tools.models.names import A_CLASS, HOW
 
 #: Which classes may make a model of a configuration, and what they make.
@@ -102,11 +103,28 @@ def _kinds(config: Any) -> list[str]:
 
 
 def weights_of(arguments: argparse.Namespace) -> int:
-    """The bytes of a model's weights in 16 bits. Nothing is allocated."""
+    """The bytes of a model's weights in 16 bits, or quantized as its configuration says. Nothing is
+    allocated."""
     import torch
 
-    model, _ = made(configured(arguments), arguments, torch.bfloat16, "meta")
-    return sum(one.numel() * one.element_size() for one in model.parameters())
+    config = configured(arguments)
+    model, _ = made(config, arguments, torch.bfloat16, "meta")
+    said = quantization_of(config)
+    if said is None:
+        return sum(one.numel() * one.element_size() for one in model.parameters())
+    try:
+        return quantized.bytes_of(model, said)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def quantization_of(config: Any) -> dict[str, Any] | None:
+    """How the weights of a configuration are quantized, if they are."""
+    for one in (config, *_parts(config)):
+        said = getattr(one, "quantization_config", None)
+        if said is not None:
+            return dict(said if isinstance(said, dict) else said.to_dict())
+    return None
 
 
 def made(
@@ -146,3 +164,5 @@ def tell(model: Any, doing: str) -> None:
     """A line about the model on standard error."""
     count = sum(one.numel() for one in model.parameters())
     print(f"{doing} {type(model).__name__}: {count:,} parameters", file=sys.stderr)
+    if quantization_of(model.config) is not None:
+        print("its weights are not quantized here, as its configuration says", file=sys.stderr)
