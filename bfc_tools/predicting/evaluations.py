@@ -68,12 +68,15 @@ class Evaluations:
         self._passes = _Passes()
         #: What a DataLoader has delivered last, and what delivered it.
         self._loader: Any = None
-        self._delivered = self._seen = 0
+        self._delivered = self._seen = self._asked = 0
 
     def after_forward(self, module: Any, *_: object) -> None:
         """A module has made a forward pass."""
         main = threading.current_thread() is threading.main_thread()
-        if module.training or torch.is_grad_enabled() or not main or not self.is_followed():
+        if torch.is_grad_enabled() or not main or not self.is_followed():
+            return
+        goes_over_items, self._asked = self._delivered != self._asked, self._delivered
+        if module.training and not goes_over_items:  # such as a game that is played
             return
         frame = _users(sys._getframe(1))
         if frame is None:

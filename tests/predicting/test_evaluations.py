@@ -51,6 +51,14 @@ LOADER = """
             passes += 1
     train()
 """
+#: With layers as in training, which no gradient follows: as many scripts evaluate.
+TRAINING = """
+    model.train()
+    with torch.no_grad():
+        for (x,) in torch.utils.data.DataLoader(data, 64):
+            passes += (model(x.cuda()).argmax(1).cpu() == 0).sum().item()
+    train()
+"""
 ASKED = """
     @torch.no_grad()
     def estimate():
@@ -115,7 +123,11 @@ def ran(script: Callable[[str], str], text: str, limits: Limits | None = None) -
     return found
 
 
-@pytest.mark.parametrize("text", [RANGE, LOADER, ASKED], ids=["range", "DataLoader", "next"])
+@pytest.mark.parametrize(
+    "text",
+    [RANGE, LOADER, TRAINING, ASKED],
+    ids=["range", "DataLoader", "layers as in training", "next"],
+)
 def test_ten_passes_of_many_are_run(
     script: Callable[[str], str], text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
