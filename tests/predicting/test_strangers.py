@@ -181,6 +181,20 @@ def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch)
     assert [one["times"] for one in run.assumptions if "beams" in one["what"]] == [1]
 
 
+def test_a_step_of_a_solver_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused one returns what it was given, which has no gradient."""
+    module: Any = types.ModuleType("torchdiffeq._impl.rk_common")
+    module._compute_error_ratio = lambda found, better: (found - better).abs().max()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with bfc.predict("h100") as run:
+        state = torch.ones(8, 64, device="cuda")
+        found = nn.Linear(64, 64, device="cuda")(state)
+        accepted = module._compute_error_ratio(state, found) <= 1
+        (found if accepted else state).sum().backward()
+    told = {one["what"]: one["value"] for one in run.assumptions}
+    assert told["steps of a solver (torchdiffeq)"] == "accepted"
+
+
 @functools.cache
 def kernels() -> Any:
     """A kernel of Triton, and one that is tuned; a file of their own, since Triton reads it."""

@@ -165,6 +165,31 @@ def accepted_draws(recorder: Any) -> Iterator[None]:
         yield
 
 
+@around(source=file("rtqichen/torchdiffeq: torchdiffeq/_impl/misc.py", read="0.2.5"))
+@contextmanager
+def accepted_steps(recorder: Any) -> Iterator[None]:
+    """A solver's step is accepted: its error is half of what is allowed. What a refused one leaves
+    is less than what any GPU keeps."""
+    name = "_compute_error_ratio"
+
+    def replace(module: Any) -> None:
+        build: Any = getattr(module, name, None)
+
+        def half(*args: Any, **kwargs: Any) -> Any:
+            found = build(*args, **kwargs)
+            recorder.known.note(found, 0.5)
+            recorder.note("steps of a solver (torchdiffeq)", "accepted")
+            return found
+
+        if build is not None:
+            stack.enter_context(patch.object(module, name, half))
+
+    modules = [f"torchdiffeq._impl.{name}" for name in ("rk_common", "fixed_adams")]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Arrivals(modules, replace))
+        yield
+
+
 #: The dimensions of a bias.
 BIAS = (1,)
 
