@@ -656,6 +656,8 @@ def test_other_work_on_sparse_tensors_is_refused_in_words() -> None:
         assert matrix._values().is_cuda
         with pytest.raises(NotImplementedError, match="Give the program dense ones"):
             torch.sparse.mm(matrix, matrix)
+        own = torch.eye(3) + torch.eye(3, dtype=torch.int64).to_sparse()  # as of a graph's nodes
+        assert (own.dtype, own.layout) == (torch.float32, torch.strided)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -127,13 +127,16 @@ def to_copy(call: Call) -> Any:
     ),
 )
 def added(call: Call) -> Any:
-    """To a dense tensor, in its place; of two sparse ones the one behind the other
+    """To a dense tensor, in its place or on the host; of two sparse ones the one behind the other
     (cuda/SparseCUDATensorMath.cu, add_out_dense_sparse_cuda and add_out_sparse_cuda)."""
     into, other = call.args[:2]
     in_place = operator(call) == "add_"
     if not (_is_sparse(into) and _is_sparse(other)):
-        known = in_place and not _is_sparse(into) and other.sparse_dim() == 1
-        return into if known else NotImplemented
+        if _is_sparse(into):
+            return NotImplemented  # so does PyTorch
+        if not in_place and into.device.type == "cpu":
+            return torch.empty_like(into, dtype=torch.promote_types(into.dtype, other.dtype))
+        return into if in_place and other.sparse_dim() == 1 else NotImplemented
     parts = zip(_parts(into), _parts(other), (1, 0), strict=True)
     indices, values = (torch.cat([first, second], dim) for first, second, dim in parts)
     made = _like(into, indices, values, False)
