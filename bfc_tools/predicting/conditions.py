@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -35,10 +35,15 @@ def asking(frame: FrameType | None) -> FrameType | None:
     return None
 
 
-class Conditions:
-    """Answers the conditions of a program."""
+#: What is told of a loop that is passed once.
+ONE_PASS = "a loop that a value ends"
 
-    def __init__(self) -> None:
+
+class Conditions:
+    """Answers the conditions of a program. `note` is told of loops that are passed once."""
+
+    def __init__(self, note: Callable[[str, object], object]) -> None:
+        self.note = note
         #: The loops that are in their only pass: their frames and lines.
         self._entered: set[tuple[int, CodeType, int]] = set()
         #: Of each question: the place of the last element, and how often that lay behind another.
@@ -54,7 +59,10 @@ class Conditions:
             return passes
         loop = (id(frame), frame.f_code, line)
         self._entered ^= {loop}
-        return loop in self._entered
+        if loop not in self._entered:
+            return False
+        self.note(ONE_PASS, "passed once")
+        return True
 
     def read_on(self, question: tuple[str, str], element: int) -> int:
         """Notes the place of an element that is asked for: how often it lay behind the last."""

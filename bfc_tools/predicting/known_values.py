@@ -140,7 +140,7 @@ class KnownValues:
         self._writes = True  # whether what is written changes anything
         self.choices = EvenChoices(self.get)
         #: What is answered where nothing is known.
-        self.conditions = Conditions()
+        self.conditions = Conditions(told)
         #: What stands in files and arrays.
         self.stored = RealValues()
 

@@ -57,6 +57,10 @@ def test_a_loop_that_goes_on_while_a_value_is_large_is_passed_once(
     program: dict[str, Any], name: str, found: int
 ) -> None:
     """It was never entered, and a solver's model never called."""
-    with bfc.predict("h100"):
+    with bfc.predict("h100") as run:
         for _ in range(2):
             assert program[name](torch.rand((), device="cuda")) == found
+    told = [
+        line for line in str(run).splitlines() if line.startswith("at least   a loop is passed")
+    ]
+    assert len(told) == found
