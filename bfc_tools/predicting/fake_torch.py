@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 #: Types of arguments that stand for themselves in the key of a call.
 _PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout))
+_to_copy = torch.ops.aten._to_copy.default
 _make_subclass = torch.Tensor._make_subclass
 
 
@@ -56,9 +57,27 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
         self._local.inside = inside
 
     def _cache_key(self, state: Any, func: Any, *others: Any) -> Any:
-        """The key of a call. Where in their memory its tensors begin matters for views alone."""
-        self._local.places = _returns_views(func)
+        """The key of a call. Where in their memory its tensors begin matters for views alone, and
+        for those only that do not begin at a fixed distance from there. A copy to the GPU takes no
+        numbers with it, nor do they matter."""
+        self._local.places = _returns_views(func) and not _is_at_a_distance(func)
+        device = others[-1].get("device") if func is _to_copy else None
+        self._local.numbers = device is None or device.type == "cpu"
         return super()._cache_key(state, func, *others)
+
+    def _get_output_info_for_cache_entry(self, *given: Any) -> Any:
+        """What is kept of an operator's result: of a view, how far behind its tensor it begins."""
+        self._local.making = True
+        try:
+            entry = super()._get_output_info_for_cache_entry(*given)
+        finally:
+            self._local.making = False
+        kept = entry.metadata
+        if entry.view_idx is not None and kept is not None:
+            if kept.is_conj or kept.is_neg:
+                raise fake_tensor._BypassDispatchCache("a view that is computed as it is read")
+            kept.storage_offset -= given[3][entry.view_idx].storage_offset()
+        return entry
 
     def _prep_args_for_hash(self, result: Any, args: Any, state: Any, hashed: Any) -> None:
         """Adds arguments to the key of a call. Of a tensor PyTorch takes what follows from its
@@ -84,7 +103,7 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
     def _is_plain(self, tensor: Any) -> bool:
         return (
             tensor.fake_mode is self
-            and tensor.constant is None
+            and (tensor.constant is None or not getattr(self._local, "numbers", True))
             and tensor.layout is torch.strided
             and not tensor._has_symbolic_sizes_strides
         )
@@ -105,8 +124,10 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
                 requires_grad=kept.requires_grad,
             )
             if entry.view_idx is not None:
-                storage = others[-1][entry.view_idx].untyped_storage()
-                made.set_(storage, kept.storage_offset, kept.shape, kept.stride)
+                of, begin = others[-1][entry.view_idx], kept.storage_offset
+                if not getattr(self._local, "making", False):
+                    begin += of.storage_offset()
+                made.set_(of.untyped_storage(), begin, kept.shape, kept.stride)
         return self._faked(made, kept.device)
 
     def view_of(self, tensor: Any, shape: Any, strides: Any, offset: int) -> Any:
@@ -115,6 +136,30 @@ class Mode(FakeTensorMode):  # type: ignore[misc]
             made = torch.empty(0, dtype=tensor.dtype, device="meta")
             made.set_(tensor.untyped_storage(), offset, shape, strides)
         return self._faked(made, tensor.fake_device)
+
+    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator returns whose tensors all have values, as PyTorch finds it; None, if
+        that is not so plain."""
+        given = []
+        for one in args:
+            if isinstance(one, FakeTensor):
+                if one.constant is None or one.fake_mode is not self:
+                    return None
+                one = one.constant
+            elif type(one) in (list, tuple):
+                if not all(type(each) in _PLAIN for each in one):
+                    return None
+            elif type(one) not in _PLAIN:
+                return None
+            given.append(one)
+        if not all(type(one) in _PLAIN for one in kwargs.values()):
+            return None
+        with torch._C._DisableTorchDispatch():
+            real = func(*given, **kwargs)
+            if real is given[0]:
+                return args[0]
+            made = self.may_turn_const(real) and _is_few_numbers(real)
+        return self._constant_of(real) if made else None
 
     def _constant_of(self, real: Any) -> Any:
         """A fake tensor of a new one that has values, which it keeps: as PyTorch makes it."""
@@ -156,6 +201,24 @@ def _returns_views(func: Any) -> bool:
     named = any(one in schema.name for one in ("view", "reshape", "strided", "alias"))
     looks = any(one.alias_info and not one.alias_info.is_write for one in schema.returns)
     return named or looks or not schema.name.startswith("aten::")
+
+
+#: Views that begin where their tensor does, or behind it: how far follows from its sizes and
+#: strides, and from the other arguments.
+_AT_A_DISTANCE = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("select", "slice", "narrow", "view", "_unsafe_view", "permute", "transpose", "t"),
+        *("unsqueeze", "squeeze", "expand", "unbind", "split", "split_with_sizes", "chunk"),
+        *("diagonal", "detach", "alias", "unfold"),
+    )
+)
+
+
+@functools.cache
+def _is_at_a_distance(func: Any) -> bool:
+    # As numbers of another size, a view begins at another place.
+    return func._schema.name in _AT_A_DISTANCE and func is not torch.ops.aten.view.dtype
 
 
 def _is_few_numbers(real: Any) -> bool:

@@ -127,18 +127,8 @@ class Operator:
 
     __slots__ = (
         *("after", "amend", "answer", "before", "between", "composed", "computes", "follows"),
-        *(
-            "in_place",
-            "is_plain",
-            "kernel",
-            "mutates",
-            "name",
-            "order",
-            "spec",
-            "targets",
-            "unknowable",
-        ),
-        "writes",
+        *("in_place", "is_plain", "kernel", "mutates", "name", "of_numbers", "order", "spec"),
+        *("targets", "unknowable", "writes"),
     )
 
     def __init__(self, func: Any) -> None:
@@ -161,8 +151,20 @@ class Operator:
         rules = self.answer or self.kernel or self.amend or self.composed
         #: Whether it allocates its results, and nothing else.
         self.is_plain = not (rules or self.after or self.before or self.between)
+        #: Whether it makes or changes one tensor, of known numbers where it is given such.
+        alone = [str(one.type) for one in schema.returns] == ["Tensor"]
+        looks = spec.is_view and not self.mutates
+        self.of_numbers = alone and (self.computes or looks or _changes_numbers(func))
         #: Whether it may overwrite its first argument, where it would not for subclasses.
         self.in_place = bool(spec.adds_gradients or spec.fills_zeros or spec.changes_in)
+
+
+def _changes_numbers(func: Any) -> bool:
+    """Whether an operator changes its first argument alone, and only the numbers of it."""
+    schema, tags = func._schema, func.tags
+    written = [at for at, one in enumerate(schema.arguments) if one.is_write]
+    plain = schema.name.startswith("aten::") and schema.name.endswith("_") and written == [0]
+    return plain and not {torch.Tag.nondeterministic_seeded, torch.Tag.inplace_view} & {*tags}
 
 
 def _computes(func: Any) -> bool:
@@ -401,6 +403,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return known.kernel(self._call(func, args, kwargs))
         if known.spec.takes_values and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
+        if known.of_numbers and args and getattr(args[0], "constant", None) is not None:
+            result = args[0].fake_mode.computed(func, args, kwargs)
+            if result is not None:
+                return result
         try:
             result = func(*args, **kwargs)
             return result if known.amend is None else known.amend(result)

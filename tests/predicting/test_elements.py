@@ -118,3 +118,43 @@ def test_an_operator_is_not_looked_at_anew_where_its_tensors_begin_elsewhere() -
             assert part.storage_offset() == part.view(-1).storage_offset() == 4 * place
             assert part.t().reshape(-1).storage_offset() == 0
             assert part[:, 1:].storage_offset() == 4 * place + 1
+
+
+def test_numbers_of_the_host_are_computed_as_they_are_asked_for() -> None:
+    """As pictures are prepared: with views, other types, and in place."""
+
+    def prepared() -> tuple[object, ...]:
+        picture = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.uint8)
+        turned = picture.t().contiguous().to(torch.float32).div(255)
+        kept, part = turned.clone(), turned[1]
+        changed = turned.sub_(torch.tensor([0.5, 0.25])).div_(2)
+        part.add_(1)
+        return changed is turned, kept.tolist(), turned.tolist(), turned.shape, part.sum().item()
+
+    real = prepared()
+    with bfc.predict("h100") as run:
+        assert prepared() == real
+    assert not run.assumptions
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_views_lie_where_those_of_pytorch_do(device: str) -> None:
+    """Also those that are found by what was asked before, of a tensor that begins elsewhere."""
+    parts = [
+        (slice(a, b, c)) for a in (None, 0, 2, -2, 9) for b in (None, 1, -1, 9) for c in (1, 3)
+    ]
+    cases = [
+        *((lambda x, one=one: x[:, one]) for one in parts),
+        *(lambda x: x.view(2, -1), lambda x: x.permute(1, 0), lambda x: x.unbind(1)[2]),
+        *(lambda x: x.split([1, 4], 1)[1], lambda x: x.unsqueeze(0)[0], lambda x: x.t().diagonal()),
+        *(lambda x: x.view(torch.int16), lambda x: x.unfold(1, 2, 2), lambda x: x.expand(3, 2, 5)),
+    ]
+
+    def places(of: str) -> list[tuple[object, ...]]:
+        whole = torch.zeros(4, 2, 5, device=of)
+        made = [case(whole[at]) for case in cases for at in (0, 1, 3)]
+        return [(one.shape, one.stride(), one.storage_offset()) for one in made]
+
+    as_they_are = places("cpu")
+    with bfc.predict("h100"):
+        assert places(device) == as_they_are

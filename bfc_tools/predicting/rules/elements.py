@@ -91,6 +91,26 @@ def select(call: Call) -> Any:
 
 
 @kernel(
+    "aten::slice.Tensor",
+    source=file("ATen/native/TensorShape.cpp", "slice", read="2.15.0"),
+    seen="PyTorch on a CPU, in the tests",
+)
+def part(call: Call) -> Any:
+    """A view of some places of a dimension, one behind the other or so many apart."""
+    given = [*call.args, *(0, None, None, 1)[len(call.args) - 1 :]]
+    tensor, dim, begin, end, step = given
+    shape, strides, make = list(tensor.shape), list(tensor.stride()), _plain(tensor)
+    numbers = {type(one) for one in (begin, end) if one is not None} <= {int}
+    whole = numbers and type(step) is int and step > 0 and -len(shape) <= dim < len(shape)
+    if make is None or not whole:
+        return call.func(*call.args, **call.kwargs)
+    places = range(shape[dim])[begin:end:step]
+    offset = tensor.storage_offset() + places.start * strides[dim]
+    shape[dim], strides[dim] = len(places), strides[dim] * step
+    return make(tensor, shape, strides, offset)
+
+
+@kernel(
     "aten::fill_",
     source=file("ATen/native/Fill.cpp", read="2.15.0"),
     seen="PyTorch on a CPU, in the tests",
