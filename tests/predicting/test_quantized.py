@@ -70,20 +70,8 @@ def test_an_unknown_layout_is_named() -> None:
         bytes_of(model(), {"quant_method": "vptq"})
 
 
-@pytest.mark.parametrize("kind", ["Int8WeightOnly", "Float8WeightOnly"])
-def test_torchao_takes_what_it_says(kind: str) -> None:
-    torchao = pytest.importorskip("torchao.quantization")
-    made = Model().to(torch.bfloat16)
-    torchao.quantize_(made.layers, getattr(torchao, f"{kind}Config")())
-    weight = made.layers[0].weight
-    names = [*weight.tensor_data_names, *getattr(weight, "optional_tensor_data_names", ())]
-    parts = [one for one in (getattr(weight, name) for name in names) if one is not None]
-    said = {"quant_method": "torchao", "quant_type": {"default": {"_type": f"{kind}Config"}}}
-    taken = sum(one.numel() * one.element_size() for one in parts)
-    assert bytes_of(model(), said) - WHOLE == taken
-
-
 def test_torchao_in_4_bits_has_a_scale_and_a_zero_for_each_group() -> None:
+    """In 8 bits it is compared with torchao itself, in test_real_models.py."""
     four = {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 128}}}
     taken = bytes_of(model(), {"quant_method": "torchao", "quant_type": four}) - WHOLE
     assert taken == NUMBERS // 2 + 2 * 512 * 4

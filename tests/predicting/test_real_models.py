@@ -25,6 +25,7 @@ with warnings.catch_warnings():  # of what is compiled as it is first imported, 
     import transformers
 
 import bfc
+from bfc_tools.models.quantized import bytes_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what they say of each other's versions
 
@@ -183,3 +184,14 @@ def test_torchao_keeps_the_state_of_an_optimizer_in_fewer_bits(name: str) -> Non
     state = run.peak.by_kind["optimizer state"]
     plain = 2 * 1024 * 1024 * bits // 8
     assert plain <= state < 1.1 * plain
+
+
+@pytest.mark.parametrize("kind", ["Int8WeightOnly", "Float8WeightOnly"])
+def test_a_configuration_says_what_torchao_s_weights_take(kind: str) -> None:
+    layer, said = torch.nn.Sequential(torch.nn.Linear(256, 512, bias=False)), f"{kind}Config"
+    plain = bytes_of(layer, {"quant_method": "torchao", "quant_type": {"default": {"_type": said}}})
+    quantization.quantize_(layer, getattr(quantization, said)())
+    weight = layer[0].weight
+    names = [*weight.tensor_data_names, *getattr(weight, "optional_tensor_data_names", ())]
+    parts = [one for one in (getattr(weight, name) for name in names) if one is not None]
+    assert plain == sum(one.numel() * one.element_size() for one in parts)
