@@ -300,7 +300,8 @@ cdef class ChunkAllocator(BufferOwner):
         cdef Chunk* chunk = &self.pool.chunks[handle]
         if self.pool.history != NULL and self.pool.usage == NULL:
             self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
-        self.pool.set_owner(handle, request.owner)
+        if request.owner:
+            self.pool.set_owner(handle, request.owner)
         if request.shared or (request.stream != self.home_stream and not is_apart(self, &request.lane)):
             chunk.state |= USED_ELSEWHERE
 

@@ -57,33 +57,7 @@ cdef class CachingAllocator(Allocator):
 
     cdef int set_up_memory(self, bint stitch, page_size) except -1
     cdef int apply(self, settings) except -1
-    cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF
     cdef int set_allowed(self, uint64_t allowed) except -1
     cdef void answer(self, BinSet* answers, cbool expands) noexcept nogil
-    cdef cbool answer_for_pages(self, BinSet* answers) noexcept nogil
     cdef void answer_all(self) noexcept nogil
-    cdef void resolve_collection(self) noexcept nogil
     cdef cbool is_gated(self) noexcept nogil
-
-    cdef int collect(self, Request* request) except -1 nogil
-    cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil
-    cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil
-    cdef void borrow(self, Request* request, Placement* placed) noexcept nogil
-    cdef int release_oversize(self, Request* request) except -1 nogil
-    cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil
-    cdef int release_some(self, Request* request) except -1 nogil
-    cdef uint64_t release_whole(self, cbool with_default) except? 0xFFFFFFFFFFFFFFFF
-    cdef uint64_t empty_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF
-    cdef int release_all(self, Request* request) except -1 nogil
-    cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil
-    cdef cbool may_release_default(self) noexcept nogil
-    cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil
-    cdef void search(self, Request* request, Placement* placed) noexcept nogil
-    cdef int run_callbacks(self) except -1 with gil
-    cdef void count_wait(self) noexcept nogil
-    cdef int wait_for_all(self) except -1 with gil
-
-    cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil
-
-    cdef int wait_for_pool(self, PoolId id) except -1
-    cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept

@@ -146,6 +146,285 @@ cdef uint64_t smallest_page(sub_allocator) except 0:
     return max(<uint64_t>SMALLEST_PAGE, <uint64_t>sub_allocator.mapping_granularity)
 
 
+# -- the steps of a miss, and how memory is given back ---------------------------------------------------------------
+
+cdef uint64_t oversize_of(CachingAllocator allocator, settings) except? 0xFFFFFFFFFFFFFFFF:
+    """Beside a plan large chunks stay whole: the next step needs them as they are."""
+    cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
+    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if allocator.pool.plan != NULL else oversize
+
+
+cdef void resolve_collection(CachingAllocator allocator) noexcept nogil:
+    cdef uint64_t counted_from = allocator.allowed
+    if counted_from == UNLIMITED and allocator.collect_without_limit:
+        counted_from = allocator.total_bytes
+    allocator.collects_above = UNLIMITED
+    if allocator.threshold > 0 and counted_from != UNLIMITED:
+        allocator.collects_above = <uint64_t>(allocator.threshold * <double>counted_from)
+
+
+cdef cbool answer_for_pages(CachingAllocator allocator, BinSet* answers) noexcept nogil:
+    """Writes down the rules of a set of bins whose chunks lie in pages. Returns whether they do."""
+    if answers.lane.thread != IN_RANGES:
+        answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
+        answers.counts_pieces = not answers.is_range
+    if answers.is_range:
+        answers.split_remainder = MINIMUM_BLOCK
+        answers.oversize = answers.cuts_below = UNLIMITED
+        answers.ticks = 0
+    return answers.is_range
+
+
+cdef void search(CachingAllocator allocator, Request* request, Placement* placed) noexcept nogil:
+    # Another thread may have freed memory, or closed the allocator, since the last look.
+    allocator.acquire()
+    if not allocator.is_closed:
+        allocator.fill(allocator.place(request), request, placed)
+    allocator.lock.release()
+
+
+cdef int grow(CachingAllocator allocator, Request* request, Placement* placed, cbool retry) except -1 nogil:
+    """Has the backing of the request grow (PyTorch's behaviour, 2.9)."""
+    cdef GrowingPool pool = GrowingPool(request.lane.pool[0], request.lane.pool[1])
+    cdef cbool noted = True, private = is_private(&request.lane)
+    allocator.acquire()
+    allocator.recorder.num_alloc_retries += retry
+    if private:
+        noted = allocator.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
+    allocator.lock.release()
+    if not noted:
+        placed.handle = NO_HOST_MEMORY
+        return 0
+    try:
+        return grow_backing(allocator, request, placed)
+    finally:
+        if private:
+            # The region is in the pool by now, or did not come.
+            allocator.acquire()
+            allocator.source.end_growing(pool)
+            allocator.lock.release()
+
+
+cdef cbool rejects(CachingAllocator allocator, Request* request, uint64_t size, uint64_t taken) noexcept nogil:
+    """Whether throw_on_cudamalloc_oom refuses a request, since the fraction of the settings has no room for the
+    `size` bytes of its region. Then these are not set aside any more."""
+    if size <= allocator.rejects_above and taken <= allocator.rejects_above - size:
+        return False
+    # What was set aside is given up before another thread finds the limit reached.
+    allocator.acquire()
+    allocator.source.set_aside -= size
+    allocator.recorder.num_oom_rejections += 1
+    allocator.lock.release()
+    request.refused = request.rejected = True
+    request.taken = taken
+    return True
+
+
+cdef void borrow(CachingAllocator allocator, Request* request, Placement* placed) noexcept nogil:
+    """Looks in the pools that lend to requests which would be refused (PyTorch's behaviour, 2.14)."""
+    cdef PoolId pool
+    cdef Lane lane
+    cdef BinSet rules
+    cdef uint32_t found
+    cdef ChunkHandle handle
+    allocator.acquire()
+    if is_default(pool_of(&request.lane)) and not allocator.is_closed:
+        for pool in allocator.private_pools.lenders:
+            lane = request.lane
+            put_in_pool(&lane, pool)
+            lane.thread &= ~IN_REGIONS      # a private pool has nothing else
+            found = allocator.pool.find_lane(&lane)
+            if found == NO_LANE or allocator.tags.tag_of(lane.pool) != 0:   # which sleeps, and the borrower would, too
+                continue
+            rules = allocator.pool.bin_sets[found + is_large(request.rounded)]
+            allocator.answer(&rules, False)      # what lies in ranges is not lent
+            handle = allocator.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream, 0,
+                                                request.alignment, request.indexed)
+            if handle != NO_CHUNK:
+                allocator.fill(handle, request, placed)
+                break
+    allocator.lock.release()
+
+
+cdef int collect(CachingAllocator allocator, Request* request) except -1 nogil:
+    """Gives back the oldest free regions where more than the threshold is taken (PyTorch's behaviour, 2.8)."""
+    cdef vector[ChunkHandle] candidates
+    cdef vector[Region] regions
+    # The threshold is compared and the regions are taken out at once: no thread is handed one that goes.
+    allocator.acquire()
+    cdef cbool collects = allocator.collects_above != UNLIMITED
+    cdef uint64_t taken = allocator.pool.counters.pool_bytes
+    if taken > allocator.collects_above and list_collectable(allocator.pool, allocator.strict, candidates):
+        collect_oldest(allocator.pool, candidates, taken - allocator.collects_above, regions)
+        allocator.source.forget(regions)
+    allocator.lock.release()
+    return release(allocator, request, regions) if collects else 0
+
+
+cdef int release_oversize(CachingAllocator allocator, Request* request) except -1 nogil:
+    """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Returns
+    whether enough went back. What is free in a graph's pool is the graph's: upstream gives it back all the same."""
+    cdef vector[Region] regions
+    cdef cbool enough, limited
+    cdef uint32_t bin_set
+    if not allocator.strict and (is_in_capture(allocator, request) or (request.lane.pool[0] and not request.tag)):
+        return False
+    allocator.acquire()
+    limited = allocator.oversize != UNLIMITED
+    if limited:
+        bin_set = allocator.bin_set_of(request)
+        limited = bin_set != NO_LANE and allocator.pool.bin_sets[bin_set].oversize != UNLIMITED  # it is, in pages
+    enough = limited and choose_oversize(allocator.pool, bin_set, request.rounded, allocator.oversize, regions)
+    allocator.source.forget(regions)
+    allocator.lock.release()
+    if limited:
+        release(allocator, request, regions)
+    return enough
+
+
+cdef int release_and_retry(CachingAllocator allocator, Request* request, Placement* placed) except -1 nogil:
+    """Waits for other streams, gives cached regions back, and asks once more (PyTorch's behaviour, 2.5, step 7)."""
+    cdef cbool asked = False
+    if request.asking.without_gil:
+        count_wait(allocator)   # upstream counts it whether there is something to wait for or not
+    else:
+        wait_for_all(allocator)
+    if allocator.release_only_what_is_needed and release_some(allocator, request):
+        grow(allocator, request, placed, True)
+        asked = True
+    if placed.handle == NO_CHUNK:
+        release_all(allocator, request)
+        grow(allocator, request, placed, not asked)
+    return 0
+
+
+cdef int release_some(CachingAllocator allocator, Request* request) except -1 nogil:
+    """Gives back the one region, or the few large ones, whose bytes a new region needs. Returns whether
+    any went back."""
+    cdef vector[ChunkHandle] chunks, chosen
+    cdef vector[Region] regions
+    cdef uint64_t needed, taken
+    # What is missing, and what goes for it, is chosen at once, and nobody is handed what was chosen.
+    allocator.acquire()
+    needed = allocator.pool.sizes.segment_for(request.rounded)
+    taken = allocator.source.taken()
+    if allocator.allowed != UNLIMITED and needed <= allocator.allowed and taken > allocator.allowed - needed:
+        needed = taken - (allocator.allowed - needed)
+    list_what_may_go(allocator, chunks, may_release_default(allocator))
+    choose_enough(allocator.pool, chunks, needed, chosen)
+    take_out(allocator.pool, allocator.source, chosen, regions)
+    allocator.lock.release()
+    release(allocator, request, regions)
+    return regions.size() > 0
+
+
+cdef int release_all(CachingAllocator allocator, Request* request) except -1 nogil:
+    cdef vector[ChunkHandle] chunks
+    cdef vector[Region] regions
+    if not request.asking.without_gil and allocator.segments.are_some():
+        empty_in_turn(allocator, &request.asking.changes, may_release_default(allocator))
+        return 0
+    # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
+    allocator.acquire()
+    list_what_may_go(allocator, chunks, may_release_default(allocator))
+    take_out(allocator.pool, allocator.source, chunks, regions)
+    allocator.private_pools.drop_empty(allocator.pool, default_pool())
+    allocator.source.take_unreturned(regions)
+    allocator.lock.release()
+    release(allocator, request, regions)
+    make_room(allocator, request, allocator.pool.sizes.segment_for(request.rounded))
+    return 0
+
+
+cdef uint64_t empty_in_turn(CachingAllocator allocator, uint64_t* changes,
+                            cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil:
+    return allocator.emptying.empty_all(with_default, allocator.strict, changes)
+
+
+cdef cbool may_release_default(CachingAllocator allocator) noexcept nogil:
+    return not (allocator.strict and allocator.is_gated())
+
+
+cdef int release(CachingAllocator allocator, Request* request, vector[Region]& regions) except -1 nogil:
+    """Returns what the pool has forgotten on behalf of a request."""
+    allocator.source.give_back(regions, request.asking.without_gil)
+    request.asking.changes += regions.size()
+    return 0
+
+
+cdef uint64_t release_whole(CachingAllocator allocator, cbool with_default) except? 0xFFFFFFFFFFFFFFFF:
+    cdef vector[ChunkHandle] chunks
+    cdef vector[Region] regions
+    cdef uint64_t released
+    # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
+    allocator.acquire()
+    list_what_may_go(allocator, chunks, with_default)
+    released = allocator.source.unreturned_bytes + take_out(allocator.pool, allocator.source, chunks, regions)
+    allocator.private_pools.drop_empty(allocator.pool, default_pool())
+    allocator.source.take_unreturned(regions)
+    allocator.lock.release()
+    allocator.source.give_back(regions, False)
+    return released
+
+
+cdef void list_what_may_go(CachingAllocator allocator, vector[ChunkHandle]& out, cbool with_default) noexcept nogil:
+    list_releasable(allocator.pool, allocator.private_pools, with_default, out)
+
+
+cdef int run_callbacks(CachingAllocator allocator) except -1 with gil:
+    return allocator.observers.run_callbacks()
+
+
+cdef void count_wait(CachingAllocator allocator) noexcept nogil:
+    # Callers without the GIL count here, too.
+    allocator.acquire()
+    allocator.recorder.num_sync_all_streams += 1
+    allocator.lock.release()
+
+
+cdef int wait_for_all(CachingAllocator allocator) except -1 with gil:
+    count_wait(allocator)
+    return allocator.frees.drain(RECORD | QUERY | AGAIN | WAIT)      # also what the device failed for before
+
+
+cdef uint64_t empty_one_pool(CachingAllocator allocator, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
+    cdef vector[ChunkHandle] chunks
+    cdef vector[Region] regions
+    cdef uint64_t released
+    if allocator.segments.are_some():
+        return allocator.emptying.empty_pool(id)
+    # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
+    allocator.acquire()
+    list_whole(allocator.pool, id, SMALL, chunks)
+    list_whole(allocator.pool, id, LARGE, chunks)
+    released = take_out(allocator.pool, allocator.source, chunks, regions)
+    allocator.private_pools.drop_empty(allocator.pool, id)
+    allocator.lock.release()
+    allocator.source.give_back(regions, False)
+    return released
+
+
+cdef int wait_for_pool(CachingAllocator allocator, PoolId id) except -1:
+    """Waits for the streams that still use a pool's freed memory, and for no others."""
+    allocator.frees.drain(RECORD)
+    cdef vector[QueuedMark] marks
+    cdef QueuedMark mark
+    cdef TakenMark taken
+    allocator.fences.list_marks(marks)
+    for mark in marks:
+        if is_of_pool(allocator, mark.handle, id) and allocator.fences.wait_for(mark, &taken):
+            allocator.frees.finish_mark(&taken)
+    return 0
+
+
+cdef cbool is_of_pool(CachingAllocator allocator, ChunkHandle handle, PoolId id) noexcept:
+    # A lane that another thread opens moves the sets of bins.
+    allocator.acquire()
+    cdef Lane lane = allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane
+    allocator.lock.release()
+    return is_same_pool(pool_of(&lane), id)
+
+
 @cython.no_gc_clear
 cdef class CachingAllocator(Allocator):
     """PyTorch's caching allocator: free memory is kept by stream, small and large chunks apart.
@@ -388,7 +667,7 @@ cdef class CachingAllocator(Allocator):
         settings = replace(settings)    # checked again: an unpickled one was not
         self.mapped.check_settings(settings)
         cdef int i
-        cdef uint64_t oversize = self.oversize_of(settings)
+        cdef uint64_t oversize = oversize_of(self, settings)
         cdef uint64_t slack = settings.max_non_split_rounding
         cdef double threshold = settings.garbage_collection_threshold
         cdef TorchSizes sizes = self.pool.sizes
@@ -410,15 +689,10 @@ cdef class CachingAllocator(Allocator):
         self.oversize = oversize
         self.oversize_slack = slack
         self.threshold = threshold
-        self.resolve_collection()
+        resolve_collection(self)
         self.answer_all()
         self.lock.release()
         return 0
-
-    cdef uint64_t oversize_of(self, settings) except? 0xFFFFFFFFFFFFFFFF:
-        """Beside a plan large chunks stay whole: the next step needs them as they are."""
-        cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
-        return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if self.pool.plan != NULL else oversize
 
     cdef int pool_ended(self, pool) except -1:
         """PyTorch since 2.12 frees here what was put off of the pool, if the graph's structure is looked at."""
@@ -432,7 +706,7 @@ cdef class CachingAllocator(Allocator):
         return 0
 
     cdef int plan_changed(self) except -1:
-        cdef uint64_t oversize = self.oversize_of(self.applied)
+        cdef uint64_t oversize = oversize_of(self, self.applied)
         # Each set of bins has the new rules before another request looks at one.
         self.acquire()
         self.oversize = oversize
@@ -484,18 +758,10 @@ cdef class CachingAllocator(Allocator):
         self.limit = limit
         self.mapped.set_limit(limit, allowed)
         self.frees.count.add(1)         # so that threads that wait for memory look again
-        self.resolve_collection()
+        resolve_collection(self)
         self.answer_all()
         self.lock.release()
         return 0
-
-    cdef void resolve_collection(self) noexcept nogil:
-        cdef uint64_t counted_from = self.allowed
-        if counted_from == UNLIMITED and self.collect_without_limit:
-            counted_from = self.total_bytes
-        self.collects_above = UNLIMITED
-        if self.threshold > 0 and counted_from != UNLIMITED:
-            self.collects_above = <uint64_t>(self.threshold * <double>counted_from)
 
     cdef object settings_now(self):
         if self.applied is None:
@@ -518,7 +784,7 @@ cdef class CachingAllocator(Allocator):
         cdef PoolId pool = pool_of(&answers.lane)
         if answers.is_plan:
             return
-        if self.stitches and self.answer_for_pages(answers):
+        if self.stitches and answer_for_pages(self, answers):
             return
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
         answers.looks_in_ranges = expands and answers.ranges != 0
@@ -528,17 +794,6 @@ cdef class CachingAllocator(Allocator):
         answers.cuts_below = UNLIMITED if expands else self.oversize
         answers.oversize_slack = self.oversize_slack
         answers.ticks = self.collects_above != UNLIMITED and answers.kind == LARGE and is_default(pool)
-
-    cdef cbool answer_for_pages(self, BinSet* answers) noexcept nogil:
-        """Writes down the rules of a set of bins whose chunks lie in pages. Returns whether they do."""
-        if answers.lane.thread != IN_RANGES:
-            answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
-            answers.counts_pieces = not answers.is_range
-        if answers.is_range:
-            answers.split_remainder = MINIMUM_BLOCK
-            answers.oversize = answers.cuts_below = UNLIMITED
-            answers.ticks = 0
-        return answers.is_range
 
     cdef void answer_all(self) noexcept nogil:
         cdef uint32_t i
@@ -643,19 +898,19 @@ cdef class CachingAllocator(Allocator):
             self.tags.refuse_if_pool_sleeps(request.lane.pool)
         if request.refused:
             return 0
-        if self.observers.has_callbacks and not request.asking.without_gil and self.run_callbacks():
-            self.search(request, placed)
+        if self.observers.has_callbacks and not request.asking.without_gil and run_callbacks(self):
+            search(self, request, placed)
         if placed.handle == NO_CHUNK:
-            self.collect(request)
-            self.grow(request, placed, False)
+            collect(self, request)
+            grow(self, request, placed, False)
         if request.asking.fault or request.refused:
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
-            self.borrow(request, placed)
-        if placed.handle == NO_CHUNK and self.release_oversize(request):
-            self.grow(request, placed, False)
+            borrow(self, request, placed)
+        if placed.handle == NO_CHUNK and release_oversize(self, request):
+            grow(self, request, placed, False)
         if placed.handle == NO_CHUNK and not self.is_gated() and not is_in_capture(self, request):
-            self.release_and_retry(request, placed)
+            release_and_retry(self, request, placed)
         return 0
 
     cdef int place_where_refused(self, Request* request, Placement* placed) except -1 nogil:
@@ -663,38 +918,10 @@ cdef class CachingAllocator(Allocator):
         if request.asking.fault:
             return 0
         if not self.strict and self.is_gated() and not is_in_capture(self, request):
-            self.release_and_retry(request, placed)
+            release_and_retry(self, request, placed)
         if placed.handle == NO_CHUNK and self.search_again:
-            self.search(request, placed)
+            search(self, request, placed)
         return 0
-
-    cdef void search(self, Request* request, Placement* placed) noexcept nogil:
-        # Another thread may have freed memory, or closed the allocator, since the last look.
-        self.acquire()
-        if not self.is_closed:
-            self.fill(self.place(request), request, placed)
-        self.lock.release()
-
-    cdef int grow(self, Request* request, Placement* placed, cbool retry) except -1 nogil:
-        """Has the backing of the request grow (PyTorch's behaviour, 2.9)."""
-        cdef GrowingPool pool = GrowingPool(request.lane.pool[0], request.lane.pool[1])
-        cdef cbool noted = True, private = is_private(&request.lane)
-        self.acquire()
-        self.recorder.num_alloc_retries += retry
-        if private:
-            noted = self.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
-        self.lock.release()
-        if not noted:
-            placed.handle = NO_HOST_MEMORY
-            return 0
-        try:
-            return grow_backing(self, request, placed)
-        finally:
-            if private:
-                # The region is in the pool by now, or did not come.
-                self.acquire()
-                self.source.end_growing(pool)
-                self.lock.release()
 
     cdef uint64_t set_aside_for(self, Request* request) noexcept nogil:
         self.acquire()
@@ -702,7 +929,7 @@ cdef class CachingAllocator(Allocator):
         cdef uint64_t taken = self.source.taken()
         cdef cbool fits = self.source.set_bytes_aside(size, self.allowed, &request.blocked)
         self.lock.release()
-        return size if fits and not self.rejects(request, size, taken) else 0
+        return size if fits and not rejects(self, request, size, taken) else 0
 
     cdef int add_region(self, Request* request, Placement* placed) except -1 nogil:
         cdef Region block
@@ -733,45 +960,6 @@ cdef class CachingAllocator(Allocator):
         request.tag = 0     # it lies in the private pool
         return 0
 
-    cdef cbool rejects(self, Request* request, uint64_t size, uint64_t taken) noexcept nogil:
-        """Whether throw_on_cudamalloc_oom refuses a request, since the fraction of the settings has no room for the
-        `size` bytes of its region. Then these are not set aside any more."""
-        if size <= self.rejects_above and taken <= self.rejects_above - size:
-            return False
-        # What was set aside is given up before another thread finds the limit reached.
-        self.acquire()
-        self.source.set_aside -= size
-        self.recorder.num_oom_rejections += 1
-        self.lock.release()
-        request.refused = request.rejected = True
-        request.taken = taken
-        return True
-
-    cdef void borrow(self, Request* request, Placement* placed) noexcept nogil:
-        """Looks in the pools that lend to requests which would be refused (PyTorch's behaviour, 2.14)."""
-        cdef PoolId pool
-        cdef Lane lane
-        cdef BinSet rules
-        cdef uint32_t found
-        cdef ChunkHandle handle
-        self.acquire()
-        if is_default(pool_of(&request.lane)) and not self.is_closed:
-            for pool in self.private_pools.lenders:
-                lane = request.lane
-                put_in_pool(&lane, pool)
-                lane.thread &= ~IN_REGIONS      # a private pool has nothing else
-                found = self.pool.find_lane(&lane)
-                if found == NO_LANE or self.tags.tag_of(lane.pool) != 0:   # which sleeps, and the borrower would, too
-                    continue
-                rules = self.pool.bin_sets[found + is_large(request.rounded)]
-                self.answer(&rules, False)      # what lies in ranges is not lent
-                handle = self.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream, 0,
-                                               request.alignment, request.indexed)
-                if handle != NO_CHUNK:
-                    self.fill(handle, request, placed)
-                    break
-        self.lock.release()
-
     cdef cbool is_gated(self) noexcept nogil:
         """Whether no events are polled, frees of memory that other streams use are put off, and no request is tried
         again: in PyTorch 2.11, while any scope is open, on any thread or stream (PyTorch's behaviour, 0.3). Without
@@ -779,97 +967,6 @@ cdef class CachingAllocator(Allocator):
         return self.scopes_gate and self.private_pools.open_scopes.get() > 0
 
     # -- giving regions back ------------------------------------------------------------------------------------------
-
-    cdef int collect(self, Request* request) except -1 nogil:
-        """Gives back the oldest free regions where more than the threshold is taken (PyTorch's behaviour, 2.8)."""
-        cdef vector[ChunkHandle] candidates
-        cdef vector[Region] regions
-        # The threshold is compared and the regions are taken out at once: no thread is handed one that goes.
-        self.acquire()
-        cdef cbool collects = self.collects_above != UNLIMITED
-        cdef uint64_t taken = self.pool.counters.pool_bytes
-        if taken > self.collects_above and list_collectable(self.pool, self.strict, candidates):
-            collect_oldest(self.pool, candidates, taken - self.collects_above, regions)
-            self.source.forget(regions)
-        self.lock.release()
-        return self.release(request, regions) if collects else 0
-
-    cdef int release_oversize(self, Request* request) except -1 nogil:
-        """Gives oversize regions of the stream back, so that a new one fits (PyTorch's behaviour, 2.13). Returns
-        whether enough went back. What is free in a graph's pool is the graph's: upstream gives it back all the same."""
-        cdef vector[Region] regions
-        cdef cbool enough, limited
-        cdef uint32_t bin_set
-        if not self.strict and (is_in_capture(self, request) or (request.lane.pool[0] and not request.tag)):
-            return False
-        self.acquire()
-        limited = self.oversize != UNLIMITED
-        if limited:
-            bin_set = self.bin_set_of(request)
-            limited = bin_set != NO_LANE and self.pool.bin_sets[bin_set].oversize != UNLIMITED  # it is, in pages
-        enough = limited and choose_oversize(self.pool, bin_set, request.rounded, self.oversize, regions)
-        self.source.forget(regions)
-        self.lock.release()
-        if limited:
-            self.release(request, regions)
-        return enough
-
-    cdef int release_and_retry(self, Request* request, Placement* placed) except -1 nogil:
-        """Waits for other streams, gives cached regions back, and asks once more (PyTorch's behaviour, 2.5, step 7)."""
-        cdef cbool asked = False
-        if request.asking.without_gil:
-            self.count_wait()   # upstream counts it whether there is something to wait for or not
-        else:
-            self.wait_for_all()
-        if self.release_only_what_is_needed and self.release_some(request):
-            self.grow(request, placed, True)
-            asked = True
-        if placed.handle == NO_CHUNK:
-            self.release_all(request)
-            self.grow(request, placed, not asked)
-        return 0
-
-    cdef int release_some(self, Request* request) except -1 nogil:
-        """Gives back the one region, or the few large ones, whose bytes a new region needs. Returns whether
-        any went back."""
-        cdef vector[ChunkHandle] chunks, chosen
-        cdef vector[Region] regions
-        cdef uint64_t needed, taken
-        # What is missing, and what goes for it, is chosen at once, and nobody is handed what was chosen.
-        self.acquire()
-        needed = self.pool.sizes.segment_for(request.rounded)
-        taken = self.source.taken()
-        if self.allowed != UNLIMITED and needed <= self.allowed and taken > self.allowed - needed:
-            needed = taken - (self.allowed - needed)
-        self.list_what_may_go(chunks, self.may_release_default())
-        choose_enough(self.pool, chunks, needed, chosen)
-        take_out(self.pool, self.source, chosen, regions)
-        self.lock.release()
-        self.release(request, regions)
-        return regions.size() > 0
-
-    cdef int release_all(self, Request* request) except -1 nogil:
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        if not request.asking.without_gil and self.segments.are_some():
-            self.empty_in_turn(&request.asking.changes, self.may_release_default())
-            return 0
-        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
-        self.acquire()
-        self.list_what_may_go(chunks, self.may_release_default())
-        take_out(self.pool, self.source, chunks, regions)
-        self.private_pools.drop_empty(self.pool, default_pool())
-        self.source.take_unreturned(regions)
-        self.lock.release()
-        self.release(request, regions)
-        make_room(self, request, self.pool.sizes.segment_for(request.rounded))
-        return 0
-
-    cdef uint64_t empty_in_turn(self, uint64_t* changes, cbool with_default) except? 0xFFFFFFFFFFFFFFFF with gil:
-        return self.emptying.empty_all(with_default, self.strict, changes)
-
-    cdef cbool may_release_default(self) noexcept nogil:
-        return not (self.strict and self.is_gated())
 
     cdef str refused_by(self, Request* request):
         if request.rejected:
@@ -883,12 +980,6 @@ cdef class CachingAllocator(Allocator):
 
     cdef object against_pieces(self):
         return self.mapped.against_pieces() if self.sub_allocator.supports_virtual_memory else ""
-
-    cdef int release(self, Request* request, vector[Region]& regions) except -1 nogil:
-        """Returns what the pool has forgotten on behalf of a request."""
-        self.source.give_back(regions, request.asking.without_gil)
-        request.asking.changes += regions.size()
-        return 0
 
     def release_free_regions(self):
         """Give every wholly free region back, after waiting for the streams that use freed memory.
@@ -921,9 +1012,9 @@ cdef class CachingAllocator(Allocator):
         """
         cdef uint64_t changes = 0
         cdef bint captures = self.fences.is_in_capture(self.home_stream)
-        cdef cbool with_default = self.may_release_default() and not captures
+        cdef cbool with_default = may_release_default(self) and not captures
         if not captures and not (self.strict and self.is_gated()):
-            self.wait_for_all()
+            wait_for_all(self)
             self.frees.drain(QUERY | AGAIN)
         note_captured_streams(self)
         cdef int64_t mark = self.recorder.mark_release(self.pool, self.lock)
@@ -931,51 +1022,21 @@ cdef class CachingAllocator(Allocator):
         cdef Release before = self.pool.begin_release(mark)
         try:
             if self.segments.are_some():
-                return self.empty_in_turn(&changes, with_default)
-            released = self.release_whole(with_default)
+                return empty_in_turn(self, &changes, with_default)
+            released = release_whole(self, with_default)
             if self.planned is not None:
                 self.planned.give_back_empty()
             return released + (0 if captures else self.release_mapped())
         finally:
             self.pool.end_release(before)
 
-    cdef uint64_t release_whole(self, cbool with_default) except? 0xFFFFFFFFFFFFFFFF:
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        cdef uint64_t released
-        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
-        self.acquire()
-        self.list_what_may_go(chunks, with_default)
-        released = self.source.unreturned_bytes + take_out(self.pool, self.source, chunks, regions)
-        self.private_pools.drop_empty(self.pool, default_pool())
-        self.source.take_unreturned(regions)
-        self.lock.release()
-        self.source.give_back(regions, False)
-        return released
-
     cdef uint64_t release_mapped(self) except? 0xFFFFFFFFFFFFFFFF:
         return release_from_backings(self)
-
-    cdef void list_what_may_go(self, vector[ChunkHandle]& out, cbool with_default) noexcept nogil:
-        list_releasable(self.pool, self.private_pools, with_default, out)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
     cdef bint plays_alone(self) except -1:
         return not self.reasons.has(FREES_DEFERRED) and not self.observers.has_callbacks
-
-    cdef int run_callbacks(self) except -1 with gil:
-        return self.observers.run_callbacks()
-
-    cdef void count_wait(self) noexcept nogil:
-        # Callers without the GIL count here, too.
-        self.acquire()
-        self.recorder.num_sync_all_streams += 1
-        self.lock.release()
-
-    cdef int wait_for_all(self) except -1 with gil:
-        self.count_wait()
-        return self.frees.drain(RECORD | QUERY | AGAIN | WAIT)      # also what the device failed for before
 
     cdef int was_refused(self, Request* request) except -1:
         if request.rejected:
@@ -1268,48 +1329,13 @@ cdef class CachingAllocator(Allocator):
             if or_later:
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while another one is in use (PyTorch 2.11: strict)")
-        self.wait_for_pool(id)
+        wait_for_pool(self, id)
         note_captured_streams(self)
         before = self.pool.begin_release(self.recorder.mark_release(self.pool, self.lock, True))
         try:
-            return self.empty_one_pool(id)
+            return empty_one_pool(self, id)
         finally:
             self.pool.end_release(before)
-
-    cdef uint64_t empty_one_pool(self, PoolId id) except? 0xFFFFFFFFFFFFFFFF:
-        cdef vector[ChunkHandle] chunks
-        cdef vector[Region] regions
-        cdef uint64_t released
-        if self.segments.are_some():
-            return self.emptying.empty_pool(id)
-        # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
-        self.acquire()
-        list_whole(self.pool, id, SMALL, chunks)
-        list_whole(self.pool, id, LARGE, chunks)
-        released = take_out(self.pool, self.source, chunks, regions)
-        self.private_pools.drop_empty(self.pool, id)
-        self.lock.release()
-        self.source.give_back(regions, False)
-        return released
-
-    cdef int wait_for_pool(self, PoolId id) except -1:
-        """Waits for the streams that still use a pool's freed memory, and for no others."""
-        self.frees.drain(RECORD)
-        cdef vector[QueuedMark] marks
-        cdef QueuedMark mark
-        cdef TakenMark taken
-        self.fences.list_marks(marks)
-        for mark in marks:
-            if self.is_of_pool(mark.handle, id) and self.fences.wait_for(mark, &taken):
-                self.frees.finish_mark(&taken)
-        return 0
-
-    cdef cbool is_of_pool(self, ChunkHandle handle, PoolId id) noexcept:
-        # A lane that another thread opens moves the sets of bins.
-        self.acquire()
-        cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
-        self.lock.release()
-        return is_same_pool(pool_of(&lane), id)
 
 
 take_turns(CachingAllocator, b"")
