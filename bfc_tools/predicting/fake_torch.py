@@ -218,7 +218,9 @@ _AT_A_DISTANCE = frozenset(
 @functools.cache
 def _is_at_a_distance(func: Any) -> bool:
     # As numbers of another size, a view begins at another place.
-    return func._schema.name in _AT_A_DISTANCE and func is not torch.ops.aten.view.dtype
+    schema = getattr(func, "_schema", None)
+    known = schema is not None and schema.name in _AT_A_DISTANCE
+    return known and func is not torch.ops.aten.view.dtype
 
 
 def _is_few_numbers(real: Any) -> bool:
