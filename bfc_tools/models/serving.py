@@ -58,7 +58,9 @@ class Server:
         self.paged = Paged(layers, asked.block_size or BLOCK)
         self.pool = Pool(layers, asked.block_size or 1)
         self.is_vllm = asked.engine == "vllm"
-        share = "of the weights in 16 bits" if asked.weights is None else "as you say"
+        quantized = any("quantization_config" in one for one in (config, text_part(config)))
+        share = "of the weights as they are quantized" if quantized else "of the weights in 16 bits"
+        share = share if asked.weights is None else "as you say"
         self.taken = [Taken("weights", weights, weights, share)]
         outside = OUTSIDE if tp == 1 else OUTSIDE_OF_SEVERAL
         self.taken.append(Taken("outside PyTorch", *outside, "as public logs of others had it"))
