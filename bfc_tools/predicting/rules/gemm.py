@@ -187,14 +187,16 @@ def scaled_product(call: Call) -> Iterator[Workspace | Release]:
     seen="an H100 and an H200 with PyTorch 2.11",
 )
 def addmm(call: Call) -> Iterator[Workspace | Release]:
-    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough."""
+    """A product with a bias: cuBLASLt adds a row of it to a result that is large enough, and whose
+    rows lie without gaps: Inductor may write into one that has them."""
     bias, left, right = call.args[:3]
     row = len(bias.shape) == 1 and bias.shape[0] == right.shape[1] and is_contiguous(bias)
     sizes = right.shape if call.release.adds_bias_to_one_row else (*left.shape, *right.shape)
     large = all(size > 1 for size in sizes)
     yield from _matrices(call)
     plain = argument(call, "beta", 1) == 1 and argument(call, "alpha", 1) == 1
-    if row and large and plain:
+    out = call.kwargs.get("out")
+    if row and large and plain and (out is None or is_contiguous(out)):
         yield from _lt(call)
     else:
         yield cublas(call)

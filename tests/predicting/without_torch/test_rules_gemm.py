@@ -77,6 +77,12 @@ def test_a_bias_shares_it_from_2_12_to_2_14(monkeypatch: pytest.MonkeyPatch) -> 
     assert of(made) == [0, 8519680, 4 * MIB]
 
 
+def test_a_bias_of_a_result_with_gaps_is_added_by_cublas() -> None:
+    """As Inductor's programs have it where it widens rows to whole 128 bytes."""
+    out = Shape((64, 16), strides=(32, 1))
+    assert of(call(ADDMM, BIAS, A, B, beta=1, alpha=1, torch=(2, 15), out=out)) == [0, 8519680]
+
+
 def test_a_bias_has_one_beside_that_of_the_handle_until_2_11(monkeypatch) -> None:
     """As an H200 has it with 2.11: both are kept."""
     made = call(ADDMM, BIAS, A, B, beta=1, alpha=1, torch=(2, 11))
