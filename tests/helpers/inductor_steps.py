@@ -34,7 +34,7 @@ def train(model, give, end=lambda: None):
 MLP = (
     compiled_models.MLP
     + """
-train(nn.Sequential(*[Block(256) for _ in range(3)]).cuda(), lambda: [numbers(32, 256)])
+train(nn.Sequential(*[Block(260) for _ in range(3)]).cuda(), lambda: [numbers(32, 260)])
 """
 )
 TRANSFORMER = (

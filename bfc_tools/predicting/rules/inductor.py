@@ -74,8 +74,25 @@ def without_a_gpu(recorder: Any) -> Iterator[None]:
         patch.object(folder, "run", _folded(folder.run)),
         patch.object(fuse_attention, attention, torch.nn.functional.scaled_dot_product_attention),
         patch.object(graph.GraphLowering, "_compile_to_module", run),
+        contextlib.ExitStack() as stack,
     ):
+        count = "get_num_model_outputs"
+        if hasattr(torch._inductor.compile_fx, count):
+            found = _outputs_of_the_program(getattr(torch._inductor.compile_fx, count))
+            stack.enter_context(patch.object(torch._inductor.compile_fx, count, found))
         yield
+
+
+def _outputs_of_the_program(build: Callable[[Any], int]) -> Callable[[Any], int]:
+    """What a graph returns to the program, and does not keep for the backward pass. Inductor would
+    count the outputs of Dynamo's graph, which there is none of; of others it may widen rows."""
+
+    def count(graph: Any) -> int:
+        context = torch._guards.TracingContext.try_get()
+        metadata = None if context is None else context.fw_metadata
+        return build(graph) if metadata is None else int(metadata.num_outputs)
+
+    return count
 
 
 def asked(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
