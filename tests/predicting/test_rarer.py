@@ -578,10 +578,19 @@ def test_transformers_finds_one_sequence_in_each_row(monkeypatch: pytest.MonkeyP
     masks = types.ModuleType("transformers.masking_utils")
     masks.find_packed_sequence_indices = lambda positions: positions
     monkeypatch.setitem(sys.modules, masks.__name__, masks)
+    found = []
+
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        found.append(masks.find_packed_sequence_indices(7))
+        return x * 2
+
     with bfc.predict("a100") as run:
+        torch.compile(compiled, backend="aot_eager")(torch.ones(4, device="cuda"))
+        assert set(found) == {7}, "it has a mask, since it cannot look"
+        assert "rows of several sequences (transformers)" not in assumed(run)
         assert masks.find_packed_sequence_indices(7) is None
     assert masks.find_packed_sequence_indices(7) == 7
-    assert [one["value"] for one in run.assumptions] == ["none"]
+    assert assumed(run)["rows of several sequences (transformers)"] == "none"
 
 
 def test_transformers_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:

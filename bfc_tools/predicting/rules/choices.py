@@ -265,15 +265,19 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
     """transformers takes a program on fake tensors for one that is traced, and makes masks that a
     GPU would not be given: those of ones are left out there, for other kernels of attention. It
     looks at the positions of a batch for rows of several sequences, too: no row has more than one.
+    What is compiled does not look, and gets a mask.
     """
     name, asks = "find_packed_sequence_indices", "is_fake_tensor"
 
     def replace(module: Any) -> None:
         build: Any = getattr(module, name, None)
 
-        def find(*args: Any, **kwargs: Any) -> None:
+        def find(*args: Any, **kwargs: Any) -> Any:
+            found = build(*args, **kwargs)
+            if torch.compiler.is_compiling():
+                return found
             recorder.assume("rows of several sequences (transformers)", "none")
-            build(*args, **kwargs)
+            return None
 
         if build is not None:
             stack.enter_context(patch.object(module, name, find))
