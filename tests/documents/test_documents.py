@@ -121,10 +121,12 @@ WITH_TORCH = {
             "cuda_module",
             "even_choices",
             "fake_torch",
+            "generation",
             "hooks",
             "host_numbers",
             "known_values",
             "legacy_types",
+            "lengths",
             "real_values",
             "recorder",
         )
