@@ -126,7 +126,7 @@ class Operator:
     """What is known of an operator, looked up once."""
 
     __slots__ = (
-        *("after", "amend", "answer", "before", "between", "composed", "computes", "follows"),
+        *("after", "answer", "before", "between", "composed", "computes", "follows"),
         *("in_place", "is_plain", "kernel", "mutates", "name", "of_numbers", "order", "spec"),
         *("targets", "unknowable", "writes"),
     )
@@ -142,13 +142,13 @@ class Operator:
         self.targets = _targets(schema) if self.mutates else None
         self.composed = _composed_by(func, spec)
         self.after, self.before, self.between = spec.after, spec.before, spec.between
-        self.answer, self.kernel, self.amend = spec.answer, spec.kernel, spec.amend
+        self.answer, self.kernel = spec.answer, spec.kernel
         self.order = spec.order
         in_the_open = spec.composition is not None or body_of(schema.name) is not None
         self.unknowable = None if in_the_open else unknowable(schema.name)
         self.follows = follows(schema.name)
         self.computes = _computes(func)
-        rules = self.answer or self.kernel or self.amend or self.composed
+        rules = self.answer or self.kernel or self.composed
         #: Whether it allocates its results, and nothing else.
         self.is_plain = not (rules or self.after or self.before or self.between)
         #: Whether it makes or changes one tensor, of known numbers where it is given such.
@@ -408,8 +408,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if result is not None:
                 return result
         try:
-            result = func(*args, **kwargs)
-            return result if known.amend is None else known.amend(result)
+            return func(*args, **kwargs)
         except (
             NotImplementedError,
             UnsupportedOperatorException,

@@ -53,7 +53,9 @@ class TorchRelease:
     #: (ATen/native/transformers/sdp_utils_cpp.h, normalize_unbatched_input).
     attends_without_batch: bool
     #: Whether the memory-efficient kernel knows heads that share keys and values
-    #: (ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, q_heads_per_kv).
+    #: (ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, q_heads_per_kv), and
+    #: whether its seed and offset lie on the GPU if nothing is dropped: 2.15 has them there on the
+    #: emulated driver, 2.11 has not. Those who measured 2.14 had them (issue 197838).
     shares_heads_efficiently: bool
     #: Whether one head of keys and values is that of all queries without `enable_gqa`
     #: (sdp_utils_cpp.h, supports_mqa). PyTorch 2.15 itself says so of these three.

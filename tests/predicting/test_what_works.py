@@ -313,6 +313,19 @@ def test_causal_biases_take_the_gpu_s_kernels() -> None:
     assert max(sizes(run)) < 2 * 8 * 256 * 1024 * 4  # no scores
 
 
+@pytest.mark.parametrize(
+    ("as_torch", "dropout", "bytes_"), [("2.11", 0.0, 0), ("2.15", 0.0, 1024), ("2.15", 0.1, 0)]
+)
+def test_the_efficient_kernel_keeps_its_seeds(as_torch: str, dropout: float, bytes_: int) -> None:
+    """Of which nothing is drawn without dropout: since 2.14 they lie on the GPU then."""
+    with bfc.predict("t4", as_torch=as_torch):
+        x = torch.empty(2, 8, 64, 32, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        made = torch.nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+        sums = 2 * 8 * 64 * 4
+        assert torch.cuda.memory_allocated() - before == made.nbytes + sums + bytes_
+
+
 def test_a_mask_of_booleans_is_padded_for_the_efficient_kernel() -> None:
     with bfc.predict("a100") as run:
         query, mask = heads(), torch.ones(2, 1, 128, 127, dtype=torch.bool, device="cuda")

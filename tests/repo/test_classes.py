@@ -32,7 +32,7 @@ ABOVE = {
     "bfc_slow_models.torch_model.TorchModel": (64, 26),
     "bfc_tools.predicting.memory.Memory": (0, 35),
     "bfc_tools.predicting.recorder.Recorder": (0, 24),
-    "bfc_tools.predicting.rules.operators.Spec": (0, 24),  # a row of a table
+    "bfc_tools.predicting.rules.operators.Spec": (0, 23),  # a row of a table
     "bfc_tools.study.logs.refusal.LoggedRanOut": (0, 23),  # a message, as it was read
     "bfc_torch_opencl.device_module.DeviceFunctions": (62, 0),  # torch.cuda has as many
 }

@@ -15,7 +15,7 @@ from typing import Any
 from bfc.libraries import torch
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.rules.interface import Call, Release, Workspace
-from bfc_tools.predicting.rules.operators import amend, before, file, kernel, order, rule
+from bfc_tools.predicting.rules.operators import before, file, kernel, order, rule
 from bfc_tools.predicting.rules.tensors import argument, div_up, is_contiguous, nbytes, type_name
 
 FLASH_API_MHA_BWD = file(
@@ -24,6 +24,7 @@ FLASH_API_MHA_BWD = file(
 ATTENTION_BACKWARD = file("ATen/native/transformers/cuda/attention_backward.cu", read="2.6.0")
 ATTENTION = file("ATen/native/transformers/cuda/attention.cu", read="2.6.0")
 SEEN = "an H200 with cuDNN 9.19"
+SEEN_ON_DRIVER = "the emulated driver, with PyTorch 2.11 and 2.15"
 
 FLOAT = 4
 #: The rows of a block of FlashAttention, which its buffers are rounded to.
@@ -142,12 +143,22 @@ def efficient(call: Call) -> Iterator[Workspace | Release]:
         yield Workspace(batch * heads * queries * head * FLOAT, what="output in 32 bits")
 
 
-@amend("aten::_scaled_dot_product_efficient_attention", source=ATTENTION)
-def efficient_results(results: Any) -> Any:
-    """The state of the random numbers lies on the host."""
-    output, sums, *_ = results
-    seed, offset = (torch.empty((), dtype=torch.int64, device="cpu") for _ in range(2))
+@kernel(
+    "aten::_scaled_dot_product_efficient_attention",
+    source=ATTENTION,
+    seen=SEEN_ON_DRIVER,
+)
+def efficient_results(call: Call) -> Any:
+    """The state of the random numbers lies on the host, or, since 2.14, on the GPU if nothing is
+    dropped."""
+    output, sums, *_ = call.func(*call.args, **call.kwargs)
+    on_gpu = call.release.shares_heads_efficiently and not argument(call, "dropout_p")
+    place = output.device if on_gpu else "cpu"
+    seed, offset = (torch.empty((), dtype=torch.int64, device=place) for _ in range(2))
     return output, sums, seed, offset
+
+
+order({"aten::_scaled_dot_product_efficient_attention": (2, 3, 0, 1)}, seen=SEEN_ON_DRIVER)
 
 
 # the state of the random numbers first; from attention.cu and ATen/native/cudnn/MHA.cpp

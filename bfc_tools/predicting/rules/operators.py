@@ -98,8 +98,6 @@ class Spec:
     compressed: Kernel | None = None
     #: Whether it allocates nothing for a sparse tensor, or is computed by others.
     passes_sparse: bool = False
-    #: Given what it returns for fake tensors, what it returns on a GPU.
-    amend: Callable[[Any], Any] | None = None
     #: The places of its results in the order in which its kernel allocates them; others come last.
     order: tuple[int, ...] = ()
     #: Whether PyTorch computes it by others, on every device: its kernel is
@@ -210,7 +208,7 @@ def answer(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F
 
 
 def kernel(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F], F]:
-    """Registers what operators return, where PyTorch says nothing for fake tensors."""
+    """Registers what operators return, where fake tensors get nothing, or something else."""
     return _registers("kernel", "returns", operators, source, seen)
 
 
@@ -222,11 +220,6 @@ def sparse(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F
 def compressed(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F], F]:
     """Registers the same for tensors of compressed rows or columns."""
     return _registers("compressed", "of compressed tensors", operators, source, seen)
-
-
-def amend(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F], F]:
-    """Registers how results differ on a GPU from those of fake tensors."""
-    return _registers("amend", "returns on a GPU", operators, source, seen)
 
 
 def composition(*operators: str, source: Sources = (), seen: str = "") -> Callable[[F], F]:

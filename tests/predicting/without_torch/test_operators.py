@@ -43,7 +43,7 @@ def test_each_fact_says_where_it_is_from() -> None:
 #: tensors that are laid out otherwise.
 SUBJECTS = (
     ("after", "before", "between"),
-    ("kernel", "composition", "amend"),
+    ("kernel", "composition"),
     ("answer",),
     ("sparse",),
     ("compressed",),
