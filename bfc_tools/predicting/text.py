@@ -121,8 +121,11 @@ def _compiled(found: Prediction) -> Iterator[str]:
         yield f"compiled   {one['name']}: {told}"
     least = found.least_requested if any(one["why"] for one in found.compiled) else 0
     if least:
-        told = format_bytes(least)
-        yield f"           whatever is fused, {told} are live: parameters, gradients and states"
+        most = format_bytes(found.peak_requested)
+        yield (
+            f"           live between {format_bytes(least)} (parameters, gradients and states, "
+            f"whatever is fused) and mostly {most} (nothing is)"
+        )
 
 
 def _changes(found: Prediction) -> Iterator[str]:
