@@ -161,8 +161,6 @@ cdef class Allocator(ChunkAllocator):
     host has no memory for the bookkeeping; nothing has changed then.
     """
 
-    # -- what a policy overrides --------------------------------------------------------------------------------------
-
     # -- allocate -----------------------------------------------------------------------------------------------------
 
     def allocate_raw(self, nbytes, stream=None, *, alignment=None, freed_before=None, allocation_end=None):
@@ -812,8 +810,6 @@ cdef class Allocator(ChunkAllocator):
         """How many references a pool has; 0 if it is not known."""
         return self.pool_uses.count_references(id_of(pool))
 
-    # -- where a hit is not enough ------------------------------------------------------------------------------------
-
     # -- free ---------------------------------------------------------------------------------------------------------
 
     def deallocate_raw(self, ptr):
@@ -1327,8 +1323,6 @@ cdef class Allocator(ChunkAllocator):
         if owned is not None:
             owned.nbytes = size
         return True
-
-    # -- what a buffer asks -------------------------------------------------------------------------------------------
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
