@@ -20,7 +20,6 @@ cdef enum:
     NO_CHUNK = 0xFFFFFFFF           # nothing fits, or no neighbour
     NO_HOST_MEMORY = 0xFFFFFFFE     # the bookkeeping could not grow; nothing has changed
     MINIMUM_SIZE = 256              # every chunk starts at a multiple of this
-    RECENT_REGIONS = 64             # copies, 2 KiB: see order_by_age
 
 cdef enum ChunkState:
     DELETED                         # a record on the slot list
@@ -55,12 +54,6 @@ cdef enum:
     TRACED = 0x2000                 # Python's tracemalloc knows of it
     OWNER_SHIFT = 16                # from this bit up: its owner's number while it is in use or WAITING; 0: nobody
     MARKS = 0xFFFF2000              # TRACED and the owner: the bits that are cleared when the chunk goes out of use
-
-cdef struct Region:
-    uint64_t ptr
-    uint64_t end
-    ChunkHandle first               # the chunk at ptr; merges keep the left handle, so it never changes
-    uint32_t number                 # rises from each region to the next one that comes; see Pool.prefers_older
 
 cdef extern from "pool_sets.hpp" namespace "bfc" nogil:
     cdef cppclass PoolSets:
@@ -449,12 +442,6 @@ cdef struct BinSet:                 # a policy's answer: where a request may loo
     cbool asleep                    # its ranges have no memory now, and are not counted as reserved
     uint64_t is_plan                # 1: its regions are those of plans. 128 bytes in all: an index is a shift
 
-cdef struct End:                    # where there are two ends: one of them, or the gap
-    Bins* bins
-    uint64_t turns                  # with all bits set, the best of free chunks of one size is at the highest address
-    uint64_t slack                  # a hole is kept whole if less is left over
-    uint64_t gap_slack              # and so is the gap
-
 cdef struct Counters:               # TensorFlow's AllocatorStats; where PyTorch's are kept see Pool.totals
     int64_t num_allocs
     uint64_t bytes_in_use           # whole chunks, not what was asked for
@@ -521,60 +508,98 @@ cdef struct Release:                # a call that empties the cache, in its thre
     int64_t number                  # the allocation_id in the history of segments that it frees; or 0
 
 
+cdef extern from "pool_parts.hpp" namespace "bfc" nogil:
+    cdef struct Region:
+        uint64_t ptr
+        uint64_t end
+        ChunkHandle first
+        uint32_t number
+
+    cdef struct End:
+        Bins* bins
+        uint64_t turns
+        uint64_t slack
+        uint64_t gap_slack
+
+    cdef cppclass ChunkRecords:
+        void* block
+        size_t skipped
+        size_t capacity
+        ChunkHandle free_slot
+        int64_t next_allocation_id
+        uint64_t unchecked
+
+    enum:
+        RECENT_REGIONS "bfc::RegionOrder::kRecent"
+
+    cdef cppclass RegionOrder:
+        uint32_t next_number
+        cbool prefers_older
+        cbool by_number
+        Region recent[RECENT_REGIONS]
+
+    cdef cppclass Lanes:
+        PoolSets pool_sets
+        uint32_t last
+        uint32_t next_reopened
+        uint32_t kept
+
+    cdef cppclass Times:
+        void* counter
+        uint64_t safe_frontier
+        vector[ChunkHandle] timestamped
+        cbool notes_frees
+        uint64_t clock
+
+    cdef cppclass PoolBooks:
+        Usage* usage
+        PoolUsage* pool_usage
+        History* history
+        OwnedBytes owned
+
+    cdef cppclass ChangedChunks:
+        vector[uint64_t] bits
+        cbool any
+
+    cdef cppclass PoolPlans:
+        PlanServer* current
+        cbool rest
+        vector[PlanServer*] all
+
+    cdef cppclass TwoEnds:
+        End ends[3]
+        uint64_t shared_begin
+        uint64_t shared_end
+
+
 @cython.final
 cdef class Pool:
-    cdef void* chunk_block              # from realloc; `chunks` begins at the first cache line in it
     cdef Chunk* chunks
-    cdef size_t skipped                 # the bytes of the block before `chunks`
     cdef size_t chunk_count
-    cdef size_t chunk_capacity
+    cdef ChunkRecords records           # the memory of `chunks`
     cdef uint64_t granularity           # a power of two from MINIMUM_SIZE on: what BFC rounds sizes up to
-    cdef ChunkHandle free_slot
     cdef Starts starts                  # the chunks in use by address, except those of a replay in progress
     cdef vector[BinSet] bin_sets
     cdef cmap[uint64_t, Region] regions  # by end address
-    cdef uint32_t next_number           # of a region
-    cdef cbool prefers_older            # of free chunks of one size, that of the oldest region is the best fit
-    cdef cbool by_number                # and the regions' addresses do not tell their ages: see order_of
-    cdef Region recent[RECENT_REGIONS]  # copies of regions that were looked up by address, by that address
-    cdef OwnedBytes owned               # the bytes in use by the owner's number
+    cdef RegionOrder order
     cdef PendingFrees pending           # frees that were left to a later call: it has room for one a chunk
-    cdef int64_t next_allocation_id
     cdef Counters counters
     cdef SharedCounter timing_counter   # None: frees have no timestamp
-    cdef void* timing
-    cdef uint64_t safe_frontier
-    cdef uint64_t unchecked             # changes since a debug build's last check
-    cdef vector[ChunkHandle] timestamped
-    cdef Usage* usage                   # with lanes: PyTorch's counts. NULL: all chunks are in one set of bins
-    cdef PoolUsage* pool_usage          # with lanes: what private pools hold; else NULL
-    cdef History* history               # NULL: nothing is recorded
-    cdef cbool notes_frees              # whether there is a timing counter or a history: for the policy without counts
+    cdef Times times
+    cdef PoolBooks books
     cdef TorchSizes sizes
-    cdef uint64_t clock                 # counts searches, where a policy needs the age of free chunks
-    cdef PoolSets pool_sets             # the lanes of each private pool, and of the default one: half of their indices
-    cdef uint32_t last_lane
-    cdef uint32_t next_reopened         # the pair at which the search for one that may be reopened goes on
-    cdef uint32_t kept_lane             # memory is being mapped for it: meanwhile no other lane may reuse its record
+    cdef Lanes lanes
     cdef uint32_t features              # what applies of COUNTS, OPTIONS and PAGED
     cdef PoolPages pages                # the pages with several addresses; None: there are none
-    cdef vector[uint64_t] changed       # a bit a chunk: handed out or freed, and its range's bitmap does not know it
-    cdef cbool has_changed              # whether any of the bits is set
-    cdef PlanServer* plan               # serves requests that come as planned; NULL: there is none
-    cdef cbool plan_rests               # a hit takes no place: a graph that is captured would write there later
-    cdef vector[PlanServer*] plans      # that one, and earlier ones that blocks still lie in
-    cdef End ends[3]                    # by the set of bins
-    cdef uint64_t shared_begin          # the region that both ends share, as it came; 0: there is none
-    cdef uint64_t shared_end            # no request from the lower end reaches beyond it
+    cdef ChangedChunks changed
+    cdef PoolPlans plans
+    cdef TwoEnds two_ends
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1
     cdef uint32_t find_lane(self, Lane* lane) noexcept nogil
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil
-    cdef uint32_t next_to_reopen(self) noexcept nogil
-    cdef cbool open_pair(self) noexcept nogil
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
-    cdef cbool can_reopen(self, uint32_t pair) noexcept nogil
     cdef Release begin_release(self, int64_t number) noexcept nogil
     cdef void end_release(self, Release before) noexcept nogil
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil
@@ -589,78 +614,18 @@ cdef class Pool:
                                  uint64_t freed_before, uint64_t alignment, cbool indexed) noexcept nogil
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil
-    cdef ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
-                                       uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
-                                       uint32_t features) noexcept nogil
-    cdef ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint32_t bin_set, uint64_t rounded,
-                             uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
-                             uint32_t features) noexcept nogil
     cdef ChunkHandle hand_out(self, Counters* counters, BinSet* wanted, ChunkHandle handle, uint64_t rounded,
                               uint64_t requested, uint64_t stream, cbool indexed, uint32_t features) noexcept nogil
-    cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil
-    cdef cbool free_and_merge(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil
-    cdef ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                cbool indexed, uint32_t features) noexcept nogil
-    cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
-    cdef ChunkHandle hand_out_place(self, PlanServer* plan, ChunkHandle handle, uint32_t index, uint64_t rounded,
-                                    uint64_t requested, uint64_t stream, cbool indexed,
-                                    uint32_t features) noexcept nogil
-    cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
-                              cbool indexed) noexcept nogil
-    cdef ChunkHandle hand_out_room(self, PlanServer* plan, uint32_t index, int64_t offset, uint64_t rounded,
-                                   uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil
-    cdef cbool free_place(self, ChunkHandle handle) noexcept nogil
-    cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil
-    cdef PlanServer* plan_in(self, uint32_t bin_set, int* region) noexcept nogil
-    cdef uint32_t set_of_region(self, PlanServer* plan, int region) noexcept nogil
-    cdef void give_to_plan(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil
-    cdef void read_length(self, uint32_t index, uint64_t requested) noexcept nogil
-    cdef cbool add_plan(self, PlanServer* plan) noexcept nogil
-    cdef uint32_t open_plan_set(self, size_t number) noexcept nogil
-    cdef void close_plan_sets(self, PlanServer* plan) noexcept nogil
-    cdef uint32_t bind_stream(self, uint64_t stream) noexcept nogil
-    cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil
-    cdef void point_places(self, PlanServer* plan, int region) noexcept nogil
-    cdef void drop_plan(self, PlanServer* plan) noexcept nogil
-    cdef void forget_blocks(self, Region* region) noexcept nogil
-    cdef void end_use(self, ChunkHandle handle) noexcept nogil
-    cdef cbool list_places(self, PlanServer* plan, int region, vector[uint32_t]& out) noexcept nogil
-    cdef void count_place_freed(self, Chunk* chunk, cbool was_waiting, uint32_t features) noexcept nogil
-    cdef size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally,
-                             uint32_t features) noexcept nogil
-    cdef uint64_t play_planned_free(self, ChunkHandle handle, uint32_t features) noexcept nogil
-    cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil
-    cdef void note_change(self, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef ChunkHandle find_elsewhere(self, Counters* counters, uint32_t bin_set, uint64_t rounded, uint64_t requested,
-                                    uint64_t stream) noexcept nogil
-    cdef cbool free_view(self, Counters* counters, ChunkHandle handle) noexcept nogil
-    cdef void free_in_range(self, Counters* counters, BinSet* owner, ChunkHandle handle) noexcept nogil
-    cdef void count_and_free(self, Counters* counters, BinSet* owner, ChunkHandle handle, cbool was_waiting,
-                             uint32_t features) noexcept nogil
-    cdef void give_pages_back(self, Counters* counters, BinSet* owner, ChunkHandle handle, uint64_t ptr,
-                              uint64_t size) noexcept nogil
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil
     cdef void unindex_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
-                                FreeChunk& found) noexcept nogil
     cdef void prefetch_neighbours(self, ChunkHandle handle) noexcept nogil
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef cbool free_plain_chunk(self, ChunkHandle handle) noexcept nogil
-    cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
-    cdef size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                          uint32_t features) noexcept nogil
-    cdef uint64_t play_free(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil
-    cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
-    cdef void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil
-    cdef uint64_t used_now(self) noexcept nogil
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef ChunkHandle allocate_in_range(self, Lane* lane, uint64_t requested) noexcept nogil
     cdef cbool free_plain(self, uint64_t ptr) noexcept nogil
     cdef cbool free_unshared(self, ChunkHandle handle) noexcept nogil
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil
     cdef cbool enter_region(self, Region region) noexcept nogil
-    cdef cbool order_by_number(self) noexcept nogil
-    cdef uint64_t order_by_age(self, uint64_t ptr) noexcept nogil
     cdef uint64_t order_of(self, ChunkHandle handle, cbool options) noexcept nogil
     cdef cbool add_region(self, uint64_t ptr, uint64_t size, uint32_t bin_set, cbool join) noexcept nogil
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
@@ -690,33 +655,27 @@ cdef class Pool:
     cdef void unlist_free_chunk(self, BinSet* owner, ChunkHandle handle) noexcept nogil
     cdef void split_chunk(self, Bins* bins, ChunkHandle handle, uint64_t size, uint64_t freed_at_count,
                           cbool options) noexcept nogil
-    cdef void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil
     cdef void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil
     cdef ChunkHandle try_to_coalesce(self, Bins* bins, ChunkHandle handle, cbool ignore_timestamps,
                                      cbool options) noexcept nogil
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil
 
-    cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1
-    cdef ChunkHandle allocate_at_ends(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
-                                      uint64_t stream, uint64_t freed_before, uint64_t alignment,
-                                      cbool indexed) noexcept nogil
-    cdef ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded, uint64_t requested,
-                                     uint64_t stream, uint64_t freed_before, uint64_t alignment,
-                                     cbool indexed) noexcept nogil
-    cdef cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
-                           uint64_t alignment) noexcept nogil
-    cdef ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
-                               uint64_t alignment) noexcept nogil
-    cdef ChunkHandle carve_high(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
-                                uint64_t alignment) noexcept nogil
-    cdef void list_at_ends(self, ChunkHandle handle) noexcept nogil
-    cdef void unlist_at_ends(self, ChunkHandle handle) noexcept nogil
-    cdef void return_to_gap(self, ChunkHandle handle) noexcept nogil
-    cdef ChunkHandle coalesce_at_ends(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
-    cdef cbool may_join_at_ends(self, ChunkHandle one, ChunkHandle other, cbool ignore_timestamps) noexcept nogil
-    cdef BinSet* counted_with(self, uint32_t bin_set) noexcept nogil
-    cdef cbool has_two_records(self) noexcept nogil
-    cdef ChunkHandle cut_chunk(self, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil
+
+cdef int use_ends(Pool pool, const uint64_t* slack, const cbool* descends) except -1
+cdef void list_at_ends(Pool pool, ChunkHandle handle) noexcept nogil
+cdef void unlist_at_ends(Pool pool, ChunkHandle handle) noexcept nogil
+cdef void return_to_gap(Pool pool, ChunkHandle handle) noexcept nogil
+cdef ChunkHandle coalesce_at_ends(Pool pool, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+cdef size_t play(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
+cdef TimelineRow row_after(Pool pool, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
+cdef ChunkHandle take_place(Pool pool, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
+                            cbool indexed, uint32_t features) noexcept nogil
+cdef ChunkHandle hand_out_place(Pool pool, PlanServer* plan, ChunkHandle handle, uint32_t index, uint64_t rounded,
+                                uint64_t requested, uint64_t stream, cbool indexed,
+                                uint32_t features) noexcept nogil
+cdef PlanServer* plan_of(Pool pool, ChunkHandle handle) noexcept nogil
+cdef void forget_blocks(Pool pool, Region* region) noexcept nogil
+cdef ChunkHandle take_planned(Pool pool, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
 
 
 cdef inline uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:

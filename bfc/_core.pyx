@@ -151,11 +151,11 @@ cdef inline cbool take_at_end(Pool pool, Bins* among, uint32_t end, uint64_t rou
     """Takes the best fit for an end out of its bins. Needs a reserve() before it: what does not fit goes back."""
     if not among.pop_best_fit(rounded, found):
         return False
-    if pool.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+    if fits_at_end(pool, end, found.handle, rounded, freed_before, alignment):
         return True
     among.insert(found.size, found.order, found.handle)
     while among.lower_bound(found.size, found.order + 1, found):
-        if pool.fits_at_end(end, found.handle, rounded, freed_before, alignment):
+        if fits_at_end(pool, end, found.handle, rounded, freed_before, alignment):
             among.erase(found.size, found.order)
             return True
     return False
@@ -199,28 +199,6 @@ cdef inline void look_ahead(Events* events, Chunk* chunks, size_t chunk_count, s
     prefetch(&chunks[chunk.next if chunk.next < chunk_count else 0])
 
 
-cdef ChunkHandle take_records(Pool pool, size_t count) noexcept nogil:
-    """Takes so many unused records that follow each other from the list of them. NO_CHUNK: there are none, and nothing
-    has changed."""
-    cdef ChunkHandle handle = pool.free_slot, first, following
-    cdef ChunkHandle* link = &pool.free_slot
-    cdef size_t found = 0, end = 0
-    while end < pool.chunk_count and found < count:
-        found = found + 1 if pool.chunks[end].state == DELETED else 0
-        end += 1
-    if count == 0 or found < count:
-        return NO_CHUNK
-    first = <ChunkHandle>(end - count)
-    while handle != NO_CHUNK:
-        following = pool.chunks[handle].next
-        if handle < first or handle >= end:
-            link[0] = handle
-            link = &pool.chunks[handle].next
-        handle = following
-    link[0] = NO_CHUNK
-    return first
-
-
 cdef class PoolPages:
     """What a pool asks of its pages that have several addresses: `allocators/_pages.pyx` keeps them, above this file.
     It is asked at a miss, at a free in a view, and when a page of small chunks becomes free. Needs the lock."""
@@ -248,9 +226,6 @@ cdef class Pool:
 
     def __cinit__(self):
         self.granularity = MINIMUM_SIZE
-        self.free_slot = NO_CHUNK
-        self.next_allocation_id = 1
-        self.kept_lane = NO_LANE
         if not self.grow_chunks():
             raise MemoryError
 
@@ -259,13 +234,13 @@ cdef class Pool:
         for bin_set in self.bin_sets:
             del bin_set.bins
             del bin_set.bitmap
-        del self.usage
-        del self.pool_usage
-        del self.history
+        del self.books.usage
+        del self.books.pool_usage
+        del self.books.history
         cdef PlanServer* plan
-        for plan in self.plans:
+        for plan in self.plans.all:
             del plan
-        free(self.chunk_block)
+        free(self.records.block)
 
     # -- sets of bins -------------------------------------------------------------------------------------------------
 
@@ -280,39 +255,39 @@ cdef class Pool:
 
     cdef int use_lanes(self) except -1:
         """From now on keeps chunks of different lanes and kinds apart, and counts as PyTorch does."""
-        self.usage = new Usage()
+        self.books.usage = new Usage()
         self.features |= COUNTS
-        self.pool_usage = new PoolUsage()
+        self.books.pool_usage = new PoolUsage()
         return 0
 
     cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
         """The index of the lane's set of bins for small chunks, or NO_LANE. Its set for large ones has the next index.
 
         A program asks for the same one again and again, and a pool has few."""
-        cdef uint32_t i = self.last_lane
+        cdef uint32_t i = self.lanes.last
         if i < self.bin_sets.size() and is_same_lane(&self.bin_sets[i].lane, lane):
             return i
-        i = self.pool_sets.first(lane.pool)
+        i = self.lanes.pool_sets.first(lane.pool)
         while i != NO_PAIR:
             if is_same_lane(&self.bin_sets[2 * i].lane, lane):
-                self.last_lane = 2 * i
+                self.lanes.last = 2 * i
                 return 2 * i
-            i = self.pool_sets.next(i)
+            i = self.lanes.pool_sets.next(i)
         return NO_LANE
 
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
         """Opens a lane, reusing the record of one without regions if it finds one. NO_LANE: the host is out of memory.
         """
-        cdef uint32_t i = self.next_to_reopen(), kind, ranges
+        cdef uint32_t i = next_to_reopen(self), kind, ranges
         cdef BinSet* opened
         if i == NO_LANE:
             i = <uint32_t>self.bin_sets.size()
-            if not self.open_pair():
+            if not open_pair(self):
                 return NO_LANE
         ranges = self.bin_sets[i].ranges or self.bin_sets[i + 1].ranges
-        if ranges and not self.pool_sets.enter(ranges // 2, lane.pool):
+        if ranges and not self.lanes.pool_sets.enter(ranges // 2, lane.pool):
             return NO_LANE
-        if not self.pool_sets.enter(i // 2, lane.pool):
+        if not self.lanes.pool_sets.enter(i // 2, lane.pool):
             return NO_LANE
         for kind in range(2):
             opened = &self.bin_sets[i + kind]
@@ -324,56 +299,16 @@ cdef class Pool:
                 self.bin_sets[opened.ranges].lane.thread = IN_RANGES
         return i
 
-    cdef uint32_t next_to_reopen(self) noexcept nogil:
-        """A lane whose record may be reused, or NO_LANE. Of many lanes it looks at some, and next time at the next."""
-        cdef uint32_t pairs = <uint32_t>self.bin_sets.size() // 2, looked, pair
-        for looked in range(min(pairs, <uint32_t>PAIRS_LOOKED_AT)):
-            pair = (looked if pairs <= PAIRS_LOOKED_AT else self.next_reopened + looked) % pairs
-            if self.can_reopen(2 * pair):
-                self.next_reopened = pair + 1
-                return 2 * pair
-        self.next_reopened += min(pairs, <uint32_t>PAIRS_LOOKED_AT)
-        return NO_LANE
-
-    cdef cbool can_reopen(self, uint32_t pair) noexcept nogil:
-        """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
-        default pool are the first pair for good, and with two ends the second one, too."""
-        cdef uint32_t kind, ranges
-        if pair == self.kept_lane or (pair == 0 and not self.features & (COUNTS | PAGED)):
-            return False
-        if pair == GAP and self.features & ENDS:
-            return False
-        for kind in range(2):
-            ranges = self.bin_sets[pair + kind].ranges
-            if self.bin_sets[pair + kind].regions or (ranges and self.bin_sets[ranges].regions):
-                return False
-        return self.bin_sets[pair].lane.thread != IN_RANGES
-
-    cdef cbool open_pair(self) noexcept nogil:
-        """Adds a set of bins for small chunks, and one for large ones. False: the host is out of memory."""
-        cdef size_t before = self.bin_sets.size()
-        cdef uint32_t kind
-        cdef BinSet opened
-        for kind in range(2):
-            opened = bin_set_of(new_bins(), kind)
-            if opened.bins == NULL or not try_push_back(self.bin_sets, opened):
-                del opened.bins
-                while self.bin_sets.size() > before:
-                    del self.bin_sets.back().bins
-                    self.bin_sets.pop_back()
-                return False
-        return True
-
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil:
         """The set of bins for the chunks in ranges of the same lane and kind; a new one, if need be. NO_LANE: the host
         is out of memory."""
         cdef uint32_t pair = bin_set & ~<uint32_t>1, added = <uint32_t>self.bin_sets.size(), kind
         if self.bin_sets[bin_set].ranges == 0:
-            if not self.open_pair():
+            if not open_pair(self):
                 return NO_LANE
-            if not self.pool_sets.enter(added // 2, self.bin_sets[pair].lane.pool):
+            if not self.lanes.pool_sets.enter(added // 2, self.bin_sets[pair].lane.pool):
                 return NO_LANE      # the new pair stays, to be reopened
-            self.features |= OPTIONS if self.usage != NULL else 0
+            self.features |= OPTIONS if self.books.usage != NULL else 0
             for kind in range(2):
                 self.bin_sets[pair + kind].ranges = added + kind
                 self.bin_sets[added + kind].lane = self.bin_sets[pair].lane
@@ -385,12 +320,14 @@ cdef class Pool:
     cdef void note(self, uint32_t action, Chunk* chunk, uint64_t size) noexcept nogil:
         """Adds an entry about a chunk to the history."""
         cdef Lane* lane = &self.bin_sets[chunk.bin_set].lane
-        cdef cbool is_of_chunk = self.usage == NULL and action <= HISTORY_FREE_COMPLETED   # streams may share a lane
+        # Streams may share a lane.
+        cdef cbool is_of_chunk = self.books.usage == NULL and action <= HISTORY_FREE_COMPLETED
         cdef int64_t number = chunk.allocation_id
         if (action == HISTORY_SEGMENT_FREE or action == HISTORY_SEGMENT_UNMAP) and releasing == <const void*>self:
             number = release_number or number
-        self.history.add(HistoryRecord(chunk.ptr, size, chunk.stream if is_of_chunk else lane.stream,
-                                       [lane.pool[0], lane.pool[1]], 0, number, action, chunk.state >> OWNER_SHIFT))
+        self.books.history.add(HistoryRecord(chunk.ptr, size, chunk.stream if is_of_chunk else lane.stream,
+                                             [lane.pool[0],
+                                              lane.pool[1]], 0, number, action, chunk.state >> OWNER_SHIFT))
 
     cdef Release begin_release(self, int64_t number) noexcept nogil:
         """From now on the history shows what this thread frees as the work of this call. Returns what was before, for
@@ -410,9 +347,9 @@ cdef class Pool:
         """Sets the owner of a chunk that was just handed out: a number that `owned` knows, or 0 for nobody."""
         if owner == 0:
             return
-        self.owned.give(&self.chunks[handle], owner)
-        if self.history != NULL:
-            self.history.set_owner(self.chunks[handle].allocation_id, owner)
+        self.books.owned.give(&self.chunks[handle], owner)
+        if self.books.history != NULL:
+            self.books.history.set_owner(self.chunks[handle].allocation_id, owner)
 
     cdef void note_free(self, Chunk* chunk) noexcept nogil:
         """Adds to the history that a chunk has become free."""
@@ -430,64 +367,10 @@ cdef class Pool:
         address known to handle_of; a caller that keeps the handle does not need that.
         """
         if self.features == 0:
-            return self.find_and_hand_out(&self.counters, bin_set, rounded, requested, stream, freed_before, indexed, 0)
-        return self.find_and_hand_out(&self.counters, bin_set, rounded, requested, stream, freed_before, indexed,
-                                      self.features)
-
-    cdef inline ChunkHandle find_and_hand_out(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
-                                              uint64_t requested, uint64_t stream, uint64_t freed_before,
-                                              cbool indexed, uint32_t features) noexcept nogil:
-        """`counters`, here and below: the pool's, or a loop's copy, which can be in registers. `features`: the pool's,
-        or a compile-time constant where a caller knows them."""
-        return self.find_by(counters, &self.bin_sets[bin_set], bin_set, rounded, requested, stream, freed_before,
-                            indexed, features)
-
-    cdef inline ChunkHandle find_by(self, Counters* counters, BinSet* wanted, uint32_t bin_set, uint64_t rounded,
-                                    uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
-                                    uint32_t features) noexcept nogil:
-        cdef FreeChunk found, in_ranges
-        if features & ENDS and bin_set <= UPPER_END:
-            return self.allocate_at_ends(counters, bin_set, rounded, requested, stream, freed_before, 0, indexed)
-        if not self.reserve(wanted.bins) or (indexed and not self.starts.reserve()):
-            return NO_HOST_MEMORY
-        if features & OPTIONS and wanted.looks_in_ranges:
-            wanted = self.find_in_ranges_too(wanted, rounded, &in_ranges)   # not &found: it should stay in registers
-            if wanted == NULL:
-                return in_ranges.handle
-            found = in_ranges
-        elif freed_before == 0:
-            if features & OPTIONS:
-                self.clock += wanted.ticks
-            if not wanted.bins.pop_best_fit(rounded, found):
-                return NO_CHUNK
-            if features & OPTIONS and found.size >= wanted.oversize and (
-                    rounded < wanted.oversize or found.size - rounded >= wanted.oversize_slack):
-                wanted.bins.insert(found.size, found.order, found.handle)     # put back: no other fit is smaller
-                return NO_CHUNK
-        elif not self.pop_freed_before(wanted.bins, rounded, freed_before, found):
-            return NO_CHUNK
-        if indexed:
-            self.starts.prefetch_slot(found.order)      # the address, mostly
-        return self.hand_out(counters, wanted, found.handle, rounded, requested, stream, indexed, features)
-
-    cdef BinSet* find_in_ranges_too(self, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
-        """Takes the best fit among a lane's chunks, in regions and in ranges, out of its bin. Returns the set of bins
-        that held it. NULL: the handle in `found` says why there is none."""
-        cdef BinSet* ranges = &self.bin_sets[wanted.ranges]
-        cdef int where
-        found.handle = NO_HOST_MEMORY
-        if not ranges.bins.reserve():
-            return NULL
-        self.clock += wanted.ticks
-        where = find_in_both(wanted.bins[0], ranges.bins[0], self.chunks, NO_CHUNK, UNMAPPED, rounded, found[0])
-        if where == 2:
-            wanted = ranges
-        if where == 0 or (found.size >= wanted.oversize and (rounded < wanted.oversize
-                                                             or found.size - rounded >= wanted.oversize_slack)):
-            found.handle = NO_CHUNK
-            return NULL
-        wanted.bins.erase(found.size, found.order)
-        return wanted
+            return find_and_hand_out(self, &self.counters, bin_set, rounded, requested, stream, freed_before, indexed,
+                                     0)
+        return find_and_hand_out(self, &self.counters, bin_set, rounded, requested, stream, freed_before, indexed,
+                                 self.features)
 
     cdef ChunkHandle allocate_aligned(self, uint32_t bin_set, uint64_t rounded, uint64_t requested, uint64_t stream,
                                       uint64_t freed_before, uint64_t alignment, cbool indexed) noexcept nogil:
@@ -497,8 +380,8 @@ cdef class Pool:
         if alignment == 0:
             return self.allocate_chunk(bin_set, rounded, requested, stream, freed_before, indexed)
         if self.features & ENDS and bin_set <= UPPER_END:
-            return self.allocate_at_ends(&self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
-                                         indexed)
+            return allocate_at_ends(self, &self.counters, bin_set, rounded, requested, stream, freed_before, alignment,
+                                    indexed)
         return self.allocate_by(&self.bin_sets[bin_set], rounded, requested, stream, freed_before, alignment, indexed)
 
     cdef ChunkHandle allocate_by(self, BinSet* wanted, uint64_t rounded, uint64_t requested, uint64_t stream,
@@ -506,12 +389,12 @@ cdef class Pool:
         """Like allocate_aligned, by the rules in `wanted`: those of a set of bins, or a copy of them that was changed
         for this one search."""
         if alignment == 0:
-            return self.find_by(&self.counters, wanted, NO_LANE, rounded, requested, stream, freed_before, indexed,
-                                self.features)
+            return find_by(self, &self.counters, wanted, NO_LANE, rounded, requested, stream, freed_before, indexed,
+                           self.features)
         cdef FreeChunk found
         cdef ChunkHandle aligned
         cdef uint64_t before = 0
-        if not self.has_two_records() or not wanted.bins.reserve() or (indexed and not self.starts.reserve()):
+        if not has_two_records(self) or not wanted.bins.reserve() or (indexed and not self.starts.reserve()):
             return NO_HOST_MEMORY
         cdef cbool some = wanted.bins.lower_bound(rounded, 0, found)
         while some:
@@ -526,9 +409,9 @@ cdef class Pool:
         if before == 0:
             return self.hand_out(&self.counters, wanted, found.handle, rounded, requested, stream, indexed,
                                  self.features)
-        if self.usage != NULL:
-            self.usage.came_apart(wanted.kind, found.size, self.chunks[found.handle].prev != NO_CHUNK
-                                  or self.chunks[found.handle].next != NO_CHUNK)
+        if self.books.usage != NULL:
+            self.books.usage.came_apart(wanted.kind, found.size, self.chunks[found.handle].prev != NO_CHUNK
+                                        or self.chunks[found.handle].next != NO_CHUNK)
         self.split_chunk(wanted.bins, found.handle, before, self.chunks[found.handle].freed_at_count, True)
         aligned = self.chunks[found.handle].next
         self.remove_free_chunk_from_bin(wanted.bins, aligned, True)
@@ -540,155 +423,6 @@ cdef class Pool:
     # XLA's spatial partitioning (TensorFlow's behaviour, 2.17). Free memory of an end is a hole in its bins. What is
     # free between the ends is the gap, alone in the bins of its own set. The set of a chunk, in use or free, is
     # upstream's tag.
-
-    cdef int use_ends(self, const uint64_t* slack, const cbool* descends) except -1:
-        """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
-        `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
-        cdef uint32_t i
-        for _ in range(4):      # the last is no chunk's: its rule splits nothing
-            self.add_bin_set(UNLIMITED, False)
-        for i in range(UPPER_END + 1):
-            self.ends[i] = End(self.bin_sets[i].bins, ~<uint64_t>0 if descends[i] else 0, slack[i], slack[GAP + i])
-        self.ends[GAP].bins = self.bin_sets[GAP].bins
-        self.features |= OPTIONS | ENDS
-        return 0
-
-    cdef inline ChunkHandle allocate_at_ends(self, Counters* counters, uint32_t end, uint64_t rounded,
-                                             uint64_t requested, uint64_t stream, uint64_t freed_before,
-                                             uint64_t alignment, cbool indexed) noexcept nogil:
-        """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
-        """
-        if end == LOWER_END:    # the compiler makes two copies of it, each without further branches on the end
-            return self.allocate_at_end(counters, LOWER_END, rounded, requested, stream, freed_before, alignment,
-                                        indexed)
-        return self.allocate_at_end(counters, UPPER_END, rounded, requested, stream, freed_before, alignment, indexed)
-
-    cdef inline ChunkHandle allocate_at_end(self, Counters* counters, uint32_t end, uint64_t rounded,
-                                            uint64_t requested, uint64_t stream, uint64_t freed_before,
-                                            uint64_t alignment, cbool indexed) noexcept nogil:
-        cdef FreeChunk found
-        cdef uint64_t slack = self.ends[end].slack
-        # The gap needs no node: it is alone in its bins.
-        if (alignment and not self.has_two_records()) or not self.reserve(self.ends[end].bins) or (
-                indexed and not self.starts.reserve()):
-            return NO_HOST_MEMORY
-        if not take_at_end(self, self.ends[end].bins, end, rounded, freed_before, alignment, found):
-            if not take_at_end(self, self.ends[GAP].bins, end, rounded, freed_before, alignment, found):
-                return NO_CHUNK
-            slack = self.ends[end].gap_slack
-        if end == LOWER_END:
-            found.handle = self.carve_low(found.handle, slack, rounded, alignment)
-        else:
-            found.handle = self.carve_high(found.handle, slack, rounded, alignment)
-        return self.hand_out(counters, &self.bin_sets[GAP + 1], found.handle, rounded, requested, stream, indexed,
-                             OPTIONS | ENDS | CARVED)
-
-    cdef inline cbool fits_at_end(self, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
-                                  uint64_t alignment) noexcept nogil:
-        """Whether a free chunk that is large enough is so behind an aligned address, too."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef uint64_t start = chunk.ptr
-        if freed_before and freed_before < chunk.freed_at_count:
-            return False
-        if alignment:
-            start = round_up(start, alignment)
-            if start + rounded > chunk.ptr + chunk.size:
-                return False
-        return end == UPPER_END or start + rounded <= self.shared_end
-
-    cdef inline ChunkHandle carve_low(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
-                                      uint64_t alignment) noexcept nogil:
-        """The part of a free chunk, in no bin now, that a request from the lower end gets. What lies before it becomes
-        a hole of that end; what lies behind stays what it was."""
-        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, before = 0, size, left
-        cdef ChunkHandle rest
-        if alignment:
-            before = round_up(self.chunks[handle].ptr, alignment) - self.chunks[handle].ptr
-        if before:
-            rest = self.cut_chunk(handle, before, freed_at)
-            self.chunks[handle].bin_set = LOWER_END
-            self.list_at_ends(handle)
-            handle = rest
-        size = min(self.chunks[handle].size, self.shared_end - self.chunks[handle].ptr)
-        left = size - rounded
-        if left >= slack or left >= rounded:
-            size = rounded
-        if self.chunks[handle].size > size:
-            self.list_at_ends(self.cut_chunk(handle, size, freed_at))
-        self.chunks[handle].bin_set = LOWER_END
-        return handle
-
-    cdef inline ChunkHandle carve_high(self, ChunkHandle handle, uint64_t slack, uint64_t rounded,
-                                       uint64_t alignment) noexcept nogil:
-        """The part of a free chunk, in no bin now, that a request from the upper end gets. What lies before it stays
-        what it was; what lies behind becomes a hole of that end."""
-        cdef uint64_t freed_at = self.chunks[handle].freed_at_count, ptr = self.chunks[handle].ptr, first = ptr
-        cdef uint64_t before, left
-        cdef ChunkHandle rest
-        if alignment:
-            first = round_up(ptr, alignment)
-        before = self.chunks[handle].size - rounded
-        left = before - (first - ptr)
-        if alignment:
-            before = ((ptr + before) & ~(alignment - 1)) - ptr
-        if left < slack and left < rounded:
-            before = first - ptr
-        if before:
-            rest = self.cut_chunk(handle, before, freed_at)
-            self.list_at_ends(handle)
-            handle = rest
-        self.chunks[handle].bin_set = UPPER_END
-        if alignment:
-            left = self.chunks[handle].size - rounded
-            if left and (left >= slack or left >= rounded):
-                self.list_at_ends(self.cut_chunk(handle, rounded, freed_at))
-        return handle
-
-    cdef inline void list_at_ends(self, ChunkHandle handle) noexcept nogil:
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef End* owner = &self.ends[chunk.bin_set]
-        owner.bins.insert(chunk.size, chunk.ptr ^ owner.turns, handle)
-
-    cdef inline void unlist_at_ends(self, ChunkHandle handle) noexcept nogil:
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef End* owner = &self.ends[chunk.bin_set]
-        owner.bins.erase(chunk.size, chunk.ptr ^ owner.turns)
-
-    cdef inline void return_to_gap(self, ChunkHandle handle) noexcept nogil:
-        """Lets a chunk of an end that has become free belong to the gap if nothing of its end lies between the two."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef ChunkHandle towards = chunk.next if chunk.bin_set == LOWER_END else chunk.prev
-        if towards != NO_CHUNK and self.chunks[towards].bin_set == chunk.bin_set:
-            return
-        # a region of the upper end alone has no gap: there is nothing of another end in it
-        if towards != NO_CHUNK or self.shared_begin <= chunk.ptr < self.shared_end:
-            chunk.bin_set = GAP
-
-    cdef inline ChunkHandle coalesce_at_ends(self, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
-        """As try_to_coalesce. Holes of one end stay such; anything else that merges becomes the gap."""
-        cdef ChunkHandle right = self.chunks[handle].next, left = self.chunks[handle].prev
-        if not ignore_timestamps and self.chunks[handle].freed_at_count > 0:
-            return handle
-        if right != NO_CHUNK and self.may_join_at_ends(handle, right, ignore_timestamps):
-            self.unlist_at_ends(right)
-            if self.chunks[right].bin_set != self.chunks[handle].bin_set:
-                self.chunks[handle].bin_set = GAP
-            self.merge(handle, right)
-        if left != NO_CHUNK and self.may_join_at_ends(handle, left, ignore_timestamps):
-            self.unlist_at_ends(left)
-            if self.chunks[left].bin_set != self.chunks[handle].bin_set:
-                self.chunks[left].bin_set = GAP
-            self.chunks[left].requested_size = self.chunks[handle].requested_size
-            self.merge(left, handle)
-            return left
-        return handle
-
-    cdef inline cbool may_join_at_ends(self, ChunkHandle one, ChunkHandle other,
-                                       cbool ignore_timestamps) noexcept nogil:
-        """Two parts of the gap always join: upstream ends the process where it finds itself with two gaps."""
-        return self.chunks[other].state == FREE and (
-            ignore_timestamps or self.chunks[other].freed_at_count == 0
-            or (self.chunks[one].bin_set == GAP and self.chunks[other].bin_set == GAP))
 
     cdef ChunkHandle allocate_this(self, ChunkHandle handle, uint64_t rounded, uint64_t requested, uint64_t stream,
                                    cbool indexed) noexcept nogil:
@@ -716,18 +450,18 @@ cdef class Pool:
         else:
             is_cut = left >= wanted.split_remainder or (wanted.split_at_twice and left >= rounded)
         if is_cut:
-            self.split_chunk(wanted.bins, handle, rounded, self.clock if features & COUNTS else chunk.freed_at_count,
-                             features & OPTIONS)
+            self.split_chunk(wanted.bins, handle, rounded,
+                             self.times.clock if features & COUNTS else chunk.freed_at_count, features & OPTIONS)
             if features & PAGED:
-                self.note_change(wanted, chunk.next)
+                note_change(self, wanted, chunk.next)
         elif features & COUNTS and was_piece:
-            self.usage.piece_used_up(wanted.kind)
+            self.books.usage.piece_used_up(wanted.kind)
         if features & PAGED:
-            self.note_change(wanted, handle)
+            note_change(self, wanted, handle)
         chunk.requested_size = requested
         chunk.stream = stream
-        chunk.allocation_id = self.next_allocation_id
-        self.next_allocation_id += 1
+        chunk.allocation_id = self.records.next_allocation_id
+        self.records.next_allocation_id += 1
         chunk.state = IN_USE
         if indexed:
             chunk.state = IN_USE | INDEXED
@@ -739,21 +473,12 @@ cdef class Pool:
             counters.bytes_in_use += chunk.size
             counters.peak_bytes_in_use = max(counters.peak_bytes_in_use, counters.bytes_in_use)
             return handle
-        self.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
+        self.books.usage.handed_out(wanted.kind, chunk.size, requested, left if is_cut else 0, was_piece, counts_pieces)
         if features & OPTIONS and chunk.size >= wanted.oversize:
-            self.usage.oversize_allocations.raise_by(1)
-        if self.history != NULL:
+            self.books.usage.oversize_allocations.raise_by(1)
+        if self.books.history != NULL:
             self.note(HISTORY_ALLOC, chunk, requested)
         return handle
-
-    cdef cbool pop_freed_before(self, Bins* bins, uint64_t rounded, uint64_t freed_before,
-                                FreeChunk& found) noexcept nogil:
-        cdef cbool some = bins.lower_bound(rounded, 0, found)
-        while some and freed_before < self.chunks[found.handle].freed_at_count:
-            some = bins.lower_bound(found.size, found.order + 1, found)
-        if some:
-            bins.erase(found.size, found.order)
-        return some
 
     cdef cbool index_chunk(self, ChunkHandle handle) noexcept nogil:
         """Makes a chunk's address known to handle_of. False: the host is out of memory."""
@@ -776,131 +501,7 @@ cdef class Pool:
 
     cdef cbool free_chunk(self, ChunkHandle handle) noexcept nogil:
         """Gives a chunk in use back. False: the host is out of memory, and nothing has changed."""
-        return self.free_and_merge(&self.counters, handle, self.features)
-
-    cdef inline cbool free_plain_chunk(self, ChunkHandle handle) noexcept nogil:
-        """The same, made for what a call mostly frees: a chunk that is in use, and no more. It has been taken out of
-        the table of starts."""
-        if self.chunks[handle].state & ~<uint32_t>INDEXED == IN_USE and not self.notes_frees:
-            if self.features == 0:
-                return self.free_and_merge(&self.counters, handle, PLAIN)
-            if self.features == COUNTS:
-                return self.free_and_merge(&self.counters, handle, PLAIN | COUNTS)
-        self.chunks[handle].state &= ~<uint32_t>INDEXED
-        return self.free_chunk(handle)
-
-    cdef inline cbool free_and_merge(self, Counters* counters, ChunkHandle handle,
-                                     uint32_t features) noexcept nogil:
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
-        if not features & PLAIN and chunk.state & PLANNED:
-            return self.free_place(handle)
-        if features & PAGED and owner.is_range and owner.bitmap == NULL:
-            return self.free_view(counters, handle)
-        if not owner.bins.reserve():
-            return False
-        if not features & (COUNTS | PLAIN) and self.notes_frees and not self.write_down_free(handle):
-            return False
-        if not features & PLAIN:
-            self.owned.take_back(chunk)
-            self.unindex_chunk(handle)
-        cdef cbool was_waiting = not features & PLAIN and chunk.state & STATE == WAITING
-        if was_waiting:
-            counters.bytes_waiting -= chunk.size
-        if features & COUNTS:
-            self.count_and_free(counters, owner, handle, was_waiting, features)
-            return True
-        counters.bytes_in_use -= chunk.size
-        chunk.allocation_id = -1
-        chunk.state = FREE
-        if features & PAGED and owner.bitmap != NULL:
-            self.free_in_range(counters, owner, handle)
-        elif not features & PLAIN and self.timing != NULL:
-            chunk.freed_at_count = (<SharedCounter>self.timing).next_count()
-            self.insert_free_chunk_into_bin(owner.bins, handle, features & ENDS)
-        elif features & ENDS and (features & PLAIN or chunk.bin_set <= UPPER_END):
-            self.return_to_gap(handle)
-            self.list_at_ends(self.coalesce_at_ends(handle, True))
-        else:
-            self.insert_free_chunk_into_bin(owner.bins, self.try_to_coalesce(owner.bins, handle, True, False), False)
-        return True
-
-    cdef cbool write_down_free(self, ChunkHandle handle) noexcept nogil:
-        """Writes down a free under BFC's policy: in the queue of timestamps, and in the history. False: the host is
-        out of memory, and nothing has changed."""
-        cdef cbool listed = self.timing == NULL or try_push_back(self.timestamped, handle)
-        if listed and self.history != NULL:
-            self.note_free(&self.chunks[handle])
-        return listed
-
-    cdef inline void note_change(self, BinSet* owner, ChunkHandle handle) noexcept nogil:
-        """Notes that a chunk was handed out or freed: the bitmap of its range follows when somebody reads it. Most
-        requests are hits, and need to know nothing of pages. Of small chunks nothing is noted."""
-        self.changed[handle >> 6] |= <uint64_t>owner.kind << (handle & 63)
-        self.has_changed = True
-
-    cdef inline ChunkHandle find_elsewhere(self, Counters* counters, uint32_t bin_set, uint64_t rounded,
-                                           uint64_t requested, uint64_t stream) noexcept nogil:
-        self.counters = counters[0]
-        cdef ChunkHandle handle = self.pages.find_elsewhere(bin_set, rounded, requested, stream, False)
-        counters[0] = self.counters
-        return handle
-
-    cdef inline cbool free_view(self, Counters* counters, ChunkHandle handle) noexcept nogil:
-        self.counters = counters[0]
-        cdef cbool done = self.pages.free_view(handle)
-        counters[0] = self.counters
-        return done
-
-    cdef inline void free_in_range(self, Counters* counters, BinSet* owner, ChunkHandle handle) noexcept nogil:
-        cdef uint64_t ptr = self.chunks[handle].ptr, size = self.chunks[handle].size
-        handle = self.try_to_coalesce(owner.bins, handle, True, False)
-        self.insert_free_chunk_into_bin(owner.bins, handle, False)
-        self.give_pages_back(counters, owner, handle, ptr, size)
-
-    cdef inline void give_pages_back(self, Counters* counters, BinSet* owner, ChunkHandle handle, uint64_t ptr,
-                                     uint64_t size) noexcept nogil:
-        """Notes that these bytes, now a part of a free chunk, have become free. If pages of small chunks may have
-        become wholly free, they go back at once to where they come from."""
-        if owner.kind != SMALL:
-            self.note_change(owner, handle)
-        elif self.chunks[handle].size >= owner.bitmap.page_size():
-            self.counters = counters[0]
-            self.pages.move_back(handle, ptr, size)
-            counters[0] = self.counters
-
-    cdef inline void count_and_free(self, Counters* counters, BinSet* owner, ChunkHandle handle, cbool was_waiting,
-                                    uint32_t features) noexcept nogil:
-        """The rest of a free where PyTorch's counts are kept."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef uint64_t ptr = chunk.ptr, size = chunk.size, requested = chunk.requested_size
-        cdef ChunkHandle right = chunk.next, left = chunk.prev
-        cdef int neighbours = 0
-        if features & OPTIONS and not was_waiting and size >= owner.oversize:
-            self.usage.oversize_allocations.lower(1)
-        if self.history != NULL:
-            self.note_free(chunk)
-        chunk.allocation_id = -1
-        chunk.state = FREE
-        if right != NO_CHUNK and self.chunks[right].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, right, features & OPTIONS)
-            self.join(handle, right)
-            neighbours = 1
-        if left != NO_CHUNK and self.chunks[left].state == FREE:
-            self.remove_free_chunk_from_bin(owner.bins, left, features & OPTIONS)
-            self.chunks[left].requested_size = requested
-            self.join(left, handle)
-            handle = left
-            neighbours += 1
-        chunk = &self.chunks[handle]
-        chunk.freed_at_count = self.clock
-        self.insert_free_chunk_into_bin(owner.bins, handle, features & OPTIONS)
-        cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
-        cdef cbool counts_pieces = not features & OPTIONS or owner.counts_pieces
-        is_piece &= counts_pieces
-        self.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting, counts_pieces)
-        if features & PAGED and owner.bitmap != NULL:
-            self.give_pages_back(counters, owner, handle, ptr, size)
+        return free_and_merge(self, &self.counters, handle, self.features)
 
     cdef void restart_peaks(self) noexcept nogil:
         self.counters.peak_bytes_in_use = self.counters.bytes_in_use
@@ -910,9 +511,9 @@ cdef class Pool:
         """The counters. Under PyTorch's policy some of them are computed from `usage`."""
         cdef Counters totals = self.counters
         cdef Gauge gauge
-        if self.usage != NULL:
-            totals.num_allocs = self.usage.read(ACTIVE, BOTH_KINDS).allocated
-            gauge = self.usage.read(ACTIVE_BYTES, BOTH_KINDS)
+        if self.books.usage != NULL:
+            totals.num_allocs = self.books.usage.read(ACTIVE, BOTH_KINDS).allocated
+            gauge = self.books.usage.read(ACTIVE_BYTES, BOTH_KINDS)
             totals.bytes_in_use = <uint64_t>gauge.current
             totals.peak_bytes_in_use = <uint64_t>gauge.peak
         return totals
@@ -923,11 +524,11 @@ cdef class Pool:
         cdef Chunk* chunk = &self.chunks[handle]
         self.unindex_chunk(handle)
         chunk.state = WAITING | (chunk.state & (MARKS | PLANNED))
-        if self.usage != NULL:
-            self.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
+        if self.books.usage != NULL:
+            self.books.usage.given_up(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
-                self.usage.oversize_allocations.lower(1)
-        if self.history != NULL:
+                self.books.usage.oversize_allocations.lower(1)
+        if self.books.history != NULL:
             self.note(HISTORY_FREE_REQUESTED, chunk, chunk.requested_size)
         chunk.allocation_id = -1
         self.counters.bytes_waiting += chunk.size
@@ -941,10 +542,10 @@ cdef class Pool:
             chunk.state |= INDEXED
         chunk.allocation_id = allocation_id
         self.counters.bytes_waiting -= chunk.size
-        if self.usage != NULL:
-            self.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
+        if self.books.usage != NULL:
+            self.books.usage.owned_again(self.bin_sets[chunk.bin_set].kind, chunk.size)
             if chunk.size >= self.bin_sets[chunk.bin_set].oversize:
-                self.usage.oversize_allocations.raise_by(1)
+                self.books.usage.oversize_allocations.raise_by(1)
 
     cdef ChunkHandle handle_of(self, uint64_t ptr) noexcept nogil:
         """The chunk in use that starts at `ptr`, or NO_CHUNK."""
@@ -953,23 +554,23 @@ cdef class Pool:
     cdef ChunkHandle allocate_in_lane(self, Lane* lane, uint64_t requested) noexcept nogil:
         """A chunk for a request, if one of the lane's free chunks fits. Else NO_CHUNK, and nothing has changed."""
         cdef uint64_t rounded = self.sizes.round(requested)
-        cdef uint64_t clock = self.clock
+        cdef uint64_t clock = self.times.clock
         cdef ChunkHandle handle = NO_CHUNK
         cdef uint32_t bin_set
-        if self.plan != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
-            return self.take_planned(rounded, requested, lane.stream)
+        if self.plans.current != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
+            return take_planned(self, rounded, requested, lane.stream)
         bin_set = self.find_lane(lane)
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
             if self.features == COUNTS:
-                handle = self.find_and_hand_out(&self.counters, bin_set, rounded, requested, lane.stream, 0, True,
-                                                COUNTS)
+                handle = find_and_hand_out(self, &self.counters, bin_set, rounded, requested, lane.stream, 0, True,
+                                           COUNTS)
             else:
                 handle = self.allocate_chunk(bin_set, rounded, requested, lane.stream, 0, True)
             if handle == NO_CHUNK and self.pages is not None:
                 handle = self.pages.find_elsewhere(bin_set, rounded, requested, lane.stream, True)
         if handle >= NO_HOST_MEMORY:
-            self.clock = clock      # the caller searches again, and that search counts
+            self.times.clock = clock      # the caller searches again, and that search counts
             return NO_CHUNK
         return handle
 
@@ -978,8 +579,8 @@ cdef class Pool:
         cdef uint64_t rounded = round_up(requested, self.granularity)
         cdef ChunkHandle handle
         cdef uint32_t bin_set
-        if self.plan != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
-            return self.take_planned(rounded, requested, lane.stream)
+        if self.plans.current != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
+            return take_planned(self, rounded, requested, lane.stream)
         bin_set = self.find_lane(lane)
         if bin_set == NO_LANE:
             return NO_CHUNK
@@ -995,7 +596,7 @@ cdef class Pool:
         if handle == NO_CHUNK:
             return False
         self.prefetch_neighbours(handle)
-        if self.free_plain_chunk(handle):
+        if free_plain_chunk(self, handle):
             return True
         self.starts.insert(ptr, handle)     # where it was: there is room
         self.chunks[handle].state |= INDEXED
@@ -1007,7 +608,7 @@ cdef class Pool:
         if self.chunks[handle].state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
             return not self.chunks[handle].state & USED_ELSEWHERE and self.free_chunk(handle)
         self.starts.erase(ptr, handle)
-        if self.free_plain_chunk(handle):
+        if free_plain_chunk(self, handle):
             return True
         self.starts.insert(ptr, handle)     # where it was: there is room
         self.chunks[handle].state |= INDEXED
@@ -1020,467 +621,6 @@ cdef class Pool:
             if not bin_set.asleep:
                 largest = max(largest, bin_set.bins.largest())
         return largest
-
-    # -- the places of plans ------------------------------------------------------------------------------------------
-
-    cdef inline ChunkHandle take_place(self, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
-                                       cbool indexed, uint32_t features) noexcept nogil:
-        """The place of a request that comes as planned; `index` is its stream in the plan. Else NO_CHUNK, or
-        NO_HOST_MEMORY, and nothing has changed."""
-        if indexed and not self.starts.reserve():
-            return NO_HOST_MEMORY
-        cdef int64_t place = self.plan.take(index, rounded)
-        if place < 0:
-            return NO_CHUNK
-        return self.hand_out_place(self.plan, self.plan.first_record + <ChunkHandle>place, index, rounded, requested,
-                                   stream, indexed, features)
-
-    cdef ChunkHandle take_planned(self, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
-        """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
-        cdef uint32_t index = self.plan.stream_of(stream)
-        if index == NO_STREAM or self.plan_rests:
-            return NO_CHUNK
-        cdef ChunkHandle handle = self.take_place(index, rounded, requested, stream, True, self.features)
-        return handle if handle < NO_HOST_MEMORY else NO_CHUNK
-
-    cdef inline ChunkHandle hand_out_place(self, PlanServer* plan, ChunkHandle handle, uint32_t index,
-                                           uint64_t rounded, uint64_t requested, uint64_t stream, cbool indexed,
-                                           uint32_t features) noexcept nogil:
-        """Hands out a place, or a guest's room, which the plan has noted as taken."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        chunk.size = rounded
-        chunk.requested_size = requested
-        chunk.stream = stream
-        chunk.allocation_id = self.next_allocation_id
-        self.next_allocation_id += 1
-        chunk.bin_set = plan.bin_sets[index] + (features & COUNTS != 0 and is_large(rounded))
-        chunk.state = IN_USE | PLANNED
-        if indexed:
-            chunk.state = IN_USE | PLANNED | INDEXED
-            self.starts.insert(chunk.ptr, handle)
-        self.counters.largest_alloc_size = max(self.counters.largest_alloc_size, rounded)
-        if not features & COUNTS:
-            self.counters.num_allocs += 1
-            self.counters.bytes_in_use += rounded
-            self.counters.peak_bytes_in_use = max(self.counters.peak_bytes_in_use, self.counters.bytes_in_use)
-            return handle
-        self.usage.handed_out(is_large(rounded), rounded, requested, 0, False, True)
-        if not features & PLAIN and self.history != NULL:
-            self.note(HISTORY_ALLOC, chunk, requested)
-        return handle
-
-    cdef ChunkHandle ask_plan(self, uint64_t rounded, uint64_t requested, uint64_t stream,
-                              cbool indexed) noexcept nogil:
-        """The place of a request, or a guest's room. NO_CHUNK: the policy serves it."""
-        cdef uint32_t index = self.plan.stream_of(stream)
-        cdef ChunkHandle handle = NO_CHUNK
-        cdef int64_t place
-        if index == NO_STREAM:
-            index = self.bind_stream(stream)
-        if index != NO_STREAM:
-            self.plan.resume_head(index, rounded)
-            self.read_length(index, requested)
-            handle = self.take_place(index, rounded, requested, stream, indexed, self.features)
-            if handle != NO_CHUNK:
-                return handle
-            place = self.plan.take_late(index, rounded, requested)
-            if place >= 0:
-                return self.hand_out_place(self.plan, self.plan.first_record + <ChunkHandle>place, index, rounded,
-                                           requested, stream, indexed, self.features)
-            if self.plan.departures == 1:
-                self.plan.departed_id = self.next_allocation_id
-            if is_large(rounded):
-                handle = self.hand_out_room(self.plan, index, self.plan.find_room(index, rounded), rounded, requested,
-                                            stream, indexed)
-        if handle == NO_CHUNK:
-            self.plan.counts.side += 1
-            self.plan.counts.side_bytes += rounded
-        return handle
-
-    cdef void read_length(self, uint32_t index, uint64_t requested) noexcept nogil:
-        """Lets the sizes of a step follow from its length, if this request tells it."""
-        cdef uint64_t length = self.plan.length_of(index, requested)
-        cdef const TorchSizes* torch = NULL
-        if length:
-            if self.usage != NULL:
-                torch = &self.sizes
-            self.plan.set_length(index, length, torch, self.granularity)
-
-    cdef ChunkHandle hand_out_room(self, PlanServer* plan, uint32_t index, int64_t offset, uint64_t rounded,
-                                   uint64_t requested, uint64_t stream, cbool indexed) noexcept nogil:
-        """Makes a guest of a request. NO_CHUNK: the offset is none. NO_HOST_MEMORY: nothing has changed."""
-        if offset < 0:
-            return NO_CHUNK
-        if (indexed and not self.starts.reserve()) or not plan.reserve_guest():
-            return NO_HOST_MEMORY
-        if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
-            return NO_HOST_MEMORY
-        cdef ChunkHandle handle = self.take_slot()
-        plan.add_guest(<uint64_t>offset, rounded, handle)
-        self.fill_in(handle, plan.address_of(<uint64_t>offset), rounded, plan.bin_sets[index], PLACE)
-        return self.hand_out_place(plan, handle, index, rounded, requested, stream, indexed, self.features)
-
-    cdef cbool free_place(self, ChunkHandle handle) noexcept nogil:
-        """Frees a block that lies in the region of a plan."""
-        cdef PlanServer* plan = self.plan
-        if plan == NULL or not plan.is_place(handle):
-            plan = self.plan_of(handle)
-        self.end_use(handle)
-        if plan.is_place(handle):
-            plan.release(handle - plan.first_record)
-            return True
-        plan.remove_guest(handle)
-        self.delete_chunk(handle)
-        return True
-
-    cdef PlanServer* plan_of(self, ChunkHandle handle) noexcept nogil:
-        """The plan in whose region a block lies."""
-        cdef PlanServer* plan
-        for plan in self.plans:
-            if plan.contains(self.chunks[handle].ptr):
-                return plan
-        return NULL
-
-    cdef uint32_t set_of_region(self, PlanServer* plan, int region) noexcept nogil:
-        """The set of bins of the range that is a plan's region, of a plan with pages."""
-        return plan.bin_sets[plan.bin_sets.size() - 2 + region] + (self.usage != NULL)
-
-    cdef PlanServer* plan_in(self, uint32_t bin_set, int* region) noexcept nogil:
-        """The plan whose region this set of bins is for, of plans with pages."""
-        cdef PlanServer* plan
-        for plan in self.plans:
-            for region[0] in range(2):
-                if plan.has_pages() and self.set_of_region(plan, region[0]) == bin_set:
-                    return plan
-        return NULL
-
-    cdef inline void end_use(self, ChunkHandle handle) noexcept nogil:
-        """Counts that a block of a plan is not in use any more."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef cbool was_waiting = chunk.state & STATE == WAITING
-        if self.history != NULL:
-            self.note_free(chunk)
-        self.owned.take_back(chunk)
-        self.unindex_chunk(handle)
-        if was_waiting:
-            self.counters.bytes_waiting -= chunk.size
-        self.count_place_freed(chunk, was_waiting, self.features)
-
-    cdef inline void count_place_freed(self, Chunk* chunk, cbool was_waiting, uint32_t features) noexcept nogil:
-        if not features & COUNTS:
-            self.counters.bytes_in_use -= chunk.size
-        else:
-            self.usage.came_back(is_large(chunk.size), chunk.size, chunk.requested_size, 0, chunk.size, False,
-                                 was_waiting, True)
-        chunk.allocation_id = -1
-        chunk.state = PLACE
-
-    cdef uint32_t bind_stream(self, uint64_t stream) noexcept nogil:
-        """Lets a stream stand for one of the plan's, of which none stands for it yet. NO_STREAM: none is left."""
-        cdef uint32_t index = self.plan.bind_stream(stream), kind
-        if index != NO_STREAM and self.usage != NULL:
-            for kind in range(2):
-                self.bin_sets[self.plan.bin_sets[index] + kind].lane.stream = stream
-        return index
-
-    cdef uint32_t open_plan_set(self, size_t number) noexcept nogil:
-        """Opens two sets of bins for one stream of a plan; BFC uses the second. NO_LANE: the host is out of memory."""
-        cdef uint32_t kind
-        cdef Lane lane = Lane([0, 0], number, IN_PLANS)
-        cdef uint32_t opened = self.open_lane(&lane)
-        if opened == NO_LANE:
-            return NO_LANE
-        if self.usage == NULL:
-            opened += LARGE
-        for kind in range(2 if self.usage != NULL else 1):
-            self.bin_sets[opened + kind].split_remainder = UNLIMITED
-            self.bin_sets[opened + kind].oversize = self.bin_sets[opened + kind].cuts_below = UNLIMITED
-            self.bin_sets[opened + kind].looks_in_ranges = self.bin_sets[opened + kind].is_range = False
-            self.bin_sets[opened + kind].counts_pieces = True
-            self.bin_sets[opened + kind].ticks = 0
-            self.bin_sets[opened + kind].is_plan = True
-        self.bin_sets[opened].regions += 1      # so that no other lane gets it meanwhile
-        return opened
-
-    cdef void close_plan_sets(self, PlanServer* plan) noexcept nogil:
-        cdef uint32_t opened, kind
-        for opened in plan.bin_sets:
-            if opened == NO_LANE:
-                break
-            self.bin_sets[opened].regions -= 1
-            for kind in range(2 if self.usage != NULL else 1):
-                self.bin_sets[opened + kind].is_plan = False
-
-    cdef cbool add_plan(self, PlanServer* plan) noexcept nogil:
-        """Opens sets of bins for a plan, and makes a record for each place, one behind the other. False: the host is
-        out of memory."""
-        cdef size_t i
-        cdef int region
-        for i in range(plan.bin_sets.size()):
-            plan.bin_sets[i] = NO_LANE
-        for i in range(plan.bin_sets.size()):
-            plan.bin_sets[i] = self.open_plan_set(i)
-            if plan.bin_sets[i] == NO_LANE:
-                self.close_plan_sets(plan)
-                return False
-        if plan.has_pages():
-            for region in range(2):
-                self.bin_sets[self.set_of_region(plan, region)].is_range = True
-                self.bin_sets[self.set_of_region(plan, region)].counts_pieces = False
-            self.features |= OPTIONS if self.usage != NULL else 0
-        cdef cbool has_room = try_reserve(self.plans, self.plans.size() + 1)
-        cdef ChunkHandle first = take_records(self, plan.places()) if has_room else NO_CHUNK
-        while has_room and first == NO_CHUNK and self.chunk_capacity - self.chunk_count < plan.places():
-            has_room = self.grow_chunks()
-        if not has_room:
-            self.close_plan_sets(plan)
-            return False
-        if first == NO_CHUNK:
-            first = <ChunkHandle>self.chunk_count
-            self.chunk_count += plan.places()
-        plan.first_record = first
-        for i in range(plan.places()):
-            self.fill_in(plan.first_record + <ChunkHandle>i, 0, 0, plan.bin_sets[0], PLACE)
-        self.plans.push_back(plan)
-        return True
-
-    cdef void divide(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil:
-        """Gives a region to a plan; the pool has it as one free chunk of a set of bins for plans."""
-        cdef ChunkHandle handle = deref(self.regions.upper_bound(ptr)).second.first
-        self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
-        self.chunks[handle].state = DIVIDED
-        self.give_to_plan(plan, region, ptr)
-
-    cdef void give_to_plan(self, PlanServer* plan, int region, uint64_t ptr) noexcept nogil:
-        """Lets a plan use a region at an address."""
-        plan.set_region(region, True, ptr)
-        self.point_places(plan, region)
-
-    cdef void point_places(self, PlanServer* plan, int region) noexcept nogil:
-        """Writes the addresses of the places in a region into their records."""
-        cdef size_t i
-        for i in range(plan.places()):
-            if plan.region_of(plan.offset_of(<int64_t>i)) == region:
-                self.chunks[plan.first_record + i].ptr = plan.address_of(plan.offset_of(<int64_t>i))
-
-    cdef void forget_blocks(self, Region* region) noexcept nogil:
-        """Ends all blocks in the region of a plan, which is removed."""
-        cdef PlanServer* plan
-        cdef ChunkHandle handle
-        cdef size_t i
-        cdef int which
-        for plan in self.plans:
-            for which in range(2):
-                if not plan.present[which] or plan.address[which] != region.ptr:
-                    continue
-                for i in range(plan.places()):
-                    handle = plan.first_record + <ChunkHandle>i
-                    if self.chunks[handle].state != PLACE and plan.region_of(plan.offset_of(<int64_t>i)) == which:
-                        self.free_place(handle)
-                i = plan.guests().size()
-                while i > 0:
-                    i -= 1
-                    if plan.region_of(plan.guests()[i].offset) == which:
-                        self.free_place(plan.guests()[i].handle)
-                plan.set_region(which, False, 0)
-
-    cdef void drop_plan(self, PlanServer* plan) noexcept nogil:
-        """Forgets a plan that has no region any more."""
-        cdef size_t i
-        for i in range(self.plans.size()):
-            if self.plans[i] == plan:
-                self.plans[i] = self.plans.back()
-                self.plans.pop_back()
-                break
-        self.close_plan_sets(plan)
-        for i in range(plan.places()):
-            self.delete_chunk(plan.first_record + <ChunkHandle>i)
-        if self.plan == plan:
-            self.plan = NULL
-        del plan
-
-    cdef cbool list_places(self, PlanServer* plan, int region, vector[uint32_t]& out) noexcept nogil:
-        """The blocks in a region of a plan, in no order. False: the host is out of memory."""
-        cdef size_t i
-        cdef ChunkHandle handle
-        for i in range(plan.places()):
-            handle = plan.first_record + <ChunkHandle>i
-            if self.chunks[handle].state != PLACE and plan.region_of(plan.offset_of(<int64_t>i)) == region:
-                if not try_push_back(out, <uint32_t>handle):
-                    return False
-        for i in range(plan.guests().size()):
-            if plan.region_of(plan.guests()[i].offset) == region:
-                if not try_push_back(out, plan.guests()[i].handle):
-                    return False
-        return True
-
-    # -- replay -------------------------------------------------------------------------------------------------------
-
-    cdef size_t play(self, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-        """Runs events from `start` on, until `end` or until it cannot serve one. Returns the number of the event where
-        it stopped. None of the events may be a RELEASE.
-
-        Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
-        granularity. It serves nothing while frees are written down.
-        """
-        if self.notes_frees and self.usage == NULL:
-            return start
-        cdef cbool plain = events.timeline == NULL and events.owner == NULL and events.pool == NULL
-        if self.plan != NULL:
-            if events.lane.thread or events.lane.pool[0] | events.lane.pool[1]:
-                return start        # a private pool: it has memory of its own
-            if not plain or self.history != NULL:
-                return self.play_planned(events, start, end, tally, self.features & COUNTS)
-            return (play_caching_planned if self.usage != NULL else play_bfc_planned)(self, events, start, end, tally)
-        if not plain:
-            return self.play_loop(events, start, end, tally, self.features)
-        return loops[self.features](self, events, start, end, tally)
-
-    cdef TimelineRow row_after(self, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
-        """The timeline's row for the state after an event."""
-        return TimelineRow(event, live, self.used_now(), self.counters.pool_bytes, self.largest_free(),
-                           timeline.refused, timeline.driver_calls)
-
-    cdef inline void watch(self, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil:
-        """Adds an event to the timeline if the bytes are at an extreme: a new minimum if the next event allocates
-        (`rises`), else a new maximum. Only an allocation can follow a minimum, and only a free a maximum."""
-        if timeline.is_extreme(live, self.used_now(), rises):
-            timeline.note_extreme(self.row_after(timeline, event, live), rises)
-
-    cdef inline uint64_t used_now(self) noexcept nogil:
-        """The bytes of the chunks in use."""
-        return self.counters.bytes_in_use if self.usage == NULL else <uint64_t>self.usage.active_bytes()
-
-    cdef inline size_t play_loop(self, Events* events, size_t start, size_t end, Tally* tally,
-                                 uint32_t features) noexcept nogil:
-        """PLAIN among the features: no timeline is kept, and no event has an owner or a private pool."""
-        cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
-        cdef const uint32_t* number = events.number
-        cdef const uint64_t* sizes = events.size
-        cdef const uint16_t* streams = events.stream
-        cdef cbool by_stream = events.by_stream
-        cdef ChunkHandle* handles = events.handles
-        cdef uint64_t* addresses = events.addresses
-        cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
-        cdef Lane lane = events.lane
-        cdef Counters own = self.counters   # a PLAIN loop is all that changes them meanwhile, but for `pages`
-        cdef Counters* counters = &own if features & PLAIN else &self.counters
-        cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
-        cdef size_t i = start
-        cdef ChunkHandle handle
-        while i < end:
-            if self.chunk_count > FITS_THE_CACHE:
-                look_ahead(events, self.chunks, self.chunk_count, i)
-            if not features & PLAIN and events.timeline != NULL and i > start:
-                self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
-            if op[i] == ALLOCATE:
-                size = sizes[i]
-                if size == 0 or (not features & PLAIN and not enter_pool(events, i, features, &lane, &lane_set)):
-                    break
-                if features & (COUNTS | PAGED):     # there are lanes
-                    if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
-                        lane.stream = streams[i] if by_stream else lane.stream
-                        lane_set = self.find_lane(&lane)
-                    if lane_set == NO_LANE or size >= TOO_LARGE:
-                        break
-                    rounded = self.sizes.round(size) if features & COUNTS else round_up(size, granularity)
-                    bin_set = lane_set + is_large(rounded)
-                else:
-                    rounded = round_up(size, granularity)
-                    bin_set = end_of(events, i, features)
-                handle = self.find_and_hand_out(counters, bin_set, rounded, size, streams[i], 0, False, features)
-                if features & PAGED and handle == NO_CHUNK:
-                    handle = self.find_elsewhere(counters, bin_set, rounded, size, streams[i])
-                if handle >= NO_HOST_MEMORY:
-                    if features & OPTIONS and handle == NO_CHUNK:
-                        self.clock -= self.bin_sets[bin_set].ticks  # the caller searches again, and that search counts
-                    break
-                if not features & PLAIN and events.owner != NULL:
-                    self.set_owner(handle, events.owner[i])
-                handles[number[i]] = handle
-                addresses[i] = self.chunks[handle].ptr
-                live += size
-                peak = max(peak, live)
-            elif handles[number[i]] != NO_CHUNK:
-                size = self.play_free(counters, handles[number[i]], features)
-                if size == 0:
-                    break
-                live -= size
-                handles[number[i]] = NO_CHUNK
-            i += 1
-        if features & PLAIN:
-            self.counters = own
-        tally[0] = Tally(live, peak)
-        return i
-
-    cdef inline uint64_t play_free(self, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil:
-        """Frees an allocation of a replay. Returns the bytes that were asked for. 0: its chunk is not simply in use, or
-        the host is out of memory."""
-        if self.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
-            return 0
-        cdef uint64_t size = self.chunks[handle].requested_size
-        return size if self.free_and_merge(counters, handle, features) else 0
-
-    cdef inline size_t play_planned(self, Events* events, size_t start, size_t end, Tally* tally,
-                                    uint32_t features) noexcept nogil:
-        """Like play_loop, where there is a plan: serves what comes as planned."""
-        cdef const uint8_t* op = events.op      # locals, as in play_loop
-        cdef const uint32_t* number = events.number
-        cdef const uint64_t* sizes = events.size
-        cdef const uint16_t* streams = events.stream
-        cdef ChunkHandle* handles = events.handles
-        cdef uint64_t* addresses = events.addresses
-        cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = self.granularity
-        cdef cbool has_lanes = features & COUNTS != 0
-        cdef uint64_t lane = events.lane.stream
-        cdef uint32_t index = NO_STREAM, known = 0
-        cdef ChunkHandle handle
-        cdef size_t i = start
-        while i < end:
-            if not features & PLAIN and events.timeline != NULL and i > start:
-                self.watch(events.timeline, i - 1, live, op[i] == ALLOCATE)
-            if op[i] == ALLOCATE:
-                size = sizes[i]
-                if size == 0 or size >= TOO_LARGE or (not features & PLAIN and events.pool != NULL and events.pool[i]):
-                    break
-                if index == NO_STREAM or known != streams[i]:
-                    known = streams[i]
-                    lane = known if events.by_stream or not has_lanes else lane
-                    index = self.plan.stream_of(lane)
-                if index == NO_STREAM:
-                    break
-                rounded = self.sizes.round(size) if has_lanes else round_up(size, granularity)
-                handle = self.take_place(index, rounded, size, known, False, features)
-                if handle >= NO_HOST_MEMORY:
-                    break
-                if not features & PLAIN and events.owner != NULL:
-                    self.set_owner(handle, events.owner[i])
-                handles[number[i]] = handle
-                addresses[i] = self.chunks[handle].ptr
-                live += size
-                peak = max(peak, live)
-            elif handles[number[i]] != NO_CHUNK:
-                size = self.play_planned_free(handles[number[i]], features)
-                if size == 0:
-                    break
-                live -= size
-                handles[number[i]] = NO_CHUNK
-            i += 1
-        tally.live = live
-        tally.peak_live = peak
-        return i
-
-    cdef inline uint64_t play_planned_free(self, ChunkHandle handle, uint32_t features) noexcept nogil:
-        """As play_free, where there is a plan."""
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef uint64_t size = chunk.requested_size
-        if features & PLAIN and chunk.state == IN_USE | PLANNED and self.plan.is_place(handle):
-            self.plan.release(handle - self.plan.first_record)
-            self.count_place_freed(chunk, False, features)
-            return size
-        if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
-            return 0
-        return size if self.free_chunk(handle) else 0
 
     # -- regions ------------------------------------------------------------------------------------------------------
 
@@ -1504,7 +644,7 @@ cdef class Pool:
         False: the host is out of memory, and nothing has changed.
         """
         cdef cbool is_at_ends = self.features & ENDS and bin_set <= UPPER_END
-        cdef cbool is_shared = is_at_ends and self.shared_begin == 0
+        cdef cbool is_shared = is_at_ends and self.two_ends.shared_begin == 0
         if is_at_ends:
             bin_set = GAP if is_shared else UPPER_END
         cdef Bins* bins = self.bin_sets[bin_set].bins
@@ -1522,7 +662,7 @@ cdef class Pool:
             region = deref(before).second
             region.end = ptr + size
             last = self.chunk_at_end(&deref(before).second)
-        if self.usage != NULL and not self.pool_usage.know(self.bin_sets[bin_set].lane.pool):
+        if self.books.usage != NULL and not self.books.pool_usage.know(self.bin_sets[bin_set].lane.pool):
             return False
         if not self.enter_region(region):
             return False
@@ -1534,79 +674,49 @@ cdef class Pool:
             self.chunks[last].next = handle
         self.fill_in(handle, ptr, size, bin_set, FREE)
         self.chunks[handle].prev = last
-        self.counted_with(bin_set).regions += last == NO_CHUNK
+        counted_with(self, bin_set).regions += last == NO_CHUNK
         self.counters.pool_bytes += size
         self.counters.peak_pool_bytes = max(self.counters.peak_pool_bytes, self.counters.pool_bytes)
-        if self.usage != NULL:
-            self.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
-            self.pool_usage.came(self.bin_sets[bin_set].lane.pool, self.bin_sets[bin_set].kind, size)
-        if self.history != NULL:
+        if self.books.usage != NULL:
+            self.books.usage.region_came(self.bin_sets[bin_set].kind, size, size >= self.bin_sets[bin_set].oversize)
+            self.books.pool_usage.came(self.bin_sets[bin_set].lane.pool, self.bin_sets[bin_set].kind, size)
+        if self.books.history != NULL:
             self.note(HISTORY_SEGMENT_ALLOC, &self.chunks[handle], size)
         if is_shared:
-            self.shared_begin = ptr
-            self.shared_end = ptr + size
+            self.two_ends.shared_begin = ptr
+            self.two_ends.shared_end = ptr + size
         if is_at_ends:
-            self.list_at_ends(self.coalesce_at_ends(handle, self.timing == NULL))
+            list_at_ends(self, coalesce_at_ends(self, handle, self.times.counter == NULL))
             return True
-        handle = self.try_to_coalesce(bins, handle, self.timing == NULL, True)
+        handle = self.try_to_coalesce(bins, handle, self.times.counter == NULL, True)
         self.insert_free_chunk_into_bin(bins, handle, True)
         return True
-
-    cdef inline BinSet* counted_with(self, uint32_t bin_set) noexcept nogil:
-        """The set of bins that a region counts in. Those of two ends count in one: their first chunk changes sides."""
-        return &self.bin_sets[GAP if self.features & ENDS and bin_set <= GAP else bin_set]
 
     cdef cbool enter_region(self, Region region) noexcept nogil:
         """Enters a region as the youngest one. False: the host is out of memory, and nothing has changed."""
         cdef cbool is_last = self.regions.upper_bound(region.ptr) == self.regions.end()
-        memset(self.recent, 0, sizeof(self.recent))     # one that is gone may have had its addresses, or its number
+        # One that is gone may have had its addresses, or its number.
+        memset(self.order.recent, 0, sizeof(self.order.recent))
         if self.regions.empty():
-            self.by_number = False
-        if self.prefers_older and (not (is_last or self.by_number) or self.next_number == MOST_NUMBERS):
-            if not self.order_by_number():
+            self.order.by_number = False
+        if self.order.prefers_older and (not (is_last or self.order.by_number)
+                                         or self.order.next_number == MOST_NUMBERS):
+            if not order_by_number(self):
                 return False
-        region.number = self.next_number
+        region.number = self.order.next_number
         if not try_store(self.regions, region.end, region):
             return False
-        self.next_number += 1
-        return True
-
-    cdef cbool order_by_number(self) noexcept nogil:
-        """Sorts free chunks by their regions' numbers from now on, until no region is left: the addresses do not rise
-        with the numbers any more. False: the host is out of memory, and nothing has changed."""
-        cdef vector[FreeChunk] entries
-        cdef BinSet bin_set
-        cdef size_t most = 0, i
-        for bin_set in self.bin_sets:
-            most = max(most, bin_set.bins.count())
-        if self.regions.size() >= MOST_NUMBERS or not try_reserve(entries, most) or not number_again(self.regions):
-            return False
-        self.next_number = <uint32_t>self.regions.size()
-        self.by_number = True
-        self.features |= OPTIONS
-        for bin_set in self.bin_sets:
-            entries.clear()
-            bin_set.bins.collect(entries)   # there is room
-            for i in range(entries.size()):
-                entries[i].order = self.order_of(entries[i].handle, True)
-            bin_set.bins.sort_again(entries)
+        self.order.next_number += 1
         return True
 
     cdef inline uint64_t order_of(self, ChunkHandle handle, cbool options) noexcept nogil:
         """The second half of a free chunk's place in its bins. While the addresses of regions rise with their numbers,
         which they do until a driver reuses an address, that is its address."""
-        if options and self.by_number:
-            return self.order_by_age(self.chunks[handle].ptr)
+        if options and self.order.by_number:
+            return order_by_age(self, self.chunks[handle].ptr)
         if options and self.features & ENDS and self.chunks[handle].bin_set <= UPPER_END:
-            return self.chunks[handle].ptr ^ self.ends[self.chunks[handle].bin_set].turns
+            return self.chunks[handle].ptr ^ self.two_ends.ends[self.chunks[handle].bin_set].turns
         return self.chunks[handle].ptr
-
-    cdef inline uint64_t order_by_age(self, uint64_t ptr) noexcept nogil:
-        """A free asks up to three times, each time for a chunk of one region, and would search the map each time."""
-        cdef Region* recent = &self.recent[ptr >> REGION_BITS & (RECENT_REGIONS - 1)]
-        if ptr - recent.ptr >= recent.end - recent.ptr:
-            recent[0] = deref(self.regions.upper_bound(ptr)).second
-        return <uint64_t>recent.number << OFFSET_BITS | (ptr - recent.ptr) >> SECTOR_BITS
 
     cdef void fill_in(self, ChunkHandle handle, uint64_t ptr, uint64_t size, uint32_t bin_set,
                       uint32_t state) noexcept nogil:
@@ -1646,30 +756,30 @@ cdef class Pool:
         cdef BinSet* owner = &self.bin_sets[chunk.bin_set]
         cdef uint64_t size = region.end - region.ptr
         cdef cbool is_cut = chunk.size != size
-        self.counted_with(chunk.bin_set).regions -= 1
-        if region.ptr == self.shared_begin:
-            self.shared_begin = self.shared_end = 0
-        if self.usage != NULL:
-            self.usage.region_went(owner.kind, size, size >= owner.oversize)
-            self.pool_usage.went(owner.lane.pool, owner.kind, size)
-        if self.history != NULL:
+        counted_with(self, chunk.bin_set).regions -= 1
+        if region.ptr == self.two_ends.shared_begin:
+            self.two_ends.shared_begin = self.two_ends.shared_end = 0
+        if self.books.usage != NULL:
+            self.books.usage.region_went(owner.kind, size, size >= owner.oversize)
+            self.books.pool_usage.went(owner.lane.pool, owner.kind, size)
+        if self.books.history != NULL:
             self.note(HISTORY_SEGMENT_FREE, chunk, size)
         if chunk.state == DIVIDED:
-            self.forget_blocks(&region)
+            forget_blocks(self, &region)
         while handle != NO_CHUNK:
             chunk = &self.chunks[handle]
             following = chunk.next
             if chunk.state == DIVIDED:
                 self.delete_chunk(handle)
                 break
-            if self.usage != NULL:
+            if self.books.usage != NULL:
                 self.count_removed(owner, chunk, is_cut)
             if chunk.state == FREE:
                 self.remove_free_chunk_from_bin(self.bins_of(handle), handle, True)
             else:
-                if self.usage == NULL:
+                if self.books.usage == NULL:
                     self.counters.bytes_in_use -= chunk.size
-                self.owned.take_back(chunk)
+                self.books.owned.take_back(chunk)
                 self.unindex_chunk(handle)
                 if chunk.state & STATE == WAITING:
                     self.counters.bytes_waiting -= chunk.size
@@ -1681,10 +791,10 @@ cdef class Pool:
     cdef void count_removed(self, BinSet* owner, Chunk* chunk, cbool is_piece) noexcept nogil:
         if chunk.state == FREE:
             if is_piece:
-                self.usage.piece_went(owner.kind, chunk.size)
+                self.books.usage.piece_went(owner.kind, chunk.size)
             return
-        self.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False,
-                             chunk.state & STATE == WAITING, owner.counts_pieces)
+        self.books.usage.came_back(owner.kind, chunk.size, chunk.requested_size, 0, chunk.size, False,
+                                   chunk.state & STATE == WAITING, owner.counts_pieces)
 
     cdef ChunkHandle chunk_at_end(self, Region* region) noexcept nogil:
         cdef ChunkHandle handle = region.first
@@ -1698,32 +808,7 @@ cdef class Pool:
                                  cbool options) noexcept nogil:
         """Cuts the tail off as a free chunk of its own. It is not merged to the right: without timestamps no two
         neighbours are free, and with them TensorFlow does not merge it either."""
-        self.insert_free_chunk_into_bin(bins, self.cut_chunk(handle, size, freed_at_count), options)
-
-    cdef inline ChunkHandle cut_chunk(self, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil:
-        """The same, but the tail is in no bin."""
-        cdef ChunkHandle rest_handle = self.take_slot()
-        cdef Chunk* chunk = &self.chunks[handle]
-        cdef Chunk* rest = &self.chunks[rest_handle]
-        rest.ptr = chunk.ptr + size
-        rest.size = chunk.size - size
-        rest.requested_size = chunk.requested_size      # the old value stays in both, and PyTorch's snapshots show it
-        rest.allocation_id = -1
-        rest.freed_at_count = freed_at_count
-        rest.stream = chunk.stream
-        rest.prev = handle
-        rest.next = chunk.next
-        rest.bin_set = chunk.bin_set
-        rest.state = FREE
-        chunk.size = size
-        chunk.next = rest_handle
-        if rest.next != NO_CHUNK:
-            self.chunks[rest.next].prev = rest_handle
-        return rest_handle
-
-    cdef inline void merge(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
-        self.chunks[left].freed_at_count = max(self.chunks[left].freed_at_count, self.chunks[right].freed_at_count)
-        self.join(left, right)
+        self.insert_free_chunk_into_bin(bins, cut_chunk(self, handle, size, freed_at_count), options)
 
     cdef inline void join(self, ChunkHandle left, ChunkHandle right) noexcept nogil:
         cdef Chunk* survivor = &self.chunks[left]
@@ -1744,12 +829,12 @@ cdef class Pool:
         if right != NO_CHUNK and self.chunks[right].state == FREE \
                 and (ignore_timestamps or self.chunks[right].freed_at_count == 0):
             self.remove_free_chunk_from_bin(bins, right, options)
-            self.merge(handle, right)
+            merge(self, handle, right)
         if left != NO_CHUNK and self.chunks[left].state == FREE \
                 and (ignore_timestamps or self.chunks[left].freed_at_count == 0):
             self.remove_free_chunk_from_bin(bins, left, options)
             self.chunks[left].requested_size = chunk.requested_size
-            self.merge(left, handle)
+            merge(self, left, handle)
             return left
         return handle
 
@@ -1783,54 +868,50 @@ cdef class Pool:
         """Returns the old one, for the caller to drop later: under the lock, its finaliser would wait for that lock."""
         cdef SharedCounter before = self.timing_counter
         self.timing_counter = counter
-        self.timing = <void*>counter if counter is not None else NULL
-        self.notes_frees = self.timing != NULL or self.history != NULL
+        self.times.counter = <void*>counter if counter is not None else NULL
+        self.times.notes_frees = self.times.counter != NULL or self.books.history != NULL
         return before
 
     cdef History* set_history(self, History* history) noexcept nogil:
         """Returns the old one, for the caller to delete without the lock."""
-        history, self.history = self.history, history
-        self.notes_frees = self.timing != NULL or self.history != NULL
+        history, self.books.history = self.books.history, history
+        self.times.notes_frees = self.times.counter != NULL or self.books.history != NULL
         return history
 
     # -- records ------------------------------------------------------------------------------------------------------
 
     cdef inline cbool reserve(self, Bins* bins) noexcept nogil:
         """Makes room for one more chunk, so that nothing can fail half-way. False: the host is out of memory."""
-        if self.free_slot == NO_CHUNK and self.chunk_count == self.chunk_capacity and not self.grow_chunks():
+        if self.records.free_slot == NO_CHUNK and self.chunk_count == self.records.capacity and not self.grow_chunks():
             return False
         return bins.reserve()
 
-    cdef inline cbool has_two_records(self) noexcept nogil:
-        """Makes room for two more chunks: before an aligned one, and behind it. False: the host is out of memory."""
-        return self.chunk_count + 2 <= self.chunk_capacity or self.grow_chunks()
-
     cdef cbool grow_chunks(self) noexcept nogil:
-        cdef size_t capacity = max(<size_t>FIRST_CHUNKS, self.chunk_capacity + self.chunk_capacity // 2)
+        cdef size_t capacity = max(<size_t>FIRST_CHUNKS, self.records.capacity + self.records.capacity // 2)
         capacity = min(capacity, <size_t>NO_HOST_MEMORY)
-        if capacity == self.chunk_capacity:
+        if capacity == self.records.capacity:
             return False
-        if not bfc_make_room(self.pending, self.changed, capacity):
+        if not bfc_make_room(self.pending, self.changed.bits, capacity):
             return False
         cdef size_t bytes = capacity * sizeof(Chunk) + CACHE_LINE
-        cdef char* block = <char*>realloc(self.chunk_block, bytes)
+        cdef char* block = <char*>realloc(self.records.block, bytes)
         if block == NULL:
             return False
         cdef size_t skipped = <size_t>(round_up(<uint64_t>block, CACHE_LINE) - <uint64_t>block)
-        if self.chunk_count and skipped != self.skipped:
-            memmove(block + skipped, block + self.skipped, self.chunk_count * sizeof(Chunk))
+        if self.chunk_count and skipped != self.records.skipped:
+            memmove(block + skipped, block + self.records.skipped, self.chunk_count * sizeof(Chunk))
         prefer_huge_pages(block, bytes)
-        self.chunk_block = block
+        self.records.block = block
         self.chunks = <Chunk*>(block + skipped)
-        self.skipped = skipped
-        self.chunk_capacity = capacity
+        self.records.skipped = skipped
+        self.records.capacity = capacity
         return True
 
     cdef inline ChunkHandle take_slot(self) noexcept nogil:
         """An unused record, the most recently deleted one first. Needs a reserve() before it."""
-        cdef ChunkHandle handle = self.free_slot
+        cdef ChunkHandle handle = self.records.free_slot
         if handle != NO_CHUNK:
-            self.free_slot = self.chunks[handle].next
+            self.records.free_slot = self.chunks[handle].next
             return handle
         self.chunk_count += 1
         return <ChunkHandle>(self.chunk_count - 1)
@@ -1838,18 +919,799 @@ cdef class Pool:
     cdef inline void delete_chunk(self, ChunkHandle handle) noexcept nogil:
         self.chunks[handle].state = DELETED
         self.chunks[handle].allocation_id = -1
-        self.chunks[handle].next = self.free_slot
-        self.free_slot = handle
+        self.chunks[handle].next = self.records.free_slot
+        self.records.free_slot = handle
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
 
     cdef cbool check_is_due(self) noexcept nogil:
         """Whether a debug build should check now: after every change of a small pool, and less often in a large one."""
-        self.unchecked += 1
-        if self.unchecked * CHUNKS_CHECKED_AT_EACH_CHANGE < self.chunk_count:
+        self.records.unchecked += 1
+        if self.records.unchecked * CHUNKS_CHECKED_AT_EACH_CHANGE < self.chunk_count:
             return False
-        self.unchecked = 0
+        self.records.unchecked = 0
         return True
+
+
+# -- sets of bins -----------------------------------------------------------------------------------------------------
+
+cdef uint32_t next_to_reopen(Pool pool) noexcept nogil:
+    """A lane whose record may be reused, or NO_LANE. Of many lanes it looks at some, and next time at the next."""
+    cdef uint32_t pairs = <uint32_t>pool.bin_sets.size() // 2, looked, pair
+    for looked in range(min(pairs, <uint32_t>PAIRS_LOOKED_AT)):
+        pair = (looked if pairs <= PAIRS_LOOKED_AT else pool.lanes.next_reopened + looked) % pairs
+        if can_reopen(pool, 2 * pair):
+            pool.lanes.next_reopened = pair + 1
+            return 2 * pair
+    pool.lanes.next_reopened += min(pairs, <uint32_t>PAIRS_LOOKED_AT)
+    return NO_LANE
+
+
+cdef cbool can_reopen(Pool pool, uint32_t pair) noexcept nogil:
+    """Whether a lane has neither regions nor ranges, and is not about to get one. Without lanes, those of BFC's
+    default pool are the first pair for good, and with two ends the second one, too."""
+    cdef uint32_t kind, ranges
+    if pair == pool.lanes.kept or (pair == 0 and not pool.features & (COUNTS | PAGED)):
+        return False
+    if pair == GAP and pool.features & ENDS:
+        return False
+    for kind in range(2):
+        ranges = pool.bin_sets[pair + kind].ranges
+        if pool.bin_sets[pair + kind].regions or (ranges and pool.bin_sets[ranges].regions):
+            return False
+    return pool.bin_sets[pair].lane.thread != IN_RANGES
+
+
+cdef cbool open_pair(Pool pool) noexcept nogil:
+    """Adds a set of bins for small chunks, and one for large ones. False: the host is out of memory."""
+    cdef size_t before = pool.bin_sets.size()
+    cdef uint32_t kind
+    cdef BinSet opened
+    for kind in range(2):
+        opened = bin_set_of(new_bins(), kind)
+        if opened.bins == NULL or not try_push_back(pool.bin_sets, opened):
+            del opened.bins
+            while pool.bin_sets.size() > before:
+                del pool.bin_sets.back().bins
+                pool.bin_sets.pop_back()
+            return False
+    return True
+
+
+# -- allocate and free ------------------------------------------------------------------------------------------------
+
+cdef inline ChunkHandle find_and_hand_out(Pool pool, Counters* counters, uint32_t bin_set, uint64_t rounded,
+                                          uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                          cbool indexed, uint32_t features) noexcept nogil:
+    """`counters`, here and below: the pool's, or a loop's copy, which can be in registers. `features`: the pool's,
+    or a compile-time constant where a caller knows them."""
+    return find_by(pool, counters, &pool.bin_sets[bin_set], bin_set, rounded, requested, stream, freed_before, indexed,
+                   features)
+
+
+cdef inline ChunkHandle find_by(Pool pool, Counters* counters, BinSet* wanted, uint32_t bin_set, uint64_t rounded,
+                                uint64_t requested, uint64_t stream, uint64_t freed_before, cbool indexed,
+                                uint32_t features) noexcept nogil:
+    cdef FreeChunk found, in_ranges
+    if features & ENDS and bin_set <= UPPER_END:
+        return allocate_at_ends(pool, counters, bin_set, rounded, requested, stream, freed_before, 0, indexed)
+    if not pool.reserve(wanted.bins) or (indexed and not pool.starts.reserve()):
+        return NO_HOST_MEMORY
+    if features & OPTIONS and wanted.looks_in_ranges:
+        wanted = find_in_ranges_too(pool, wanted, rounded, &in_ranges)   # not &found: it should stay in registers
+        if wanted == NULL:
+            return in_ranges.handle
+        found = in_ranges
+    elif freed_before == 0:
+        if features & OPTIONS:
+            pool.times.clock += wanted.ticks
+        if not wanted.bins.pop_best_fit(rounded, found):
+            return NO_CHUNK
+        if features & OPTIONS and found.size >= wanted.oversize and (
+                rounded < wanted.oversize or found.size - rounded >= wanted.oversize_slack):
+            wanted.bins.insert(found.size, found.order, found.handle)     # put back: no other fit is smaller
+            return NO_CHUNK
+    elif not pop_freed_before(pool, wanted.bins, rounded, freed_before, found):
+        return NO_CHUNK
+    if indexed:
+        pool.starts.prefetch_slot(found.order)      # the address, mostly
+    return pool.hand_out(counters, wanted, found.handle, rounded, requested, stream, indexed, features)
+
+
+cdef BinSet* find_in_ranges_too(Pool pool, BinSet* wanted, uint64_t rounded, FreeChunk* found) noexcept nogil:
+    """Takes the best fit among a lane's chunks, in regions and in ranges, out of its bin. Returns the set of bins
+    that held it. NULL: the handle in `found` says why there is none."""
+    cdef BinSet* ranges = &pool.bin_sets[wanted.ranges]
+    cdef int where
+    found.handle = NO_HOST_MEMORY
+    if not ranges.bins.reserve():
+        return NULL
+    pool.times.clock += wanted.ticks
+    where = find_in_both(wanted.bins[0], ranges.bins[0], pool.chunks, NO_CHUNK, UNMAPPED, rounded, found[0])
+    if where == 2:
+        wanted = ranges
+    if where == 0 or (found.size >= wanted.oversize and (rounded < wanted.oversize
+                                                         or found.size - rounded >= wanted.oversize_slack)):
+        found.handle = NO_CHUNK
+        return NULL
+    wanted.bins.erase(found.size, found.order)
+    return wanted
+
+
+# -- two ends ---------------------------------------------------------------------------------------------------------
+
+# XLA's spatial partitioning (TensorFlow's behaviour, 2.17). Free memory of an end is a hole in its bins. What is
+# free between the ends is the gap, alone in the bins of its own set. The set of a chunk, in use or free, is
+# upstream's tag.
+
+cdef int use_ends(Pool pool, const uint64_t* slack, const cbool* descends) except -1:
+    """From now on serves requests from two ends. Call it before there is a region: it adds the sets of bins.
+    `slack` is what an end keeps of a hole (lower, upper) and of the gap (lower, upper)."""
+    cdef uint32_t i
+    for _ in range(4):      # the last is no chunk's: its rule splits nothing
+        pool.add_bin_set(UNLIMITED, False)
+    for i in range(UPPER_END + 1):
+        pool.two_ends.ends[i] = End(pool.bin_sets[i].bins, ~<uint64_t>0 if descends[i] else 0, slack[i], slack[GAP + i])
+    pool.two_ends.ends[GAP].bins = pool.bin_sets[GAP].bins
+    pool.features |= OPTIONS | ENDS
+    return 0
+
+
+cdef inline ChunkHandle allocate_at_ends(Pool pool, Counters* counters, uint32_t end, uint64_t rounded,
+                                         uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                         uint64_t alignment, cbool indexed) noexcept nogil:
+    """The best fit among the end's own holes, or else a part of the gap. `alignment`: as in allocate_aligned, or 0.
+    """
+    if end == LOWER_END:    # the compiler makes two copies of it, each without further branches on the end
+        return allocate_at_end(pool, counters, LOWER_END, rounded, requested, stream, freed_before, alignment, indexed)
+    return allocate_at_end(pool, counters, UPPER_END, rounded, requested, stream, freed_before, alignment, indexed)
+
+
+cdef inline ChunkHandle allocate_at_end(Pool pool, Counters* counters, uint32_t end, uint64_t rounded,
+                                        uint64_t requested, uint64_t stream, uint64_t freed_before,
+                                        uint64_t alignment, cbool indexed) noexcept nogil:
+    cdef FreeChunk found
+    cdef uint64_t slack = pool.two_ends.ends[end].slack
+    # The gap needs no node: it is alone in its bins.
+    if (alignment and not has_two_records(pool)) or not pool.reserve(pool.two_ends.ends[end].bins) or (
+            indexed and not pool.starts.reserve()):
+        return NO_HOST_MEMORY
+    if not take_at_end(pool, pool.two_ends.ends[end].bins, end, rounded, freed_before, alignment, found):
+        if not take_at_end(pool, pool.two_ends.ends[GAP].bins, end, rounded, freed_before, alignment, found):
+            return NO_CHUNK
+        slack = pool.two_ends.ends[end].gap_slack
+    if end == LOWER_END:
+        found.handle = carve_low(pool, found.handle, slack, rounded, alignment)
+    else:
+        found.handle = carve_high(pool, found.handle, slack, rounded, alignment)
+    return pool.hand_out(counters, &pool.bin_sets[GAP + 1], found.handle, rounded, requested, stream, indexed,
+                         OPTIONS | ENDS | CARVED)
+
+
+cdef inline cbool fits_at_end(Pool pool, uint32_t end, ChunkHandle handle, uint64_t rounded, uint64_t freed_before,
+                              uint64_t alignment) noexcept nogil:
+    """Whether a free chunk that is large enough is so behind an aligned address, too."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef uint64_t start = chunk.ptr
+    if freed_before and freed_before < chunk.freed_at_count:
+        return False
+    if alignment:
+        start = round_up(start, alignment)
+        if start + rounded > chunk.ptr + chunk.size:
+            return False
+    return end == UPPER_END or start + rounded <= pool.two_ends.shared_end
+
+
+cdef inline ChunkHandle carve_low(Pool pool, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                                  uint64_t alignment) noexcept nogil:
+    """The part of a free chunk, in no bin now, that a request from the lower end gets. What lies before it becomes
+    a hole of that end; what lies behind stays what it was."""
+    cdef uint64_t freed_at = pool.chunks[handle].freed_at_count, before = 0, size, left
+    cdef ChunkHandle rest
+    if alignment:
+        before = round_up(pool.chunks[handle].ptr, alignment) - pool.chunks[handle].ptr
+    if before:
+        rest = cut_chunk(pool, handle, before, freed_at)
+        pool.chunks[handle].bin_set = LOWER_END
+        list_at_ends(pool, handle)
+        handle = rest
+    size = min(pool.chunks[handle].size, pool.two_ends.shared_end - pool.chunks[handle].ptr)
+    left = size - rounded
+    if left >= slack or left >= rounded:
+        size = rounded
+    if pool.chunks[handle].size > size:
+        list_at_ends(pool, cut_chunk(pool, handle, size, freed_at))
+    pool.chunks[handle].bin_set = LOWER_END
+    return handle
+
+
+cdef inline ChunkHandle carve_high(Pool pool, ChunkHandle handle, uint64_t slack, uint64_t rounded,
+                                   uint64_t alignment) noexcept nogil:
+    """The part of a free chunk, in no bin now, that a request from the upper end gets. What lies before it stays
+    what it was; what lies behind becomes a hole of that end."""
+    cdef uint64_t freed_at = pool.chunks[handle].freed_at_count, ptr = pool.chunks[handle].ptr, first = ptr
+    cdef uint64_t before, left
+    cdef ChunkHandle rest
+    if alignment:
+        first = round_up(ptr, alignment)
+    before = pool.chunks[handle].size - rounded
+    left = before - (first - ptr)
+    if alignment:
+        before = ((ptr + before) & ~(alignment - 1)) - ptr
+    if left < slack and left < rounded:
+        before = first - ptr
+    if before:
+        rest = cut_chunk(pool, handle, before, freed_at)
+        list_at_ends(pool, handle)
+        handle = rest
+    pool.chunks[handle].bin_set = UPPER_END
+    if alignment:
+        left = pool.chunks[handle].size - rounded
+        if left and (left >= slack or left >= rounded):
+            list_at_ends(pool, cut_chunk(pool, handle, rounded, freed_at))
+    return handle
+
+
+cdef void list_at_ends(Pool pool, ChunkHandle handle) noexcept nogil:
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef End* owner = &pool.two_ends.ends[chunk.bin_set]
+    owner.bins.insert(chunk.size, chunk.ptr ^ owner.turns, handle)
+
+
+cdef void unlist_at_ends(Pool pool, ChunkHandle handle) noexcept nogil:
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef End* owner = &pool.two_ends.ends[chunk.bin_set]
+    owner.bins.erase(chunk.size, chunk.ptr ^ owner.turns)
+
+
+cdef void return_to_gap(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Lets a chunk of an end that has become free belong to the gap if nothing of its end lies between the two."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef ChunkHandle towards = chunk.next if chunk.bin_set == LOWER_END else chunk.prev
+    if towards != NO_CHUNK and pool.chunks[towards].bin_set == chunk.bin_set:
+        return
+    # a region of the upper end alone has no gap: there is nothing of another end in it
+    if towards != NO_CHUNK or pool.two_ends.shared_begin <= chunk.ptr < pool.two_ends.shared_end:
+        chunk.bin_set = GAP
+
+
+cdef ChunkHandle coalesce_at_ends(Pool pool, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil:
+    """As try_to_coalesce. Holes of one end stay such; anything else that merges becomes the gap."""
+    cdef ChunkHandle right = pool.chunks[handle].next, left = pool.chunks[handle].prev
+    if not ignore_timestamps and pool.chunks[handle].freed_at_count > 0:
+        return handle
+    if right != NO_CHUNK and may_join_at_ends(pool, handle, right, ignore_timestamps):
+        unlist_at_ends(pool, right)
+        if pool.chunks[right].bin_set != pool.chunks[handle].bin_set:
+            pool.chunks[handle].bin_set = GAP
+        merge(pool, handle, right)
+    if left != NO_CHUNK and may_join_at_ends(pool, handle, left, ignore_timestamps):
+        unlist_at_ends(pool, left)
+        if pool.chunks[left].bin_set != pool.chunks[handle].bin_set:
+            pool.chunks[left].bin_set = GAP
+        pool.chunks[left].requested_size = pool.chunks[handle].requested_size
+        merge(pool, left, handle)
+        return left
+    return handle
+
+
+cdef inline cbool may_join_at_ends(Pool pool, ChunkHandle one, ChunkHandle other,
+                                   cbool ignore_timestamps) noexcept nogil:
+    """Two parts of the gap always join: upstream ends the process where it finds itself with two gaps."""
+    return pool.chunks[other].state == FREE and (
+        ignore_timestamps or pool.chunks[other].freed_at_count == 0
+        or (pool.chunks[one].bin_set == GAP and pool.chunks[other].bin_set == GAP))
+
+
+cdef cbool pop_freed_before(Pool pool, Bins* bins, uint64_t rounded, uint64_t freed_before,
+                            FreeChunk& found) noexcept nogil:
+    cdef cbool some = bins.lower_bound(rounded, 0, found)
+    while some and freed_before < pool.chunks[found.handle].freed_at_count:
+        some = bins.lower_bound(found.size, found.order + 1, found)
+    if some:
+        bins.erase(found.size, found.order)
+    return some
+
+
+cdef inline cbool free_plain_chunk(Pool pool, ChunkHandle handle) noexcept nogil:
+    """The same, made for what a call mostly frees: a chunk that is in use, and no more. It has been taken out of
+    the table of starts."""
+    if pool.chunks[handle].state & ~<uint32_t>INDEXED == IN_USE and not pool.times.notes_frees:
+        if pool.features == 0:
+            return free_and_merge(pool, &pool.counters, handle, PLAIN)
+        if pool.features == COUNTS:
+            return free_and_merge(pool, &pool.counters, handle, PLAIN | COUNTS)
+    pool.chunks[handle].state &= ~<uint32_t>INDEXED
+    return pool.free_chunk(handle)
+
+
+cdef inline cbool free_and_merge(Pool pool, Counters* counters, ChunkHandle handle,
+                                 uint32_t features) noexcept nogil:
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef BinSet* owner = &pool.bin_sets[chunk.bin_set]
+    if not features & PLAIN and chunk.state & PLANNED:
+        return free_place(pool, handle)
+    if features & PAGED and owner.is_range and owner.bitmap == NULL:
+        return free_among_pages(pool, counters, handle)
+    if not owner.bins.reserve():
+        return False
+    if not features & (COUNTS | PLAIN) and pool.times.notes_frees and not write_down_free(pool, handle):
+        return False
+    if not features & PLAIN:
+        pool.books.owned.take_back(chunk)
+        pool.unindex_chunk(handle)
+    cdef cbool was_waiting = not features & PLAIN and chunk.state & STATE == WAITING
+    if was_waiting:
+        counters.bytes_waiting -= chunk.size
+    if features & COUNTS:
+        count_and_free(pool, counters, owner, handle, was_waiting, features)
+        return True
+    counters.bytes_in_use -= chunk.size
+    chunk.allocation_id = -1
+    chunk.state = FREE
+    if features & PAGED and owner.bitmap != NULL:
+        free_in_range(pool, counters, owner, handle)
+    elif not features & PLAIN and pool.times.counter != NULL:
+        chunk.freed_at_count = (<SharedCounter>pool.times.counter).next_count()
+        pool.insert_free_chunk_into_bin(owner.bins, handle, features & ENDS)
+    elif features & ENDS and (features & PLAIN or chunk.bin_set <= UPPER_END):
+        return_to_gap(pool, handle)
+        list_at_ends(pool, coalesce_at_ends(pool, handle, True))
+    else:
+        pool.insert_free_chunk_into_bin(owner.bins, pool.try_to_coalesce(owner.bins, handle, True, False), False)
+    return True
+
+
+cdef cbool write_down_free(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Writes down a free under BFC's policy: in the queue of timestamps, and in the history. False: the host is
+    out of memory, and nothing has changed."""
+    cdef cbool listed = pool.times.counter == NULL or try_push_back(pool.times.timestamped, handle)
+    if listed and pool.books.history != NULL:
+        pool.note_free(&pool.chunks[handle])
+    return listed
+
+
+cdef inline void note_change(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    """Notes that a chunk was handed out or freed: the bitmap of its range follows when somebody reads it. Most
+    requests are hits, and need to know nothing of pages. Of small chunks nothing is noted."""
+    pool.changed.bits[handle >> 6] |= <uint64_t>owner.kind << (handle & 63)
+    pool.changed.any = True
+
+
+cdef inline ChunkHandle find_among_pages(Pool pool, Counters* counters, uint32_t bin_set, uint64_t rounded,
+                                         uint64_t requested, uint64_t stream) noexcept nogil:
+    pool.counters = counters[0]
+    cdef ChunkHandle handle = pool.pages.find_elsewhere(bin_set, rounded, requested, stream, False)
+    counters[0] = pool.counters
+    return handle
+
+
+cdef inline cbool free_among_pages(Pool pool, Counters* counters, ChunkHandle handle) noexcept nogil:
+    pool.counters = counters[0]
+    cdef cbool done = pool.pages.free_view(handle)
+    counters[0] = pool.counters
+    return done
+
+
+cdef inline void free_in_range(Pool pool, Counters* counters, BinSet* owner, ChunkHandle handle) noexcept nogil:
+    cdef uint64_t ptr = pool.chunks[handle].ptr, size = pool.chunks[handle].size
+    handle = pool.try_to_coalesce(owner.bins, handle, True, False)
+    pool.insert_free_chunk_into_bin(owner.bins, handle, False)
+    give_pages_back(pool, counters, owner, handle, ptr, size)
+
+
+cdef inline void give_pages_back(Pool pool, Counters* counters, BinSet* owner, ChunkHandle handle, uint64_t ptr,
+                                 uint64_t size) noexcept nogil:
+    """Notes that these bytes, now a part of a free chunk, have become free. If pages of small chunks may have
+    become wholly free, they go back at once to where they come from."""
+    if owner.kind != SMALL:
+        note_change(pool, owner, handle)
+    elif pool.chunks[handle].size >= owner.bitmap.page_size():
+        pool.counters = counters[0]
+        pool.pages.move_back(handle, ptr, size)
+        counters[0] = pool.counters
+
+
+cdef inline void count_and_free(Pool pool, Counters* counters, BinSet* owner, ChunkHandle handle, cbool was_waiting,
+                                uint32_t features) noexcept nogil:
+    """The rest of a free where PyTorch's counts are kept."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef uint64_t ptr = chunk.ptr, size = chunk.size, requested = chunk.requested_size
+    cdef ChunkHandle right = chunk.next, left = chunk.prev
+    cdef int neighbours = 0
+    if features & OPTIONS and not was_waiting and size >= owner.oversize:
+        pool.books.usage.oversize_allocations.lower(1)
+    if pool.books.history != NULL:
+        pool.note_free(chunk)
+    chunk.allocation_id = -1
+    chunk.state = FREE
+    if right != NO_CHUNK and pool.chunks[right].state == FREE:
+        pool.remove_free_chunk_from_bin(owner.bins, right, features & OPTIONS)
+        pool.join(handle, right)
+        neighbours = 1
+    if left != NO_CHUNK and pool.chunks[left].state == FREE:
+        pool.remove_free_chunk_from_bin(owner.bins, left, features & OPTIONS)
+        pool.chunks[left].requested_size = requested
+        pool.join(left, handle)
+        handle = left
+        neighbours += 1
+    chunk = &pool.chunks[handle]
+    chunk.freed_at_count = pool.times.clock
+    pool.insert_free_chunk_into_bin(owner.bins, handle, features & OPTIONS)
+    cdef cbool is_piece = (chunk.prev != NO_CHUNK) | (chunk.next != NO_CHUNK)
+    cdef cbool counts_pieces = not features & OPTIONS or owner.counts_pieces
+    is_piece &= counts_pieces
+    pool.books.usage.came_back(owner.kind, size, requested, neighbours, chunk.size, is_piece, was_waiting,
+                               counts_pieces)
+    if features & PAGED and owner.bitmap != NULL:
+        give_pages_back(pool, counters, owner, handle, ptr, size)
+
+
+# -- the places of plans ----------------------------------------------------------------------------------------------
+
+cdef ChunkHandle take_place(Pool pool, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,
+                            cbool indexed, uint32_t features) noexcept nogil:
+    """The place of a request that comes as planned; `index` is its stream in the plan. Else NO_CHUNK, or
+    NO_HOST_MEMORY, and nothing has changed."""
+    if indexed and not pool.starts.reserve():
+        return NO_HOST_MEMORY
+    cdef int64_t place = pool.plans.current.take(index, rounded)
+    if place < 0:
+        return NO_CHUNK
+    return hand_out_place(pool, pool.plans.current, pool.plans.current.first_record + <ChunkHandle>place, index,
+                          rounded, requested, stream, indexed, features)
+
+
+cdef ChunkHandle take_planned(Pool pool, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil:
+    """What a hit does where there is a plan: a request that is not as planned takes the slow path."""
+    cdef uint32_t index = pool.plans.current.stream_of(stream)
+    if index == NO_STREAM or pool.plans.rest:
+        return NO_CHUNK
+    cdef ChunkHandle handle = take_place(pool, index, rounded, requested, stream, True, pool.features)
+    return handle if handle < NO_HOST_MEMORY else NO_CHUNK
+
+
+cdef ChunkHandle hand_out_place(Pool pool, PlanServer* plan, ChunkHandle handle, uint32_t index, uint64_t rounded,
+                                uint64_t requested, uint64_t stream, cbool indexed, uint32_t features) noexcept nogil:
+    """Hands out a place, or a guest's room, which the plan has noted as taken."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    chunk.size = rounded
+    chunk.requested_size = requested
+    chunk.stream = stream
+    chunk.allocation_id = pool.records.next_allocation_id
+    pool.records.next_allocation_id += 1
+    chunk.bin_set = plan.bin_sets[index] + (features & COUNTS != 0 and is_large(rounded))
+    chunk.state = IN_USE | PLANNED
+    if indexed:
+        chunk.state = IN_USE | PLANNED | INDEXED
+        pool.starts.insert(chunk.ptr, handle)
+    pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, rounded)
+    if not features & COUNTS:
+        pool.counters.num_allocs += 1
+        pool.counters.bytes_in_use += rounded
+        pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
+        return handle
+    pool.books.usage.handed_out(is_large(rounded), rounded, requested, 0, False, True)
+    if not features & PLAIN and pool.books.history != NULL:
+        pool.note(HISTORY_ALLOC, chunk, requested)
+    return handle
+
+
+cdef cbool free_place(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Frees a block that lies in the region of a plan."""
+    cdef PlanServer* plan = pool.plans.current
+    if plan == NULL or not plan.is_place(handle):
+        plan = plan_of(pool, handle)
+    end_use(pool, handle)
+    if plan.is_place(handle):
+        plan.release(handle - plan.first_record)
+        return True
+    plan.remove_guest(handle)
+    pool.delete_chunk(handle)
+    return True
+
+
+cdef PlanServer* plan_of(Pool pool, ChunkHandle handle) noexcept nogil:
+    """The plan in whose region a block lies."""
+    cdef PlanServer* plan
+    for plan in pool.plans.all:
+        if plan.contains(pool.chunks[handle].ptr):
+            return plan
+    return NULL
+
+
+cdef inline void end_use(Pool pool, ChunkHandle handle) noexcept nogil:
+    """Counts that a block of a plan is not in use any more."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef cbool was_waiting = chunk.state & STATE == WAITING
+    if pool.books.history != NULL:
+        pool.note_free(chunk)
+    pool.books.owned.take_back(chunk)
+    pool.unindex_chunk(handle)
+    if was_waiting:
+        pool.counters.bytes_waiting -= chunk.size
+    count_place_freed(pool, chunk, was_waiting, pool.features)
+
+
+cdef inline void count_place_freed(Pool pool, Chunk* chunk, cbool was_waiting, uint32_t features) noexcept nogil:
+    if not features & COUNTS:
+        pool.counters.bytes_in_use -= chunk.size
+    else:
+        pool.books.usage.came_back(is_large(chunk.size), chunk.size, chunk.requested_size, 0, chunk.size, False,
+                                   was_waiting, True)
+    chunk.allocation_id = -1
+    chunk.state = PLACE
+
+
+cdef void forget_blocks(Pool pool, Region* region) noexcept nogil:
+    """Ends all blocks in the region of a plan, which is removed."""
+    cdef PlanServer* plan
+    cdef ChunkHandle handle
+    cdef size_t i
+    cdef int which
+    for plan in pool.plans.all:
+        for which in range(2):
+            if not plan.present[which] or plan.address[which] != region.ptr:
+                continue
+            for i in range(plan.places()):
+                handle = plan.first_record + <ChunkHandle>i
+                if pool.chunks[handle].state != PLACE and plan.region_of(plan.offset_of(<int64_t>i)) == which:
+                    free_place(pool, handle)
+            i = plan.guests().size()
+            while i > 0:
+                i -= 1
+                if plan.region_of(plan.guests()[i].offset) == which:
+                    free_place(pool, plan.guests()[i].handle)
+            plan.set_region(which, False, 0)
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+cdef size_t play(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
+    """Runs events from `start` on, until `end` or until it cannot serve one. Returns the number of the event where
+    it stopped. None of the events may be a RELEASE.
+
+    Without lanes it answers as BFC does: all chunks stand in one set of bins, and a size is rounded to the
+    granularity. It serves nothing while frees are written down.
+    """
+    if pool.times.notes_frees and pool.books.usage == NULL:
+        return start
+    cdef cbool plain = events.timeline == NULL and events.owner == NULL and events.pool == NULL
+    if pool.plans.current != NULL:
+        if events.lane.thread or events.lane.pool[0] | events.lane.pool[1]:
+            return start        # a private pool: it has memory of its own
+        if not plain or pool.books.history != NULL:
+            return play_planned(pool, events, start, end, tally, pool.features & COUNTS)
+        return (play_caching_planned if pool.books.usage != NULL else play_bfc_planned)(pool, events, start, end, tally)
+    if not plain:
+        return play_loop(pool, events, start, end, tally, pool.features)
+    return loops[pool.features](pool, events, start, end, tally)
+
+
+cdef TimelineRow row_after(Pool pool, Timeline* timeline, size_t event, uint64_t live) noexcept nogil:
+    """The timeline's row for the state after an event."""
+    return TimelineRow(event, live, used_now(pool), pool.counters.pool_bytes, pool.largest_free(),
+                       timeline.refused, timeline.driver_calls)
+
+
+cdef inline void watch(Pool pool, Timeline* timeline, size_t event, uint64_t live, cbool rises) noexcept nogil:
+    """Adds an event to the timeline if the bytes are at an extreme: a new minimum if the next event allocates
+    (`rises`), else a new maximum. Only an allocation can follow a minimum, and only a free a maximum."""
+    if timeline.is_extreme(live, used_now(pool), rises):
+        timeline.note_extreme(row_after(pool, timeline, event, live), rises)
+
+
+cdef inline uint64_t used_now(Pool pool) noexcept nogil:
+    """The bytes of the chunks in use."""
+    return pool.counters.bytes_in_use if pool.books.usage == NULL else <uint64_t>pool.books.usage.active_bytes()
+
+
+cdef inline size_t play_loop(Pool pool, Events* events, size_t start, size_t end, Tally* tally,
+                             uint32_t features) noexcept nogil:
+    """PLAIN among the features: no timeline is kept, and no event has an owner or a private pool."""
+    cdef const uint8_t* op = events.op      # locals: what the loop stores might alias the struct
+    cdef const uint32_t* number = events.number
+    cdef const uint64_t* sizes = events.size
+    cdef const uint16_t* streams = events.stream
+    cdef cbool by_stream = events.by_stream
+    cdef ChunkHandle* handles = events.handles
+    cdef uint64_t* addresses = events.addresses
+    cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = pool.granularity
+    cdef Lane lane = events.lane
+    cdef Counters own = pool.counters   # a PLAIN loop is all that changes them meanwhile, but for `pages`
+    cdef Counters* counters = &own if features & PLAIN else &pool.counters
+    cdef uint32_t bin_set = 0, lane_set = NO_LANE   # no lane is opened or closed in this loop
+    cdef size_t i = start
+    cdef ChunkHandle handle
+    while i < end:
+        if pool.chunk_count > FITS_THE_CACHE:
+            look_ahead(events, pool.chunks, pool.chunk_count, i)
+        if not features & PLAIN and events.timeline != NULL and i > start:
+            watch(pool, events.timeline, i - 1, live, op[i] == ALLOCATE)
+        if op[i] == ALLOCATE:
+            size = sizes[i]
+            if size == 0 or (not features & PLAIN and not enter_pool(events, i, features, &lane, &lane_set)):
+                break
+            if features & (COUNTS | PAGED):     # there are lanes
+                if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
+                    lane.stream = streams[i] if by_stream else lane.stream
+                    lane_set = pool.find_lane(&lane)
+                if lane_set == NO_LANE or size >= TOO_LARGE:
+                    break
+                rounded = pool.sizes.round(size) if features & COUNTS else round_up(size, granularity)
+                bin_set = lane_set + is_large(rounded)
+            else:
+                rounded = round_up(size, granularity)
+                bin_set = end_of(events, i, features)
+            handle = find_and_hand_out(pool, counters, bin_set, rounded, size, streams[i], 0, False, features)
+            if features & PAGED and handle == NO_CHUNK:
+                handle = find_among_pages(pool, counters, bin_set, rounded, size, streams[i])
+            if handle >= NO_HOST_MEMORY:
+                if features & OPTIONS and handle == NO_CHUNK:
+                    pool.times.clock -= pool.bin_sets[bin_set].ticks    # the caller's next search counts
+                break
+            if not features & PLAIN and events.owner != NULL:
+                pool.set_owner(handle, events.owner[i])
+            handles[number[i]] = handle
+            addresses[i] = pool.chunks[handle].ptr
+            live += size
+            peak = max(peak, live)
+        elif handles[number[i]] != NO_CHUNK:
+            size = play_free(pool, counters, handles[number[i]], features)
+            if size == 0:
+                break
+            live -= size
+            handles[number[i]] = NO_CHUNK
+        i += 1
+    if features & PLAIN:
+        pool.counters = own
+    tally[0] = Tally(live, peak)
+    return i
+
+
+cdef inline uint64_t play_free(Pool pool, Counters* counters, ChunkHandle handle, uint32_t features) noexcept nogil:
+    """Frees an allocation of a replay. Returns the bytes that were asked for. 0: its chunk is not simply in use, or
+    the host is out of memory."""
+    if pool.chunks[handle].state & ~<uint32_t>(0 if features & PLAIN else MARKS) != IN_USE:
+        return 0
+    cdef uint64_t size = pool.chunks[handle].requested_size
+    return size if free_and_merge(pool, counters, handle, features) else 0
+
+
+cdef inline size_t play_planned(Pool pool, Events* events, size_t start, size_t end, Tally* tally,
+                                uint32_t features) noexcept nogil:
+    """Like play_loop, where there is a plan: serves what comes as planned."""
+    cdef const uint8_t* op = events.op      # locals, as in play_loop
+    cdef const uint32_t* number = events.number
+    cdef const uint64_t* sizes = events.size
+    cdef const uint16_t* streams = events.stream
+    cdef ChunkHandle* handles = events.handles
+    cdef uint64_t* addresses = events.addresses
+    cdef uint64_t live = tally.live, peak = tally.peak_live, size, rounded, granularity = pool.granularity
+    cdef cbool has_lanes = features & COUNTS != 0
+    cdef uint64_t lane = events.lane.stream
+    cdef uint32_t index = NO_STREAM, known = 0
+    cdef ChunkHandle handle
+    cdef size_t i = start
+    while i < end:
+        if not features & PLAIN and events.timeline != NULL and i > start:
+            watch(pool, events.timeline, i - 1, live, op[i] == ALLOCATE)
+        if op[i] == ALLOCATE:
+            size = sizes[i]
+            if size == 0 or size >= TOO_LARGE or (not features & PLAIN and events.pool != NULL and events.pool[i]):
+                break
+            if index == NO_STREAM or known != streams[i]:
+                known = streams[i]
+                lane = known if events.by_stream or not has_lanes else lane
+                index = pool.plans.current.stream_of(lane)
+            if index == NO_STREAM:
+                break
+            rounded = pool.sizes.round(size) if has_lanes else round_up(size, granularity)
+            handle = take_place(pool, index, rounded, size, known, False, features)
+            if handle >= NO_HOST_MEMORY:
+                break
+            if not features & PLAIN and events.owner != NULL:
+                pool.set_owner(handle, events.owner[i])
+            handles[number[i]] = handle
+            addresses[i] = pool.chunks[handle].ptr
+            live += size
+            peak = max(peak, live)
+        elif handles[number[i]] != NO_CHUNK:
+            size = play_planned_free(pool, handles[number[i]], features)
+            if size == 0:
+                break
+            live -= size
+            handles[number[i]] = NO_CHUNK
+        i += 1
+    tally.live = live
+    tally.peak_live = peak
+    return i
+
+
+cdef inline uint64_t play_planned_free(Pool pool, ChunkHandle handle, uint32_t features) noexcept nogil:
+    """As play_free, where there is a plan."""
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef uint64_t size = chunk.requested_size
+    if features & PLAIN and chunk.state == IN_USE | PLANNED and pool.plans.current.is_place(handle):
+        pool.plans.current.release(handle - pool.plans.current.first_record)
+        count_place_freed(pool, chunk, False, features)
+        return size
+    if chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE:
+        return 0
+    return size if pool.free_chunk(handle) else 0
+
+
+# -- regions ----------------------------------------------------------------------------------------------------------
+
+cdef inline BinSet* counted_with(Pool pool, uint32_t bin_set) noexcept nogil:
+    """The set of bins that a region counts in. Those of two ends count in one: their first chunk changes sides."""
+    return &pool.bin_sets[GAP if pool.features & ENDS and bin_set <= GAP else bin_set]
+
+
+cdef cbool order_by_number(Pool pool) noexcept nogil:
+    """Sorts free chunks by their regions' numbers from now on, until no region is left: the addresses do not rise
+    with the numbers any more. False: the host is out of memory, and nothing has changed."""
+    cdef vector[FreeChunk] entries
+    cdef BinSet bin_set
+    cdef size_t most = 0, i
+    for bin_set in pool.bin_sets:
+        most = max(most, bin_set.bins.count())
+    if pool.regions.size() >= MOST_NUMBERS or not try_reserve(entries, most) or not number_again(pool.regions):
+        return False
+    pool.order.next_number = <uint32_t>pool.regions.size()
+    pool.order.by_number = True
+    pool.features |= OPTIONS
+    for bin_set in pool.bin_sets:
+        entries.clear()
+        bin_set.bins.collect(entries)   # there is room
+        for i in range(entries.size()):
+            entries[i].order = pool.order_of(entries[i].handle, True)
+        bin_set.bins.sort_again(entries)
+    return True
+
+
+cdef inline uint64_t order_by_age(Pool pool, uint64_t ptr) noexcept nogil:
+    """A free asks up to three times, each time for a chunk of one region, and would search the map each time."""
+    cdef Region* recent = &pool.order.recent[ptr >> REGION_BITS & (RECENT_REGIONS - 1)]
+    if ptr - recent.ptr >= recent.end - recent.ptr:
+        recent[0] = deref(pool.regions.upper_bound(ptr)).second
+    return <uint64_t>recent.number << OFFSET_BITS | (ptr - recent.ptr) >> SECTOR_BITS
+
+
+# -- split, merge, coalesce -------------------------------------------------------------------------------------------
+
+cdef inline ChunkHandle cut_chunk(Pool pool, ChunkHandle handle, uint64_t size, uint64_t freed_at_count) noexcept nogil:
+    """The same, but the tail is in no bin."""
+    cdef ChunkHandle rest_handle = pool.take_slot()
+    cdef Chunk* chunk = &pool.chunks[handle]
+    cdef Chunk* rest = &pool.chunks[rest_handle]
+    rest.ptr = chunk.ptr + size
+    rest.size = chunk.size - size
+    rest.requested_size = chunk.requested_size      # the old value stays in both, and PyTorch's snapshots show it
+    rest.allocation_id = -1
+    rest.freed_at_count = freed_at_count
+    rest.stream = chunk.stream
+    rest.prev = handle
+    rest.next = chunk.next
+    rest.bin_set = chunk.bin_set
+    rest.state = FREE
+    chunk.size = size
+    chunk.next = rest_handle
+    if rest.next != NO_CHUNK:
+        pool.chunks[rest.next].prev = rest_handle
+    return rest_handle
+
+
+cdef inline void merge(Pool pool, ChunkHandle left, ChunkHandle right) noexcept nogil:
+    pool.chunks[left].freed_at_count = max(pool.chunks[left].freed_at_count, pool.chunks[right].freed_at_count)
+    pool.join(left, right)
+
+
+# -- records ----------------------------------------------------------------------------------------------------------
+
+cdef inline cbool has_two_records(Pool pool) noexcept nogil:
+    """Makes room for two more chunks: before an aligned one, and behind it. False: the host is out of memory."""
+    return pool.chunk_count + 2 <= pool.records.capacity or pool.grow_chunks()
 
 
 # -- the loops of replays ---------------------------------------------------------------------------------------------
@@ -1860,39 +1722,39 @@ ctypedef size_t (*Loop)(Pool pool, Events* events, size_t start, size_t end, Tal
 
 
 cdef size_t play_bfc(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN)
+    return play_loop(pool, events, start, end, tally, PLAIN)
 
 
 cdef size_t play_bfc_options(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | OPTIONS)
+    return play_loop(pool, events, start, end, tally, PLAIN | OPTIONS)
 
 
 cdef size_t play_bfc_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | PAGED)
+    return play_loop(pool, events, start, end, tally, PLAIN | PAGED)
 
 
 cdef size_t play_bfc_planned(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_planned(events, start, end, tally, PLAIN)
+    return play_planned(pool, events, start, end, tally, PLAIN)
 
 
 cdef size_t play_caching_planned(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_planned(events, start, end, tally, PLAIN | COUNTS)
+    return play_planned(pool, events, start, end, tally, PLAIN | COUNTS)
 
 
 cdef size_t play_caching(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS)
+    return play_loop(pool, events, start, end, tally, PLAIN | COUNTS)
 
 
 cdef size_t play_caching_options(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS)
+    return play_loop(pool, events, start, end, tally, PLAIN | COUNTS | OPTIONS)
 
 
 cdef size_t play_caching_paged(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
+    return play_loop(pool, events, start, end, tally, PLAIN | COUNTS | OPTIONS | PAGED)
 
 
 cdef size_t play_bfc_ends(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:
-    return pool.play_loop(events, start, end, tally, PLAIN | OPTIONS | ENDS)
+    return play_loop(pool, events, start, end, tally, PLAIN | OPTIONS | ENDS)
 
 
 cdef Loop[2 * ENDS] loops      # by the pool's features

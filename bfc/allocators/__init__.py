@@ -1,5 +1,6 @@
 """What both policies share: a pool behind a lock, on top of a sub-allocator. In order:
 
+_places.pyx         the places of plans in a pool: what comes, goes or is asked for off the plan
 _changes.pyx        changes of a pool that few requests need: frees with a count, growth, addresses
 _pages.pyx          pages that have several addresses
 _lock.pxd           the lock around a pool

@@ -108,7 +108,7 @@ cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placem
     cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
     acquire_lock(self.lock)     # under which lanes come and go
     cdef bint is_hit = (not self.is_closed and (not elsewhere or self.by_stream or self.has_lanes.get())
-                        and self.pool.owned.knows(owner) and self.hit(nbytes, on, placed))
+                        and self.pool.books.owned.knows(owner) and self.hit(nbytes, on, placed))
     if owner and is_hit:
         self.pool.set_owner(placed.handle, owner)
     self.lock.release()
@@ -364,7 +364,7 @@ cdef class Allocator(ChunkAllocator):
     @property
     def tracemalloc_domain(self):
         """The domain that `set_tracemalloc_domain` has set; None by default."""
-        return self.pool.owned.tracing.domain or None
+        return self.pool.books.owned.tracing.domain or None
 
     def set_tracemalloc_domain(self, domain):
         """Let Python's tracemalloc count the allocator's memory by line, under a domain of its own.
@@ -419,9 +419,9 @@ cdef class Allocator(ChunkAllocator):
         self.acquire()
         for i in range(self.pool.chunk_count):
             if self.pool.chunks[i].state & TRACED:
-                self.pool.owned.tracing.forget(self.pool.owned.tracing.domain, self.pool.chunks[i].ptr)
+                self.pool.books.owned.tracing.forget(self.pool.books.owned.tracing.domain, self.pool.chunks[i].ptr)
                 self.pool.chunks[i].state &= ~<uint32_t>TRACED
-        self.pool.owned.tracing = Tracing(number, track, untrack)
+        self.pool.books.owned.tracing = Tracing(number, track, untrack)
         self.reasons.put(IS_TRACED, number != 0)
         self.lock.release()
 
@@ -518,7 +518,7 @@ cdef class Allocator(ChunkAllocator):
         if self.strict:
             raise ValueError("an allocator with strict=True places as the original does, and the original has no plans")
         gate = planned.gate_for(gate)
-        if self.pool.timing != NULL:
+        if self.pool.times.counter != NULL:
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         if self.pool.features & ENDS:
             raise ValueError("a plan has places of its own, and none at two ends of the memory")
@@ -1443,9 +1443,9 @@ cdef class Allocator(ChunkAllocator):
         # The peaks restart at what is in use at this moment.
         self.acquire()
         self.pool.restart_peaks()
-        if self.pool.usage != NULL:
-            self.pool.usage.restart_peaks()
-            self.pool.pool_usage.restart_peaks()
+        if self.pool.books.usage != NULL:
+            self.pool.books.usage.restart_peaks()
+            self.pool.books.pool_usage.restart_peaks()
         self.pool.counters.largest_alloc_size = 0
         self.lock.release()
 
@@ -1454,9 +1454,9 @@ cdef class Allocator(ChunkAllocator):
         # Both sets of counts restart between the same two requests.
         self.acquire()
         self.pool.counters.num_allocs = 0
-        if self.pool.usage != NULL:
-            self.pool.usage.restart_totals()
-            self.pool.pool_usage.restart_totals()
+        if self.pool.books.usage != NULL:
+            self.pool.books.usage.restart_totals()
+            self.pool.books.pool_usage.restart_totals()
         self.lock.release()
 
     def clear_stats(self):
@@ -1548,9 +1548,9 @@ cdef class Allocator(ChunkAllocator):
         # A lane that another thread opens moves the sets of bins, and a history may have ended.
         acquire_lock(self.lock)
         cdef Lane* lane = &self.pool.bin_sets[chunk.bin_set].lane
-        if self.pool.history != NULL:
-            self.pool.history.add(HistoryRecord(chunk.ptr, chunk.requested_size, lane.stream,
-                                                [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
+        if self.pool.books.history != NULL:
+            self.pool.books.history.add(HistoryRecord(chunk.ptr, chunk.requested_size, lane.stream,
+                                                      [lane.pool[0], lane.pool[1]], 0, 0, HISTORY_ANNOTATE, number))
         self.lock.release()
 
     def leaks(self):
@@ -1983,7 +1983,7 @@ cdef size_t allocate_hits(Allocator allocator, const vector[uint64_t]& sizes, ui
     request that none fits."""
     cdef Placement placed
     allocator.acquire()
-    while i < sizes.size() and not allocator.is_closed and allocator.pool.owned.knows(owner):
+    while i < sizes.size() and not allocator.is_closed and allocator.pool.books.owned.knows(owner):
         addresses[i] = 0
         if sizes[i]:
             if not allocator.hit(sizes[i], on, &placed):

@@ -28,7 +28,7 @@ cdef int note_captured_streams(ChunkAllocator allocator) except -1:
         return 0
     # A history may be started or ended by another thread.
     allocator.acquire()
-    cdef bint is_recorded = allocator.pool.history != NULL
+    cdef bint is_recorded = allocator.pool.books.history != NULL
     allocator.lock.release()
     if is_recorded:
         for stream, pool, joins in allocator.captures.news_of(allocator.mapped.streams_asked()):

@@ -19,9 +19,10 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport (
     DELETED, DIVIDED, ENDS, FREE, GAP, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING,
-    MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, BinSet, Bins, Chunk, ChunkHandle, PlanServer,
-    Pool, Region,
+    MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, Bins, BinSet, Chunk, ChunkHandle, PlanServer,
+    Pool, Region, coalesce_at_ends, forget_blocks, list_at_ends, return_to_gap, unlist_at_ends,
 )
+from bfc.allocators._places cimport plan_in
 
 cdef extern from "bins.hpp":
     pass
@@ -46,25 +47,25 @@ cdef void merge_timestamped(Pool pool, uint64_t required, cbool* satisfied) noex
     cdef ChunkHandle handle
     cdef Chunk* chunk
     satisfied[0] = required == 0
-    queued.swap(pool.timestamped)
-    if not try_reserve(pool.timestamped, queued.size()) or not try_reserve(to_merge, queued.size()):
-        queued.swap(pool.timestamped)
+    queued.swap(pool.times.timestamped)
+    if not try_reserve(pool.times.timestamped, queued.size()) or not try_reserve(to_merge, queued.size()):
+        queued.swap(pool.times.timestamped)
         return
     for handle in queued:
         chunk = &pool.chunks[handle]
         if chunk.state != FREE or (pool.features & ENDS and chunk.bin_set == GAP):
             continue
-        if chunk.freed_at_count < pool.safe_frontier:
+        if chunk.freed_at_count < pool.times.safe_frontier:
             chunk.freed_at_count = 0
         if chunk.freed_at_count == 0 or required > 0:
             to_merge.push_back(handle)
         else:
-            pool.timestamped.push_back(handle)
+            pool.times.timestamped.push_back(handle)
     for handle in to_merge:
         if pool.chunks[handle].state != FREE:
             continue  # merged into another of the list
         if (satisfied[0] and required > 0) or not pool.bins_of(handle).reserve():
-            pool.timestamped.push_back(handle)
+            pool.times.timestamped.push_back(handle)
         elif merge_one(pool, handle, required):
             satisfied[0] = True
 
@@ -73,17 +74,17 @@ cdef cbool merge_one(Pool pool, ChunkHandle handle, uint64_t required) noexcept 
     cdef Bins* bins = pool.bins_of(handle)
     cdef ChunkHandle merged
     if pool.features & ENDS and pool.chunks[handle].bin_set <= GAP:
-        pool.unlist_at_ends(handle)
+        unlist_at_ends(pool, handle)
         if pool.chunks[handle].freed_at_count == 0 or required > 0:
-            pool.return_to_gap(handle)
-        merged = pool.coalesce_at_ends(handle, required > 0)
-        pool.list_at_ends(merged)
+            return_to_gap(pool, handle)
+        merged = coalesce_at_ends(pool, handle, required > 0)
+        list_at_ends(pool, merged)
     else:
         pool.remove_free_chunk_from_bin(bins, handle, False)
         merged = pool.try_to_coalesce(bins, handle, required > 0, False)
         pool.insert_free_chunk_into_bin(bins, merged, False)
     if required > 0 and merged != handle and pool.chunks[merged].freed_at_count > 0:
-        pool.timestamped.push_back(merged)
+        pool.times.timestamped.push_back(merged)
     return required > 0 and pool.chunks[merged].size >= required
 
 
@@ -91,11 +92,11 @@ cdef void forget_queued(Pool pool) noexcept nogil:
     """Takes the chunks of removed regions out of the queue of timestamped frees. Upstream leaves them there, and reads
     freed memory later. Call it after remove_region, before any record is used again."""
     cdef size_t kept = 0, i
-    for i in range(pool.timestamped.size()):
-        if pool.chunks[pool.timestamped[i]].state != DELETED:
-            pool.timestamped[kept] = pool.timestamped[i]
+    for i in range(pool.times.timestamped.size()):
+        if pool.chunks[pool.times.timestamped[i]].state != DELETED:
+            pool.times.timestamped[kept] = pool.times.timestamped[i]
             kept += 1
-    pool.timestamped.resize(kept)
+    pool.times.timestamped.resize(kept)
 
 
 cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
@@ -103,7 +104,7 @@ cdef uint64_t bytes_behind(Pool pool, ChunkHandle handle) noexcept nogil:
     cdef ChunkHandle right = pool.chunks[handle].next
     if right == NO_CHUNK or pool.chunks[right].state != FREE or pool.features & ENDS:
         return 0            # what is free between two ends is for both
-    if pool.timing != NULL and pool.chunks[right].freed_at_count > 0:
+    if pool.times.counter != NULL and pool.chunks[right].freed_at_count > 0:
         return 0
     return pool.chunks[right].size
 
@@ -123,16 +124,16 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
         pool.join(handle, right)
         merged = chunk.size
         split_off(pool, owner, handle, rounded)
-        pool.owned.grew(chunk, chunk.size - before)
-        if pool.usage == NULL:
+        pool.books.owned.grew(chunk, chunk.size - before)
+        if pool.books.usage == NULL:
             pool.counters.bytes_in_use += chunk.size - before
             pool.counters.peak_bytes_in_use = max(pool.counters.peak_bytes_in_use, pool.counters.bytes_in_use)
         else:
             count_growth(pool, owner, chunk, before, merged, requested)
         pool.counters.largest_alloc_size = max(pool.counters.largest_alloc_size, chunk.size)
-    elif pool.usage != NULL:
+    elif pool.books.usage != NULL:
         count_growth(pool, owner, chunk, before, before, requested)
-    if pool.history != NULL:
+    if pool.books.history != NULL:
         pool.note_free(chunk)
         pool.note(HISTORY_ALLOC, chunk, requested)
     chunk.requested_size = requested
@@ -146,13 +147,13 @@ cdef void count_growth(Pool pool, BinSet* owner, Chunk* chunk, uint64_t before, 
     cdef ChunkHandle behind = chunk.next if merged == chunk.size else pool.chunks[chunk.next].next
     cdef cbool is_piece = owner.counts_pieces and (chunk.prev != NO_CHUNK or behind != NO_CHUNK)
     cdef int neighbours = merged > before
-    pool.usage.came_back(owner.kind, before, chunk.requested_size, neighbours, merged, is_piece, False,
-                         owner.counts_pieces)
+    pool.books.usage.came_back(owner.kind, before, chunk.requested_size, neighbours, merged, is_piece, False,
+                               owner.counts_pieces)
     if is_piece and merged == chunk.size:
-        pool.usage.piece_used_up(owner.kind)
+        pool.books.usage.piece_used_up(owner.kind)
     if before < owner.oversize <= chunk.size:
-        pool.usage.oversize_allocations.raise_by(1)
-    pool.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
+        pool.books.usage.oversize_allocations.raise_by(1)
+    pool.books.usage.handed_out(owner.kind, chunk.size, requested, merged - chunk.size, is_piece, owner.counts_pieces)
 
 
 cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size) noexcept nogil:
@@ -167,22 +168,22 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
 
 cdef cbool has_records(Pool pool, int count) noexcept nogil:
     """Whether there are so many unused records of chunks; the table grows if need be."""
-    cdef size_t unused = pool.chunk_capacity - pool.chunk_count, capacity
-    cdef ChunkHandle slot = pool.free_slot
+    cdef size_t unused = pool.records.capacity - pool.chunk_count, capacity
+    cdef ChunkHandle slot = pool.records.free_slot
     while slot != NO_CHUNK and unused < <size_t>count:
         unused += 1
         slot = pool.chunks[slot].next
     while unused < <size_t>count:       # it grows by a half each time
-        capacity = pool.chunk_capacity
+        capacity = pool.records.capacity
         if not pool.grow_chunks():
             return False
-        unused += pool.chunk_capacity - capacity
+        unused += pool.records.capacity - capacity
     return True
 
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
     """Takes reserved addresses in as one unmapped chunk. NO_HOST_MEMORY: nothing has changed."""
-    if pool.usage != NULL and not pool.pool_usage.know(pool.bin_sets[bin_set].lane.pool):
+    if pool.books.usage != NULL and not pool.books.pool_usage.know(pool.bin_sets[bin_set].lane.pool):
         return NO_HOST_MEMORY
     if not has_records(pool, 1) or not pool.enter_region(Region(ptr, ptr + size, NO_CHUNK, 0)):
         return NO_HOST_MEMORY
@@ -200,7 +201,7 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
     cdef Chunk* chunk
     owner.regions -= 1
     if owner.is_plan:
-        pool.forget_blocks(&pool.regions[ptr + size])
+        forget_blocks(pool, &pool.regions[ptr + size])
     while handle != NO_CHUNK:
         chunk = &pool.chunks[handle]
         following = chunk.next
@@ -208,9 +209,9 @@ cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil:
             if chunk.state == FREE:
                 pool.unlist_free_chunk(owner, handle)
             elif chunk.state not in (LEAVING, DIVIDED):
-                pool.owned.take_back(chunk)
+                pool.books.owned.take_back(chunk)
                 pool.unindex_chunk(handle)
-                if pool.usage != NULL:
+                if pool.books.usage != NULL:
                     pool.count_removed(owner, chunk, False)
                 else:
                     pool.counters.bytes_in_use -= chunk.size
@@ -235,14 +236,14 @@ cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept n
         return 0    # perhaps it never had memory: then the usage of pools does not know its pool
     if asleep:
         pool.counters.pool_bytes -= owner.mapped_bytes
-        if pool.usage != NULL:
-            pool.usage.memory_went(owner.kind, owner.mapped_bytes)
-            pool.pool_usage.went(owner.lane.pool, owner.kind, owner.mapped_bytes)
+        if pool.books.usage != NULL:
+            pool.books.usage.memory_went(owner.kind, owner.mapped_bytes)
+            pool.books.pool_usage.went(owner.lane.pool, owner.kind, owner.mapped_bytes)
     else:
         pool.counters.pool_bytes += owner.mapped_bytes
-        if pool.usage != NULL:
-            pool.usage.memory_came(owner.kind, owner.mapped_bytes)
-            pool.pool_usage.came(owner.lane.pool, owner.kind, owner.mapped_bytes)
+        if pool.books.usage != NULL:
+            pool.books.usage.memory_came(owner.kind, owner.mapped_bytes)
+            pool.books.pool_usage.came(owner.lane.pool, owner.kind, owner.mapped_bytes)
     cdef uint64_t nbytes = owner.mapped_bytes
     if not owner.is_range and not asleep:
         owner.mapped_bytes = 0
@@ -265,10 +266,10 @@ cdef void count_in(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
         return
     pool.counters.pool_bytes += chunk.size
     pool.counters.peak_pool_bytes = max(pool.counters.peak_pool_bytes, pool.counters.pool_bytes)
-    if pool.usage != NULL:
-        pool.usage.memory_came(owner.kind, chunk.size)
-        pool.pool_usage.came(owner.lane.pool, owner.kind, chunk.size)
-    if pool.history != NULL:
+    if pool.books.usage != NULL:
+        pool.books.usage.memory_came(owner.kind, chunk.size)
+        pool.books.pool_usage.came(owner.lane.pool, owner.kind, chunk.size)
+    if pool.books.history != NULL:
         pool.note(HISTORY_SEGMENT_MAP, chunk, chunk.size)
 
 
@@ -277,10 +278,10 @@ cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
     if owner.asleep:
         return
     pool.counters.pool_bytes -= chunk.size
-    if pool.usage != NULL:
-        pool.usage.memory_went(owner.kind, chunk.size)
-        pool.pool_usage.went(owner.lane.pool, owner.kind, chunk.size)
-    if pool.history != NULL:
+    if pool.books.usage != NULL:
+        pool.books.usage.memory_went(owner.kind, chunk.size)
+        pool.books.pool_usage.went(owner.lane.pool, owner.kind, chunk.size)
+    if pool.books.history != NULL:
         pool.note(HISTORY_SEGMENT_UNMAP, chunk, chunk.size)
 
 
@@ -326,14 +327,14 @@ cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
         come_back(pool, owner, handle)
         return
     pool.chunks[handle].state = FREE
-    pool.chunks[handle].freed_at_count = pool.clock
+    pool.chunks[handle].freed_at_count = pool.times.clock
     pool.list_free_chunk(owner, pool.try_to_coalesce(owner.bins, handle, True, True))
 
 
 cdef void come_back(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil:
     """Lets a plan use pages of its region again."""
     cdef int region = 0
-    cdef PlanServer* plan = pool.plan_in(pool.chunks[handle].bin_set, &region)
+    cdef PlanServer* plan = plan_in(pool, pool.chunks[handle].bin_set, &region)
     cdef ChunkHandle right = pool.chunks[handle].next, left = pool.chunks[handle].prev
     plan.bring_back(region, <uint32_t>owner.bitmap.slot_at(pool.chunks[handle].ptr),
                     <uint32_t>(pool.chunks[handle].size // owner.bitmap.page_size()))
@@ -350,7 +351,7 @@ cdef void come_back(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
 cdef void go_away(Pool pool, BinSet* owner, ChunkHandle part) noexcept nogil:
     """Keeps a plan from using pages that were cut out of its region."""
     cdef int region = 0
-    cdef PlanServer* plan = pool.plan_in(pool.chunks[part].bin_set, &region)
+    cdef PlanServer* plan = plan_in(pool, pool.chunks[part].bin_set, &region)
     cdef ChunkHandle rest = pool.chunks[part].next
     plan.send_away(region, <uint32_t>owner.bitmap.slot_at(pool.chunks[part].ptr),
                    <uint32_t>(pool.chunks[part].size // owner.bitmap.page_size()))

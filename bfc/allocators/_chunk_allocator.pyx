@@ -252,7 +252,7 @@ cdef class ChunkAllocator(BufferOwner):
         return None
 
     cdef int was_refused(self, Request* request) except -1:
-        if self.pool.history == NULL or request.refused:
+        if self.pool.books.history == NULL or request.refused:
             return 0
         device_free, _total = self.memory_of_device()
         request.lane.stream = request.stream
@@ -298,7 +298,7 @@ cdef class ChunkAllocator(BufferOwner):
         if not note_hit(self.pool, handle, placed):
             return
         cdef Chunk* chunk = &self.pool.chunks[handle]
-        if self.pool.history != NULL and self.pool.usage == NULL:
+        if self.pool.books.history != NULL and self.pool.books.usage == NULL:
             self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
         if request.owner:
             self.pool.set_owner(handle, request.owner)

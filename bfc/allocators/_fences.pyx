@@ -658,7 +658,7 @@ cdef class Captures:
         self.fences.mark_captures(more)
         # Requests look at it under the lock, before they ask a plan.
         acquire_lock(self.lock[0])
-        self.pool.plan_rests = self.fences.capture_is_marked()
+        self.pool.plans.rest = self.fences.capture_is_marked()
         self.lock.release()
         return 0
 

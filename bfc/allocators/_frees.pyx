@@ -128,7 +128,7 @@ cdef class Frees:
         acquire_lock(self.lock[0])
         cdef Lane lane = self.pool.bin_sets[self.pool.chunks[handle].bin_set].lane
         # streams may share a lane where PyTorch's counts are not kept
-        cdef uint64_t made_on = lane.stream if self.pool.usage != NULL else self.pool.chunks[handle].stream
+        cdef uint64_t made_on = lane.stream if self.pool.books.usage != NULL else self.pool.chunks[handle].stream
         self.lock.release()
         if self.fences.defers(allocation_id, made_on):
             self.fences.defer(handle, allocation_id, made_on, (lane.pool[0], lane.pool[1]))
@@ -364,7 +364,9 @@ cdef class Frees:
         # Whether it lives is asked with the mark, since its address can be freed by another thread.
         acquire_lock(self.lock[0])
         cdef bint live = is_live_in(self.pool, entry.handle, entry.allocation_id)
-        cdef uint64_t freed_on = self.pool.chunks[entry.handle].stream if self.pool.usage == NULL else self.home_stream
+        cdef uint64_t freed_on = self.home_stream
+        if self.pool.books.usage == NULL:
+            freed_on = self.pool.chunks[entry.handle].stream
         if live:
             self.pool.chunks[entry.handle].state |= USED_ELSEWHERE
         else:

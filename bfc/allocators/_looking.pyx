@@ -48,7 +48,7 @@ cdef object stats_now(ChunkAllocator allocator):
     cdef Counters counters = allocator.pool.totals()
     cdef uint64_t largest_free = allocator.pool.largest_free()
     cdef vector[uint64_t] owned
-    cdef bint copied = allocator.pool.owned.copy(owned)
+    cdef bint copied = allocator.pool.books.owned.copy(owned)
     allocator.lock.release()
     if not copied:
         raise out_of_host_memory()
@@ -66,12 +66,12 @@ cdef object look(ChunkAllocator allocator, bint with_history, bint noted):
     # All is copied at one moment, and made into objects without the lock.
     allocator.acquire()
     cdef bint copied = copy_columns(allocator.pool, regions, chunks, pages)
-    copied = copied and allocator.pool.owned.copy(owned)
-    if allocator.pool.history != NULL:
-        copied = copied and (not with_history or allocator.pool.history.copy(records))
+    copied = copied and allocator.pool.books.owned.copy(owned)
+    if allocator.pool.books.history != NULL:
+        copied = copied and (not with_history or allocator.pool.books.history.copy(records))
         if noted:
-            allocator.pool.history.add(HistoryRecord(0, allocator.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
-                                                     HISTORY_SNAPSHOT, 0))
+            allocator.pool.books.history.add(HistoryRecord(0, allocator.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
+                                                           HISTORY_SNAPSHOT, 0))
     cdef Counters counters = allocator.pool.totals()
     cdef uint64_t largest_free = allocator.pool.largest_free()
     allocator.lock.release()

@@ -95,7 +95,7 @@ cdef int set_owner_of(ChunkAllocator allocator, Request* request) except -1:
         return 0
     # The table of owners may grow, and other threads read it.
     allocator.acquire()
-    cdef bint is_known = allocator.pool.owned.know(request.owner)
+    cdef bint is_known = allocator.pool.books.owned.know(request.owner)
     allocator.lock.release()
     if not is_known:
         raise out_of_host_memory()
@@ -144,11 +144,12 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
         return 0
     if not allocator.reasons.none():
         allocator.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
-    if allocator.pool.plan != NULL and allocator.planned.follows and asks_plan(allocator, request):
+    if allocator.pool.plans.current != NULL and allocator.planned.follows and asks_plan(allocator, request):
         allocator.planned.follow(allocator, request.stream, request.rounded, request.nbytes)
-    if allocator.pool.plan != NULL and allocator.pool.plan.asks() and not request.tag and not request.in_capture:
+    if (allocator.pool.plans.current != NULL and allocator.pool.plans.current.asks() and not request.tag
+            and not request.in_capture):
         allocator.planned.meet_length(request.stream, request.nbytes)
-    if allocator.pool.plan != NULL and asks_plan(allocator, request):
+    if allocator.pool.plans.current != NULL and asks_plan(allocator, request):
         allocator.planned.fill_place(allocator, request.stream if allocator.by_stream else allocator.home_stream,
                                      request.rounded, request.nbytes)
     # Placed and written down at once. `frees_before` says which frees this look has seen.
@@ -171,8 +172,9 @@ cdef int after_miss(ChunkAllocator allocator, Request* request, Placement* place
         allocator.source.forget_other_threads()
     if allocator.fences.capture_is_marked():
         note_captured_streams(allocator)
-    elif (allocator.planned is not None and allocator.pool.plans.size() > <size_t>(allocator.pool.plan != NULL)
-            and not allocator.source.is_called_here()):
+    elif (allocator.planned is not None
+          and allocator.pool.plans.all.size() > <size_t>(allocator.pool.plans.current != NULL)
+          and not allocator.source.is_called_here()):
         allocator.planned.give_back_empty()      # of plans that have ended, before more is asked for
     if placed.handle == NO_CHUNK and allocator.planned is not None and not allocator.fences.capture_is_marked():
         keep_within_bounds(allocator, request, placed)
@@ -301,7 +303,7 @@ cdef int announce(ChunkAllocator allocator, Placement* placed, uint64_t changes_
                                            region_came, step_here(allocator) if owners_used.load() else None)
     except BaseException as error:
         raise allocator.frees.undo(placed.handle, placed.allocation_id) or error
-    if allocator.pool.owned.tracing.domain:
+    if allocator.pool.books.owned.tracing.domain:
         trace_allocation(allocator, placed)
     return 0
 
@@ -314,7 +316,7 @@ cdef void trace_allocation(ChunkAllocator allocator, Placement* placed) noexcept
     if is_live_in(allocator.pool, placed.handle, placed.allocation_id):
         chunk = &allocator.pool.chunks[placed.handle]
         chunk.state |= TRACED
-        allocator.pool.owned.tracing.tell(allocator.pool.owned.tracing.domain, chunk.ptr, chunk.size)
+        allocator.pool.books.owned.tracing.tell(allocator.pool.books.owned.tracing.domain, chunk.ptr, chunk.size)
     allocator.lock.release()
 
 

@@ -20,6 +20,7 @@ from bfc._core cimport (
     FREE, IN_USE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, NO_STREAM, OPTIONS, PAGED, SMALL, STATE,
     WAITING, BinSet, Chunk, ChunkHandle, FreeChunk, Lane, PageBitmap, PlanPages, PlanServer, Pool, PoolPages, Region,
 )
+from bfc.allocators._places cimport list_places, plan_in, set_of_region
 from bfc.allocators._changes cimport carve, has_records, make_free
 
 cdef extern from "bins.hpp":
@@ -80,7 +81,7 @@ cdef class Pages(PoolPages):
             return owner.bitmap
         if owner.kind == SMALL:
             self.note_large_chunks(owner)
-        elif self.pool.has_changed:
+        elif self.pool.changed.any:
             self.note_changes()
         return owner.bitmap
 
@@ -92,11 +93,11 @@ cdef class Pages(PoolPages):
         """
         cdef size_t word, words = (self.pool.chunk_count + 63) // 64
         cdef uint64_t bits
-        self.pool.has_changed = False
+        self.pool.changed.any = False
         for word in range(words):
-            bits = self.pool.changed[word]
+            bits = self.pool.changed.bits[word]
             if bits:
-                self.pool.changed[word] = 0
+                self.pool.changed.bits[word] = 0
             while bits:
                 self.note_change_of(<ChunkHandle>(64 * word) + lowest_bit(bits))
                 bits &= bits - 1
@@ -244,8 +245,8 @@ cdef class Pages(PoolPages):
         cdef BinSet* other = &self.pool.bin_sets[there]
         owner.mapped_bytes -= self.page_size
         other.mapped_bytes += self.page_size
-        if self.pool.usage != NULL and not owner.asleep and owner.kind != other.kind:
-            self.pool.usage.memory_moved(owner.kind, other.kind, self.page_size)
+        if self.pool.books.usage != NULL and not owner.asleep and owner.kind != other.kind:
+            self.pool.books.usage.memory_moved(owner.kind, other.kind, self.page_size)
 
     # -- holding ------------------------------------------------------------------------------------------------------
 
@@ -375,8 +376,8 @@ cdef class Pages(PoolPages):
     cdef PlanServer* plan_for(self, uint32_t bin_set) noexcept nogil:
         """The plan whose pages a lane may have, or NULL."""
         cdef Lane* lane = &self.pool.bin_sets[bin_set].lane
-        cdef PlanServer* plan = self.pool.plan
-        if plan == NULL or not plan.has_pages() or self.pool.plan_rests or lane.pool[0] or lane.pool[1]:
+        cdef PlanServer* plan = self.pool.plans.current
+        if plan == NULL or not plan.has_pages() or self.pool.plans.rest or lane.pool[0] or lane.pool[1]:
             return NULL
         return plan
 
@@ -390,7 +391,7 @@ cdef class Pages(PoolPages):
     cdef uint64_t count_lendable(self, uint32_t bin_set) noexcept nogil:
         """How many pages a plan can lend to a lane of the same stream."""
         cdef uint32_t stream = self.stream_in_plan(bin_set)
-        return self.pool.plan.count_lendable(stream) if stream != NO_STREAM else 0
+        return self.pool.plans.current.count_lendable(stream) if stream != NO_STREAM else 0
 
     cdef uint64_t count_of_others(self, uint32_t bin_set) noexcept nogil:
         """How many pages a plan can lend to a lane of other streams than that."""
@@ -412,13 +413,13 @@ cdef class Pages(PoolPages):
             if self.stream_in_plan(bin_set) != NO_STREAM:
                 nbytes += self.pool.bin_sets[bin_set].mapped_bytes
         for region in range(2):
-            nbytes += self.pool.bin_sets[self.pool.set_of_region(self.pool.plan, region)].mapped_bytes
+            nbytes += self.pool.bin_sets[set_of_region(self.pool, self.pool.plans.current, region)].mapped_bytes
         return nbytes // self.page_size
 
     cdef uint64_t most_shared(self) noexcept nogil:
         """How many pages the plan in use needs: where streams have areas of their own, which are not full at the same
         time, as many as were live at once, and as many as they went on taking of each other."""
-        cdef PlanServer* plan = self.pool.plan
+        cdef PlanServer* plan = self.pool.plans.current
         cdef uint64_t needed = plan.pages(0) + plan.pages(1)
         if plan.streams() > 1:
             return min(needed, self.pages_for(plan.peak)) + self.pages_for(plan.apart)
@@ -433,13 +434,13 @@ cdef class Pages(PoolPages):
         cdef Chunk* chunk
         cdef uint32_t block, page
         cdef int region
-        for plan in self.pool.plans:
+        for plan in self.pool.plans.all:
             for region in range(2):
                 blocks.clear()
                 used.clear()
                 if plan.pages(region) == 0 or not plan.present[region]:
                     continue
-                if not self.pool.list_places(plan, region, blocks):
+                if not list_places(self.pool, plan, region, blocks):
                     return 0
                 for page in range(plan.pages(region)):
                     if not try_push_back(used, <uint32_t>plan.is_away(region, page)):
@@ -461,11 +462,12 @@ cdef class Pages(PoolPages):
         cdef PlanPages row
         cdef Run run
         cdef uint64_t held = 0
-        if stream == NO_STREAM or self.pool.plan.choose(stream, wanted, for_long, rows) == 0:
+        if stream == NO_STREAM or self.pool.plans.current.choose(stream, wanted, for_long, rows) == 0:
             return 0
         for row in rows:
             while row.count:
-                run = Run(self.pool.set_of_region(self.pool.plan, row.region), row.first, min(row.count, longest))
+                run = Run(set_of_region(self.pool, self.pool.plans.current, row.region), row.first, min(row.count,
+                                                                                                        longest))
                 if not self.hold_run(&run, runs):
                     return held
                 held += run.count
@@ -508,7 +510,7 @@ cdef class Pages(PoolPages):
         cdef PlanServer* plan
         if not self.pool.bin_sets[run.set].is_plan:
             return self.bitmap_of(run.set).are_free(run.first, run.count)
-        plan = self.pool.plan_in(run.set, &region)
+        plan = plan_in(self.pool, run.set, &region)
         return plan.are_idle(region, run.first, run.count)
 
     cdef void let_go(self, vector[Run]& runs) noexcept nogil:
@@ -526,7 +528,7 @@ cdef class Pages(PoolPages):
         cdef ChunkHandle handle
         cdef PlanServer* plan
         if self.pool.bin_sets[run.set].is_plan:
-            plan = self.pool.plan_in(run.set, &region)
+            plan = plan_in(self.pool, run.set, &region)
             handle = bitmap.chunk_at(plan.row_begin(region, run.first))
         else:
             handle = bitmap.chunk_around(run.first)
@@ -646,15 +648,15 @@ cdef class Pages(PoolPages):
                 self.take_run(&view.runs[freed], MAPPED_ELSEWHERE)    # cannot fail, as in take_view
             return False
         chunk = &self.pool.chunks[handle]
-        self.pool.owned.take_back(chunk)
+        self.pool.books.owned.take_back(chunk)
         self.pool.unindex_chunk(handle)
         if chunk.state & STATE == WAITING:
             self.pool.counters.bytes_waiting -= chunk.size
-        if self.pool.usage != NULL:
+        if self.pool.books.usage != NULL:
             self.pool.count_removed(&self.pool.bin_sets[chunk.bin_set], chunk, False)
         else:
             self.pool.counters.bytes_in_use -= chunk.size
-        if self.pool.history != NULL:
+        if self.pool.books.history != NULL:
             self.pool.note_free(chunk)
         chunk.allocation_id = -1
         chunk.state = MAPPED_ELSEWHERE

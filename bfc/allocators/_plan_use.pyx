@@ -7,6 +7,7 @@ from bfc.native.turns cimport TurnAt
 from bfc._core cimport (
     NO_CHUNK, NO_HOST_MEMORY, NO_LANE, NO_STREAM, UNLIMITED, BinSet, ChunkHandle, PlanServer, is_large,
 )
+from bfc.allocators._places cimport hand_out_room, place_or_room
 from bfc.allocators._private_pools cimport is_private
 from bfc.allocators._plans cimport Planned
 from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request, is_in_capture
@@ -33,9 +34,9 @@ cdef void find_among_whole(ChunkAllocator allocator, Request* request, Placement
     allocator.fill(allocator.pool.allocate_by(&rules, request.rounded, request.nbytes, request.stream,
                                               request.freed_before, request.alignment, request.indexed),
                    request, placed)
-    if placed.handle < NO_HOST_MEMORY and allocator.pool.usage != NULL:
+    if placed.handle < NO_HOST_MEMORY and allocator.pool.books.usage != NULL:
         if whole <= allocator.pool.chunks[placed.handle].size < rules.oversize:
-            allocator.pool.usage.oversize_allocations.raise_by(1)
+            allocator.pool.books.usage.oversize_allocations.raise_by(1)
 
 
 cdef Planned planned_part(ChunkAllocator allocator):
@@ -51,7 +52,7 @@ cdef Planned planned_part(ChunkAllocator allocator):
 cdef int put_plan(ChunkAllocator allocator, object plan, object watch, object declined, bint strict,
                   bint resumed) except -1:
     """Serves a plan from now on."""
-    served = plan._served("bfc" if allocator.pool.usage == NULL else "caching", allocator.source.alignment,
+    served = plan._served("bfc" if allocator.pool.books.usage == NULL else "caching", allocator.source.alignment,
                           allocator.planned.is_in_pages())
     try:
         allocator.planned.use(plan, served, watch, declined, strict, resumed)
@@ -75,21 +76,22 @@ cdef cbool asks_plan(ChunkAllocator allocator, Request* request) noexcept nogil:
 
 cdef inline uint64_t stream_in_plan(ChunkAllocator allocator, Request* request) noexcept nogil:
     """The stream whose places a plan has for a request."""
-    return request.stream if allocator.pool.usage == NULL else request.lane.stream
+    return request.stream if allocator.pool.books.usage == NULL else request.lane.stream
 
 
 cdef ChunkHandle ask_plan(ChunkAllocator allocator, Request* request) noexcept nogil:
     """The place that the plan in use has for a request, or a guest's room. Asks once for each request: a plan
     counts what it is asked."""
-    if allocator.pool.plan == NULL or not may_be_planned(allocator, request):
+    if allocator.pool.plans.current == NULL or not may_be_planned(allocator, request):
         return NO_CHUNK
     request.asked_plan = True
-    return allocator.pool.ask_plan(request.rounded, request.nbytes, stream_in_plan(allocator, request), request.indexed)
+    return place_or_room(allocator.pool, request.rounded, request.nbytes, stream_in_plan(allocator, request),
+                         request.indexed)
 
 
 cdef cbool may_be_planned(ChunkAllocator allocator, Request* request) noexcept nogil:
     """Whether a plan may have a place for a request whose lane is known."""
-    if request.asked_plan or (request.contiguous and allocator.pool.plan.has_pages()):
+    if request.asked_plan or (request.contiguous and allocator.pool.plans.current.has_pages()):
         return False
     return may_lie_in_plan(allocator, request)
 
@@ -105,7 +107,7 @@ cdef int keep_within_bounds(ChunkAllocator allocator, Request* request, Placemen
     what is free. What a plan that did not pay has left is used before anything is asked for."""
     if allocator.planned.has_ended_early():
         use_gap_left(allocator, request, placed)
-    elif allocator.pool.plan != NULL and not allocator.planned.may_grow(request.rounded, False):
+    elif allocator.pool.plans.current != NULL and not allocator.planned.may_grow(request.rounded, False):
         use_gap_in_plan(allocator, request, placed)
     if placed.handle == NO_CHUNK and not request.refused:
         allocator.planned.about_to_grow(request.rounded)
@@ -117,8 +119,8 @@ cdef void use_any_room(ChunkAllocator allocator, PlanServer* plan, Request* requ
     cdef uint32_t index = plan.stream_of(stream_in_plan(allocator, request))
     if index == NO_STREAM:
         return
-    allocator.fill(allocator.pool.hand_out_room(plan, index, plan.any_room(index, request.rounded), request.rounded,
-                                                request.nbytes, request.stream, request.indexed), request, placed)
+    allocator.fill(hand_out_room(allocator.pool, plan, index, plan.any_room(index, request.rounded), request.rounded,
+                                 request.nbytes, request.stream, request.indexed), request, placed)
 
 
 cdef int use_gap_in_plan(ChunkAllocator allocator, Request* request, Placement* placed) except -1:
@@ -129,12 +131,12 @@ cdef int use_gap_in_plan(ChunkAllocator allocator, Request* request, Placement* 
         oversize = settings.max_split_size
     # Another thread may end the plan, or close the allocator.
     allocator.acquire()
-    if not allocator.is_closed and allocator.pool.plan != NULL and request.asked_plan:
-        use_any_room(allocator, allocator.pool.plan, request, placed)
+    if not allocator.is_closed and allocator.pool.plans.current != NULL and request.asked_plan:
+        use_any_room(allocator, allocator.pool.plans.current, request, placed)
         if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
-            allocator.pool.plan.counts.side -= 1
-            allocator.pool.plan.counts.side_bytes -= request.rounded
-    if not allocator.is_closed and allocator.pool.plan != NULL and placed.handle == NO_CHUNK:
+            allocator.pool.plans.current.counts.side -= 1
+            allocator.pool.plans.current.counts.side_bytes -= request.rounded
+    if not allocator.is_closed and allocator.pool.plans.current != NULL and placed.handle == NO_CHUNK:
         find_among_whole(allocator, request, placed, oversize)
     allocator.lock.release()
     return 0
@@ -146,7 +148,7 @@ cdef int use_gap_left(ChunkAllocator allocator, Request* request, Placement* pla
     # Which plans are left changes under the lock.
     allocator.acquire()
     if not allocator.is_closed and is_large(request.rounded) and may_lie_in_plan(allocator, request):
-        for plan in allocator.pool.plans:
+        for plan in allocator.pool.plans.all:
             if placed.handle == NO_CHUNK and not plan.has_pages():
                 use_any_room(allocator, plan, request, placed)
     allocator.lock.release()
@@ -184,4 +186,4 @@ def keeps_history(ChunkAllocator allocator not None):
     """Whether a history is recorded, or frames are kept."""
     cdef TurnAt turn
     turn.take(allocator)
-    return allocator.pool.history != NULL or allocator.recorder.keeps_history(allocator.pool)
+    return allocator.pool.books.history != NULL or allocator.recorder.keeps_history(allocator.pool)

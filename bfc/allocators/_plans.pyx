@@ -18,6 +18,9 @@ from libcpp.vector cimport vector
 from bfc.native.nothrow cimport try_push_back
 from bfc.native.turns cimport TurnAt, counted
 from bfc._core cimport Counters, NO_LANE, NO_STREAM, ChunkHandle, PlanArea, PlanCounts, PlanServer, Pool, Region
+from bfc.allocators._places cimport (
+    add_plan, bind_stream, divide, drop_plan, list_places, point_places, read_length, set_of_region,
+)
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport ADDED, OVERLAPS, Asking, Source, Taken
 from bfc.allocators._fences cimport Fences
@@ -258,7 +261,7 @@ cdef class Planned:
             sequences = self.fill_server(<uint64_t>server, served)
             # Whether anything lives is asked as the plan joins the pool, where its places count from then on.
             acquire_lock(self.lock[0])
-            added = self.pool.add_plan(server)
+            added = add_plan(self.pool, server)
             from_start = added and not resumed and self.pool.totals().bytes_in_use == 0
             self.lock.release()
             if not added:
@@ -283,7 +286,7 @@ cdef class Planned:
         # From here on requests are asked of the plan: it has its regions, and its head begins with it.
         acquire_lock(self.lock[0])
         if self.declined is None:
-            self.pool.plan = server
+            self.pool.plans.current = server
             if from_start:
                 self.activate(sequences[0])
         self.lock.release()
@@ -343,7 +346,7 @@ cdef class Planned:
     cdef uint32_t index_of(self, uint64_t stream) noexcept:
         """The plan's number of a stream. Needs the lock, and a plan in use."""
         cdef uint32_t index = self.server.stream_of(stream)
-        return index if index != NO_STREAM else self.pool.bind_stream(stream)
+        return index if index != NO_STREAM else bind_stream(self.pool, stream)
 
     cdef int meet_length(self, uint64_t stream, uint64_t requested) except -1:
         """Makes room for a step whose length a request tells, if it is longer than all before."""
@@ -389,7 +392,7 @@ cdef class Planned:
         cdef bint is_there = False
         try:
             plan = self.plan._stretched(kind, wanted)
-            served = plan._served("bfc" if self.pool.usage == NULL else "caching", self.source.alignment,
+            served = plan._served("bfc" if self.pool.books.usage == NULL else "caching", self.source.alignment,
                                   self.is_in_pages())
         except PlanError:
             self.refused[kind] = wanted, 1 << 62
@@ -433,7 +436,7 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         cdef cbool is_idle = (self.server != NULL and self.server.is_empty(BODY)
                               and other.region_size(BASE) == self.server.region_size(BASE))
-        cdef cbool is_listed = is_idle and self.pool.list_places(self.server, BASE, live)
+        cdef cbool is_listed = is_idle and list_places(self.pool, self.server, BASE, live)
         if is_listed:
             for i in range(live.size()):        # guests stay where they are
                 if self.server.is_place(live[i]):
@@ -449,7 +452,7 @@ cdef class Planned:
                 self.source.forget(regions)
         if is_listed and is_idle:
             self.server.take_over(other[0], live)
-            self.pool.point_places(self.server, BASE)
+            point_places(self.pool, self.server, BASE)
         self.lock.release()
         if is_idle and not is_listed:
             raise out_of_host_memory()
@@ -518,10 +521,10 @@ cdef class Planned:
         # a finaliser that ran meanwhile may have taken the region, or ended the plan
         late = self.server == NULL or self.server.present[which] or self.server.region_size(which) != nbytes
         taken = self.source.take_in(
-            &asking, &block, NO_LANE if closed or late else self.server.bin_sets[0] + (self.pool.usage != NULL),
+            &asking, &block, NO_LANE if closed or late else self.server.bin_sets[0] + (self.pool.books.usage != NULL),
             refused)
         if taken == ADDED:
-            self.pool.divide(self.server, which, block.ptr)
+            divide(self.pool, self.server, which, block.ptr)
         is_there = self.server != NULL and self.server.present[which]
         self.lock.release()
         if taken == ADDED:
@@ -558,11 +561,11 @@ cdef class Planned:
             return self.bring_region(allocator, stream, rounded)
         # The place that comes next is looked up while the plan stands. Its pages are mapped without the lock.
         acquire_lock(self.lock[0])
-        if self.server != NULL and self.server.has_pages() and not self.pool.plan_rests:
+        if self.server != NULL and self.server.has_pages() and not self.pool.plans.rest:
             index = self.index_of(stream)
             if index != NO_STREAM:
                 self.server.resume_head(index, rounded)
-                self.pool.read_length(index, requested)
+                read_length(self.pool, index, requested)
                 is_away = self.server.away_for(index, rounded).count > 0
         self.lock.release()
         return self.ranges.fill_place(stream, rounded) if is_away else 0
@@ -601,7 +604,7 @@ cdef class Planned:
         cdef int which
         for which in range(2):
             if self.server.has_pages():
-                total += self.pool.bin_sets[self.pool.set_of_region(self.server, which)].mapped_bytes
+                total += self.pool.bin_sets[set_of_region(self.pool, self.server, which)].mapped_bytes
             elif self.server.present[which]:
                 total += self.server.region_size(which)
         return total
@@ -612,7 +615,7 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         if self.server != NULL:
             self.server.end()
-        self.pool.plan = self.server = NULL
+        self.pool.plans.current = self.server = NULL
         self.lock.release()
         self.plan = self.sequences = self.watch = None
         return 0
@@ -626,7 +629,7 @@ cdef class Planned:
             self.ranges.give_up_all(NULL, -1)
         # Found empty and taken out at once, so that nobody is handed a place. They go back without the lock.
         acquire_lock(self.lock[0])
-        for plan in self.pool.plans:
+        for plan in self.pool.plans.all:
             for which in range(2):
                 if plan != self.server and plan.present[which] and plan.is_empty(which) and not plan.has_pages():
                     self.list_region(plan.address[which], regions)
@@ -642,11 +645,13 @@ cdef class Planned:
     cdef void drop_gone(self) noexcept nogil:
         """Forgets the plans that have no regions any more. Needs the lock."""
         cdef size_t i = 0
-        while i < self.pool.plans.size():
-            if self.pool.plans[i] == self.server or self.pool.plans[i].present[0] or self.pool.plans[i].present[1]:
+        cdef PlanServer* plan
+        while i < self.pool.plans.all.size():
+            plan = self.pool.plans.all[i]
+            if plan == self.server or plan.present[0] or plan.present[1]:
                 i += 1
             else:
-                self.pool.drop_plan(self.pool.plans[i])
+                drop_plan(self.pool, plan)
 
     cdef bint give_back_idle(self) except -1:
         """Gives back the region of the bodies where nothing lives in it, and no step of the plan is open: memory has
@@ -706,7 +711,7 @@ cdef class Planned:
         cdef uint32_t index
         # Other threads' requests turn the plan on, too, and one of them may end it.
         acquire_lock(self.lock[0])
-        if self.server != NULL and not self.pool.plan_rests:
+        if self.server != NULL and not self.pool.plans.rest:
             index = self.index_of(stream)
             if index != NO_STREAM:
                 found = self.server.turn(index, rounded, requested)

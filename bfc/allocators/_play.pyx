@@ -11,7 +11,7 @@ from libcpp.vector cimport vector
 from bfc.native.turns cimport TurnAt, count_by, counted
 from bfc._core cimport (
     ALLOCATE, DEALLOCATE, ENDS, LOCK_TAKEN, LOWER_END, NO_CHUNK, RELEASE, USED_ELSEWHERE, ChunkHandle, Counters, Events,
-    Lane, Tally, Timeline, TimelineRow,
+    Lane, Tally, Timeline, TimelineRow, play, row_after,
 )
 from bfc.buffers._scopes cimport number_of_owner, owner_here
 from bfc.allocators._reading cimport end_peaks, start_peaks
@@ -130,7 +130,7 @@ cdef class Run:
         # The table of owners may grow, and other threads read it.
         self.allocator.acquire()
         for i in range(numbers.size()):
-            known = known and self.allocator.pool.owned.know(numbers[i])
+            known = known and self.allocator.pool.books.owned.know(numbers[i])
         self.allocator.lock.release()
         if not known:
             raise out_of_host_memory()
@@ -316,7 +316,7 @@ cdef class Run:
                     raise ClosedError(_CLOSED)
             if self.events.timeline != NULL:
                 stop = min(stop, start + 1 if self.timeline.is_fresh() else self.timeline.end())
-            reached = allocator.pool.play(&self.events, start, stop, &self.tally)
+            reached = play(allocator.pool, &self.events, start, stop, &self.tally)
             if self.events.timeline != NULL and reached > start:
                 self.note_locked(reached - 1)
             start = reached
@@ -343,7 +343,7 @@ cdef class Run:
         self.timeline.refused = <uint64_t>self.failed
         self.timeline.driver_calls = counted(self.allocator.source.driver_calls) - self.calls_before
         cdef Counters totals = self.allocator.pool.totals()
-        self.timeline.note(self.allocator.pool.row_after(&self.timeline, event, self.tally.live),
+        self.timeline.note(row_after(self.allocator.pool, &self.timeline, event, self.tally.live),
                            totals.peak_bytes_in_use, totals.peak_pool_bytes)
 
     cdef int play_one(self, size_t i) except -1:

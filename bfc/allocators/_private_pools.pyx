@@ -63,7 +63,7 @@ cdef Scope scope_of(pool, streams) except *:
 cdef cbool holds_memory(Pool pool, PoolId id) noexcept nogil:
     """Whether a private pool has regions, or pages in its ranges."""
     cdef uint64_t[2] name = [id.first, id.second]
-    cdef uint32_t pair = pool.pool_sets.first(name), kind
+    cdef uint32_t pair = pool.lanes.pool_sets.first(name), kind
     cdef BinSet* owner
     while pair != NO_PAIR:
         for kind in range(2):
@@ -71,7 +71,7 @@ cdef cbool holds_memory(Pool pool, PoolId id) noexcept nogil:
             if (is_same_pool(pool_of(&owner.lane), id)
                     and (owner.mapped_bytes > 0 or (owner.regions > 0 and not owner.is_range))):
                 return True
-        pair = pool.pool_sets.next(pair)
+        pair = pool.lanes.pool_sets.next(pair)
     return False
 
 

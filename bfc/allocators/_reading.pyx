@@ -15,11 +15,12 @@ from libcpp.vector cimport vector
 
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
-    BOTH_KINDS, DELETED, DIVIDED, ENDS, FREE, GAP, INDEXED, IN_USE, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE,
+    BOTH_KINDS, DELETED, DIVIDED, ENDS, FREE, GAP, IN_USE, INDEXED, LEAVING, MAPPED_ELSEWHERE, MARKS, MINIMUM_SIZE,
     NO_CHUNK, NO_PAGE, OPTIONS, OWNER_SHIFT, PAGED, PLACE, PLANNED, STATE, UNLIMITED, UNMAPPED, WAITING, BinSet, Chunk,
-    ChunkHandle, Counters, FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, round_up,
+    ChunkHandle, Counters, FreeChunk, HistoryRecord, PageBitmap, PlanServer, Pool, Region, plan_of, round_up,
 )
 from bfc.buffers._scopes cimport name_of_owner
+from bfc.allocators._places cimport list_places, plan_in, set_of_region
 from bfc.allocators._changes cimport IS_GROWING
 from bfc.allocators._pages cimport KEPT, LIVE, PageRecord, Pages, Run, StitchedView
 from bfc.allocators._lock cimport Lock, acquire_lock
@@ -109,11 +110,11 @@ cdef cbool list_blocks(Pool pool, ChunkHandle divided, vector[uint32_t]& blocks)
     cdef vector[uint32_t] listed
     cdef uint64_t ptr = pool.chunks[divided].ptr, end = ptr + pool.chunks[divided].size
     cdef uint32_t block
-    for plan in pool.plans:
+    for plan in pool.plans.all:
         for which in range(2):
             listed.clear()
             if plan.present[which] and plan.contains(ptr) and plan.address[which] <= ptr:
-                if not pool.list_places(plan, which, listed):
+                if not list_places(pool, plan, which, listed):
                     return False
             for block in listed:        # of one row of pages, where there are pages
                 if ptr <= pool.chunks[block].ptr < end and not try_push_back(blocks, block):
@@ -149,9 +150,9 @@ cdef inline cbool add_chunk(Pool pool, Chunk* chunk, vector[ChunkRow]& chunks) n
     row.ptr = chunk.ptr
     row.size = chunk.size
     row.requested_size = chunk.requested_size if in_use else 0
-    row.last_requested_size = chunk.requested_size if pool.usage != NULL and not in_use else 0
+    row.last_requested_size = chunk.requested_size if pool.books.usage != NULL and not in_use else 0
     row.stream = chunk.stream
-    row.freed_at_count = chunk.freed_at_count if pool.usage == NULL else 0
+    row.freed_at_count = chunk.freed_at_count if pool.books.usage == NULL else 0
     row.allocation_id = chunk.allocation_id
     row.state = (ROW_FREE if state == FREE else ROW_IN_USE if state == IN_USE else ROW_WAITING if state == WAITING
                  else ROW_LEAVING)
@@ -247,10 +248,10 @@ cdef cbool add_plans(Pages pages, vector[uint64_t]& used) noexcept nogil:
     cdef vector[uint32_t] blocks
     cdef uint32_t block
     cdef int region
-    for plan in pages.pool.plans:
+    for plan in pages.pool.plans.all:
         for region in range(2):
             blocks.clear()
-            if plan.has_pages() and not pages.pool.list_places(plan, region, blocks):
+            if plan.has_pages() and not list_places(pages.pool, plan, region, blocks):
                 return False
             for block in blocks:
                 add_use(pages, block, used)
@@ -295,10 +296,11 @@ cdef PageBitmap* bitmap_of(Pages pages, ChunkHandle handle) noexcept nogil:
     """The slots of the range that a chunk lies in; NULL: it lies in none."""
     cdef PlanServer* plan
     if pages.pool.chunks[handle].state & PLANNED:
-        plan = pages.pool.plan_of(handle)
+        plan = plan_of(pages.pool, handle)
         if plan == NULL or not plan.has_pages():
             return NULL
-        return pages.pool.bin_sets[pages.pool.set_of_region(plan, plan.region_at(pages.pool.chunks[handle].ptr))].bitmap
+        return pages.pool.bin_sets[set_of_region(pages.pool, plan,
+                                                 plan.region_at(pages.pool.chunks[handle].ptr))].bitmap
     return pages.pool.bin_sets[pages.pool.chunks[handle].bin_set].bitmap
 
 
@@ -337,7 +339,7 @@ cdef uint64_t count_bookkeeping(Pool pool) noexcept nogil:
     for bin_set in pool.bin_sets:
         total += bin_set.bins.bytes() + (bin_set.bitmap.bytes() if bin_set.bitmap != NULL else 0)
     cdef PlanServer* plan
-    for plan in pool.plans:
+    for plan in pool.plans.all:
         total += plan.bytes()
     return total
 
@@ -366,8 +368,8 @@ cdef Counters start_peaks(Pool pool, Lock& lock) noexcept:
     acquire_lock(lock)
     cdef Counters before = pool.totals()
     pool.restart_peaks()
-    if pool.usage != NULL:
-        pool.usage.restart_bytes_peak()
+    if pool.books.usage != NULL:
+        pool.books.usage.restart_bytes_peak()
     lock.release()
     return before
 
@@ -378,8 +380,8 @@ cdef Counters end_peaks(Pool pool, Lock& lock, Counters before) noexcept:
     # The peaks are read and put back between two requests of other threads.
     acquire_lock(lock)
     cdef Counters since = pool.totals()
-    if pool.usage != NULL:
-        pool.usage.merge_bytes_peak(before.peak_bytes_in_use)
+    if pool.books.usage != NULL:
+        pool.books.usage.merge_bytes_peak(before.peak_bytes_in_use)
     counters.peak_bytes_in_use = max(since.peak_bytes_in_use, before.peak_bytes_in_use)
     counters.peak_pool_bytes = max(since.peak_pool_bytes, before.peak_pool_bytes)
     lock.release()
@@ -456,7 +458,7 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
     """The first invariant that does not hold, in words, or NULL."""
     cdef Counters recount
     cdef size_t reached = 0, slots = 0
-    cdef ChunkHandle handle = pool.free_slot
+    cdef ChunkHandle handle = pool.records.free_slot
     recount.num_allocs = 0
     recount.bytes_in_use = 0
     recount.pool_bytes = 0
@@ -486,7 +488,7 @@ cdef const char* first_fault(Pool pool) noexcept nogil:
         return found
     if pool.pages is not None:
         found = fault_in_bitmaps(pool)
-    if found == NULL and pool.usage != NULL:
+    if found == NULL and pool.books.usage != NULL:
         found = fault_in_usage(pool)
     return found
 
@@ -529,7 +531,7 @@ cdef const char* fault_in_plans(Pool pool, Counters* recount, size_t* reached) n
     cdef ChunkHandle handle
     cdef size_t i
     cdef const char* found = NULL
-    for plan in pool.plans:
+    for plan in pool.plans.all:
         live.clear()
         for i in range(plan.places() + plan.guests().size()):
             handle = plan.first_record + <ChunkHandle>i
@@ -575,7 +577,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         return b"I8: a chunk is not aligned, or smaller than what was asked for"
     if state == FREE:
         before = pool.chunks[prev if prev != NO_CHUNK else handle]
-        if prev != NO_CHUNK and before.state == FREE and pool.timing == NULL:
+        if prev != NO_CHUNK and before.state == FREE and pool.times.counter == NULL:
             return b"I3: two neighbours are free"
         return unless(chunk.allocation_id == -1, b"I5: a free chunk has an allocation id")
     if state == DIVIDED:
@@ -590,7 +592,7 @@ cdef const char* fault_in_chunk(Pool pool, ChunkHandle handle, ChunkHandle prev,
         recount.bytes_waiting += chunk.size
         return unless(chunk.allocation_id == -1, b"I5: a chunk that waits has an allocation id")
     recount.num_allocs += chunk.state & INDEXED != 0
-    if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= pool.next_allocation_id:
+    if state != IN_USE or chunk.allocation_id < 1 or chunk.allocation_id >= pool.records.next_allocation_id:
         return b"I5: a chunk in use has no valid allocation id"
     return unless((pool.handle_of(ptr) == handle) == (chunk.state & INDEXED != 0),
                   b"I6: a chunk in use is not found by its address")
@@ -633,14 +635,14 @@ cdef const char* fault_in_owners(Pool pool) noexcept nogil:
     cdef uint32_t owner
     cdef size_t i
     cdef Chunk* chunk
-    if not pool.owned.copy(owned):
+    if not pool.books.owned.copy(owned):
         return NULL
     for i in range(pool.chunk_count):
         chunk = &pool.chunks[i]
         owner = chunk.state >> OWNER_SHIFT
         if chunk.state & MARKS and chunk.state & STATE not in (IN_USE, WAITING):
             return b"I15: a chunk that is not in use has an owner, or is known to tracemalloc"
-        if not pool.owned.knows(owner):
+        if not pool.books.owned.knows(owner):
             return b"I15: a chunk has an owner whose bytes are not counted"
         if owner:
             owned[owner] -= chunk.size
@@ -669,7 +671,7 @@ cdef const char* fault_in_bitmaps(Pool pool) noexcept nogil:
             chunk = pool.chunks[handle]
             first = bitmap.slot_at(chunk.ptr + bitmap.page_size() - 1)
             end = bitmap.slot_at(chunk.ptr + chunk.size)
-            plan = pool.plan_in(chunk.bin_set, &region) if pool.bin_sets[chunk.bin_set].is_plan else <PlanServer*>NULL
+            plan = plan_in(pool, chunk.bin_set, &region) if pool.bin_sets[chunk.bin_set].is_plan else <PlanServer*>NULL
             for slot in range(first, end if plan != NULL else first):
                 if plan.is_away(region, <uint32_t>slot) != (chunk.state != DIVIDED):
                     return b"I16: a plan uses a page that is not there, or does not know of one that is"
@@ -696,18 +698,18 @@ cdef const char* fault_in_usage(Pool pool) noexcept nogil:
             return b"I11: a pool without options has a set of bins with one"
     for kind in range(BOTH_KINDS):
         recount = recount_usage(pool, <uint32_t>kind)
-        if (recount.chunks != pool.usage.read(ACTIVE, kind).current
-                or recount.bytes != pool.usage.read(ACTIVE_BYTES, kind).current
-                or recount.requested != pool.usage.read(REQUESTED_BYTES, kind).current):
+        if (recount.chunks != pool.books.usage.read(ACTIVE, kind).current
+                or recount.bytes != pool.books.usage.read(ACTIVE_BYTES, kind).current
+                or recount.requested != pool.books.usage.read(REQUESTED_BYTES, kind).current):
             return b"I11: what PyTorch's counts say is active differs from a recount"
-        if (recount.pieces != pool.usage.read(PIECES, kind).current
-                or recount.piece_bytes != pool.usage.read(PIECE_BYTES, kind).current):
+        if (recount.pieces != pool.books.usage.read(PIECES, kind).current
+                or recount.piece_bytes != pool.books.usage.read(PIECE_BYTES, kind).current):
             return b"I11: what PyTorch's counts say is split off and free differs from a recount"
         reserved += recount.reserved
-        if not pool.features & PAGED and recount.reserved != pool.usage.read(RESERVED_BYTES, kind).current:
+        if not pool.features & PAGED and recount.reserved != pool.books.usage.read(RESERVED_BYTES, kind).current:
             return b"I11: what PyTorch's counts say is reserved differs from a recount"
     # a page counts in the range that it is used in, and a view may have pages of ranges of both kinds
-    return unless(reserved == pool.usage.read(RESERVED_BYTES, BOTH_KINDS).current,
+    return unless(reserved == pool.books.usage.read(RESERVED_BYTES, BOTH_KINDS).current,
                   b"I11: what PyTorch's counts say is reserved differs from a recount of both kinds")
 
 

@@ -133,8 +133,8 @@ cdef class Recorder:
         cdef bint copied
         # The figures are of one moment, and are put into a dictionary without the lock.
         acquire_lock(lock)
-        usage = pool.usage[0]
-        copied = pool.pool_usage.copy(pools)
+        usage = pool.books.usage[0]
+        copied = pool.books.pool_usage.copy(pools)
         retries, ooms, syncs = self.num_alloc_retries, self.num_ooms, self.num_sync_all_streams
         rejections = self.num_oom_rejections
         lock.release()
@@ -177,8 +177,8 @@ cdef class Recorder:
         cdef bint copied = True
         # It is copied, since what makes entries of it runs Python.
         acquire_lock(lock)
-        if pool.history != NULL:
-            copied = pool.history.copy(records)
+        if pool.books.history != NULL:
+            copied = pool.books.history.copy(records)
         lock.release()
         if not copied:
             raise out_of_host_memory()
@@ -212,9 +212,9 @@ cdef class Recorder:
         recorded."""
         cdef int64_t number = 0
         acquire_lock(lock)
-        if pool.history != NULL:
-            number = pool.next_allocation_id    # of its own, as for a refusal
-            pool.next_allocation_id += 1
+        if pool.books.history != NULL:
+            number = pool.records.next_allocation_id    # of its own, as for a refusal
+            pool.records.next_allocation_id += 1
         lock.release()
         if number == 0:
             return 0
@@ -232,11 +232,11 @@ cdef class Recorder:
         cdef int64_t number = 0
         acquire_lock(lock)
         self.num_ooms += 1
-        if pool.history != NULL:
-            number = pool.next_allocation_id    # of its own, to find its frames by
-            pool.next_allocation_id += 1
-            pool.history.add(HistoryRecord(device_free, rounded, lane.stream, [lane.pool[0], lane.pool[1]], 0, number,
-                                           HISTORY_OOM, owner))
+        if pool.books.history != NULL:
+            number = pool.records.next_allocation_id    # of its own, to find its frames by
+            pool.records.next_allocation_id += 1
+            pool.books.history.add(HistoryRecord(device_free, rounded, lane.stream, [lane.pool[0], lane.pool[1]], 0,
+                                                 number, HISTORY_OOM, owner))
         lock.release()
         if number and self.keeps_frames:
             self.frames[number] = python_frames()
@@ -250,15 +250,15 @@ cdef class Recorder:
         first, second = which
         # Looked at first: the name gets a number without the lock.
         acquire_lock(lock)
-        cdef bint is_recorded = pool.history != NULL
+        cdef bint is_recorded = pool.books.history != NULL
         lock.release()
         if not is_recorded:
             return 0
         cdef uint32_t number = number_of_owner(said)
         # The history may have ended meanwhile.
         acquire_lock(lock)
-        if pool.history != NULL:
-            pool.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
+        if pool.books.history != NULL:
+            pool.books.history.add(HistoryRecord(0, 0, stream, [first, second], 0, 0, HISTORY_ANNOTATE, number))
         lock.release()
         return 0
 
@@ -266,7 +266,7 @@ cdef class Recorder:
         """Where the pool keeps no counts, hits must be slow ones while a history is kept: only these are noted."""
         if self.keeps_frames or self.keeps_free_frames:
             return True
-        return pool.history != NULL and pool.usage == NULL
+        return pool.books.history != NULL and pool.books.usage == NULL
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
@@ -334,13 +334,13 @@ cdef class Recorder:
         cdef vector[Region] regions
         # What lives and what the history has is read at one moment; the frames are sorted out without the lock.
         acquire_lock(lock)
-        if pool.history != NULL:
-            copied = pool.history.copy(records)
+        if pool.books.history != NULL:
+            copied = pool.books.history.copy(records)
         copied = copied and pool.list_regions(regions, True)
         for i in range(pool.chunk_count):
             if pool.chunks[i].allocation_id > 0:
                 copied = copied and try_push_back(live, <uint64_t>pool.chunks[i].allocation_id)
-        newest = pool.next_allocation_id
+        newest = pool.records.next_allocation_id
         lock.release()
         if not copied:
             return 0        # the host has no memory: they go another time

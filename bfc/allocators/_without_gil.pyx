@@ -61,7 +61,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
             if pool != NULL:
                 request.captured[0] = pool[0]
                 request.captured[1] = pool[1]
-            request.owner = owner if allocator.pool.owned.know(owner) else NO_OWNER
+            request.owner = owner if allocator.pool.books.owned.know(owner) else NO_OWNER
         allocator.set_lane(&lane, stream)
         if pool != NULL and not is_private(&lane):
             lane.pool[0], lane.pool[1] = pool[0], pool[1]
@@ -240,7 +240,7 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     allocator.acquire()
     is_hit = (not allocator.is_closed     # lanes may have gone meanwhile
               and (stream == allocator.home_stream or allocator.by_stream or allocator.has_lanes.get())
-              and allocator.pool.owned.knows(owner) and allocator.hit(nbytes, stream, &placed))
+              and allocator.pool.books.owned.knows(owner) and allocator.hit(nbytes, stream, &placed))
     if is_hit:
         if owner != NO_OWNER:
             allocator.pool.set_owner(placed.handle, owner)
@@ -274,7 +274,7 @@ cdef cbool place_hit(Allocator allocator, uint64_t nbytes, uint64_t stream, Pool
     placed.handle = NO_CHUNK
     # The request is made under the lock, too: the settings that round it change under it.
     allocator.acquire()
-    if not allocator.is_closed and allocator.pool.owned.knows(owner):
+    if not allocator.is_closed and allocator.pool.books.owned.knows(owner):
         allocator.set_request(request, nbytes, stream)
         request.captured[0], request.captured[1] = pool.first, pool.second
         request.tag = tag

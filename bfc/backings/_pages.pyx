@@ -174,7 +174,7 @@ cdef class StitchedPages(Backing):
         acquire_lock(allocator.lock)
         cdef uint32_t bin_set = allocator.bin_set_of(request)
         # Its range may have to be reserved first, without the lock: until then no other lane may get this record.
-        allocator.pool.kept_lane = bin_set & ~<uint32_t>1
+        allocator.pool.lanes.kept = bin_set & ~<uint32_t>1
         allocator.lock.release()
         return bin_set
 

@@ -68,7 +68,7 @@ cdef class Ranges(Backing):
         acquire_lock(allocator.lock)
         known = allocator.private_pools.know(pool_of(&request.lane))
         bin_set = allocator.bin_set_of(request)
-        allocator.pool.kept_lane = bin_set & ~<uint32_t>1
+        allocator.pool.lanes.kept = bin_set & ~<uint32_t>1
         growing.bin_set = allocator.pool.open_ranges(bin_set) if known and bin_set != NO_LANE else NO_LANE
         if growing.bin_set != NO_LANE:
             allocator.set_rules(bin_set & ~<uint32_t>1)

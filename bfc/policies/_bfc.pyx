@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     ENDS, FREE, GAP, IN_REGIONS, LARGE, LOWER_END, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED,
-    BinSet, ChunkHandle, Lane, Region, Release, SharedCounter, is_large, round_up,
+    BinSet, ChunkHandle, Lane, Region, Release, SharedCounter, is_large, round_up, take_planned, use_ends,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
@@ -87,9 +87,9 @@ cdef inline cbool hit_plainly(BFCAllocator allocator, uint64_t nbytes, uint64_t 
                               Placement* placed) noexcept nogil:
     """A hit where all requests use the same bins."""
     cdef uint64_t rounded = round_up(nbytes, allocator.pool.granularity)
-    if allocator.pool.plan != NULL:
-        return note_hit(allocator.pool, allocator.pool.take_planned(rounded, nbytes, stream), placed)
-    if allocator.pool.timestamped.size():
+    if allocator.pool.plans.current != NULL:
+        return note_hit(allocator.pool, take_planned(allocator.pool, rounded, nbytes, stream), placed)
+    if allocator.pool.times.timestamped.size():
         return False
     return note_hit(allocator.pool, allocator.pool.allocate_chunk(0, rounded, nbytes, stream, 0, True), placed)
 
@@ -265,7 +265,7 @@ cdef class BFCAllocator(Allocator):
             if not 0 < self.initial_region_bytes <= self.limit or self.initial_region_bytes % self.source.alignment:
                 raise ValueError(f"initial_region_bytes is a multiple of {self.source.alignment} up to the memory "
                                  f"limit, {self.limit}: not {self.initial_region_bytes}")
-        self.pool.use_ends(slack, descends)
+        use_ends(self.pool, slack, descends)
         return 0
 
     def __repr__(self):
@@ -316,7 +316,7 @@ cdef class BFCAllocator(Allocator):
         """
         if self.stitches:
             raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
-        if self.pool.plans.size():
+        if self.pool.plans.all.size():
             raise ValueError("a plan does not know when memory may be used again by a timing counter: end it first")
         # The counter comes into use between two frees, and not within one.
         self.acquire()
@@ -342,8 +342,8 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t frontier = count_from(count)
         # It only rises, whichever thread comes last.
         self.acquire()
-        if frontier > self.pool.safe_frontier:
-            self.pool.safe_frontier = frontier
+        if frontier > self.pool.times.safe_frontier:
+            self.pool.times.safe_frontier = frontier
             self.frees.count.add(1)
         self.lock.release()
 
@@ -378,7 +378,7 @@ cdef class BFCAllocator(Allocator):
             return False        # it has to wait for the home stream
         if is_private(&lane):
             bin_set = self.pool.find_lane(&lane)
-            if bin_set == NO_LANE or self.pool.timestamped.size():
+            if bin_set == NO_LANE or self.pool.times.timestamped.size():
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
                 bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
@@ -418,7 +418,7 @@ cdef class BFCAllocator(Allocator):
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
-        if self.pool.timestamped.size():
+        if self.pool.times.timestamped.size():
             merge_timestamped(self.pool, 0, &satisfied)
         return find_in_backings(self, request)
 
@@ -432,7 +432,7 @@ cdef class BFCAllocator(Allocator):
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
         grow_backing(self, request, placed)
-        if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.timestamped.size():
+        if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.times.timestamped.size():
             self.merge_and_find(request, placed)
         if placed.handle != NO_CHUNK or not self.garbage_collection or is_in_capture(self, request):
             return 0
@@ -487,14 +487,14 @@ cdef class BFCAllocator(Allocator):
         cdef uint64_t least
         # Another thread may add that region.
         self.acquire()
-        is_first = self.pool.shared_begin == 0
+        is_first = self.pool.two_ends.shared_begin == 0
         self.lock.release()
         if is_first:
             least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
             self.extend_by(request, placed, least, self.initial_region_bytes)
             # It may have been added by this thread or by another one.
             self.acquire()
-            is_missing = self.pool.shared_begin == 0
+            is_missing = self.pool.two_ends.shared_begin == 0
             self.lock.release()
             if is_missing:
                 return 0
@@ -554,7 +554,7 @@ cdef class BFCAllocator(Allocator):
                 size = min(wanted, available)
             else:
                 size = grow_to(next_size, max(request.rounded, least), available, &grew)
-            if self.pool.plan != NULL:      # what lies beside a plan does not double
+            if self.pool.plans.current != NULL:      # what lies beside a plan does not double
                 size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
             elif self.planned is not None and self.planned.has_ended_early():
                 size = min(size, max(request.rounded, self.planned.room_for(request.rounded, True)))
@@ -631,7 +631,7 @@ cdef class BFCAllocator(Allocator):
     cdef cbool has_lost(self, Request* request) noexcept nogil:
         """Whether no further region may serve a request: where there are two ends, all but one are for the upper end.
         """
-        return (self.pool.features & ENDS and not is_private(&request.lane) and self.pool.shared_begin
+        return (self.pool.features & ENDS and not is_private(&request.lane) and self.pool.two_ends.shared_begin
                 and (not self.allow_growth or request.end == LOWER_END))
 
     cdef int release_for(self, Request* request) except -1 nogil:
@@ -681,7 +681,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
-        cdef cbool planned = self.pool.plan != NULL
+        cdef cbool planned = self.pool.plans.current != NULL
         if self.stitches:
             return 0            # pages need no chunk as a whole
         self.acquire()

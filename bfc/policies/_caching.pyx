@@ -151,7 +151,7 @@ cdef uint64_t smallest_page(sub_allocator) except 0:
 cdef uint64_t oversize_of(CachingAllocator allocator, settings) except? 0xFFFFFFFFFFFFFFFF:
     """Beside a plan large chunks stay whole: the next step needs them as they are."""
     cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
-    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if allocator.pool.plan != NULL else oversize
+    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if allocator.pool.plans.current != NULL else oversize
 
 
 cdef void resolve_collection(CachingAllocator allocator) noexcept nogil:
@@ -561,7 +561,7 @@ cdef class CachingAllocator(Allocator):
         is_fraction = isinstance(memory_limit, float) and 0.0 < memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
-        self.pool.prefers_older = self.rules.by_registration and not stitch
+        self.pool.order.prefers_older = self.rules.by_registration and not stitch
         self.by_stream = self.home_stream != HOST_STREAM
         self.fences.asks_later = True
         self.fences.strict = strict
@@ -1079,7 +1079,7 @@ cdef class CachingAllocator(Allocator):
         >>> stats["allocated_bytes.all.current"], stats["reserved_bytes.all.current"]
         (3145728, 20971520)
         """
-        if self.pool.usage == NULL:
+        if self.pool.books.usage == NULL:
             raise never_set_up()
         self.frees.drain(0)
         return self.recorder.stats(self.pool, self.lock, self.first_max_split_size,
@@ -1121,7 +1121,7 @@ cdef class CachingAllocator(Allocator):
         >>> stats["pages"], stats["page_bytes"] >> 20, stats["reserved_address_bytes"] >> 20
         (2, 40, 1160)
         """
-        if self.pool.usage == NULL:
+        if self.pool.books.usage == NULL:
             raise never_set_up()
         return self.mapped.stats()
 

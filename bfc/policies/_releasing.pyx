@@ -37,14 +37,14 @@ cdef Region region_of(Pool pool, ChunkHandle handle) noexcept nogil:
 cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vector[uint32_t]& out) noexcept nogil:
     """A pool's sets of bins of one kind, by stream; those of its ranges, or the others."""
     cdef uint64_t[2] name = [id.first, id.second]
-    cdef uint32_t pair = pool.pool_sets.first(name)
+    cdef uint32_t pair = pool.lanes.pool_sets.first(name)
     cdef BinSet* owner
     while pair != NO_PAIR:
         owner = &pool.bin_sets[2 * pair + kind]
         if (is_same_pool(pool_of(&owner.lane), id) and owner.is_range == in_ranges
                 and not try_push_back(out, <uint32_t>(2 * pair + kind))):
             return False
-        pair = pool.pool_sets.next(pair)
+        pair = pool.lanes.pool_sets.next(pair)
     sort_by_stream(pool.bin_sets, out)
     return True
 
@@ -122,13 +122,13 @@ cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t ta
     cdef double total_age = 0, oldest_allowed
     cdef size_t left = candidates.size(), before = 0, kept, i
     for i in range(candidates.size()):
-        total_age += <double>(pool.clock - pool.chunks[candidates[i]].freed_at_count)
+        total_age += <double>(pool.times.clock - pool.chunks[candidates[i]].freed_at_count)
     while reclaimed < target and left > 0 and left != before:
         before = left
         oldest_allowed = total_age / <double>left
         kept = 0
         for i in range(before):
-            age = pool.clock - pool.chunks[candidates[i]].freed_at_count
+            age = pool.times.clock - pool.chunks[candidates[i]].freed_at_count
             if (<double>age >= oldest_allowed and not is_in_range(pool, candidates[i])
                     and try_push_back(out, region_of(pool, candidates[i]))):
                 reclaimed += pool.chunks[candidates[i]].size

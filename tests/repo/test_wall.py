@@ -16,66 +16,90 @@ CORE = PACKAGE / "_core.pxd"
 #: rather than a name to a row.
 TOUCHED = {
     "allocators/_allocator.pyx": (
-        "bin_sets chunk_count chunks counters features history owned pool_usage timing usage"
+        "bin_sets books.history books.owned books.pool_usage books.usage chunk_count chunks "
+        "counters features times.counter"
     ),
-    "allocators/_captured.pyx": "history",
+    "allocators/_captured.pyx": "books.history",
     "allocators/_changes.pyx": (
-        "bin_sets chunk_capacity chunk_count chunks clock counters features free_slot history "
-        "owned pool_usage regions safe_frontier timestamped timing usage"
+        "bin_sets books.history books.owned books.pool_usage books.usage chunk_count chunks "
+        "counters features records.capacity records.free_slot regions times.clock times.counter "
+        "times.safe_frontier times.timestamped"
     ),
     "allocators/_chunk_allocator.pxd": "bin_sets chunks",
-    "allocators/_chunk_allocator.pyx": "bin_sets chunks history usage",
-    "allocators/_fences.pyx": "plan_rests",
-    "allocators/_frees.pyx": "bin_sets chunks pending usage",
-    "allocators/_looking.pyx": "history owned",
-    "allocators/_misses.pyx": "chunks owned plan plans",
+    "allocators/_chunk_allocator.pyx": "bin_sets books.history books.usage chunks",
+    "allocators/_fences.pyx": "plans.rest",
+    "allocators/_frees.pyx": "bin_sets books.usage chunks pending",
+    "allocators/_looking.pyx": "books.history books.owned",
+    "allocators/_misses.pyx": "books.owned chunks plans.all plans.current",
     "allocators/_pages.pyx": (
-        "bin_sets changed chunk_count chunks counters features has_changed history owned pages "
-        "plan plan_rests plans regions starts usage"
+        "bin_sets books.history books.owned books.usage changed.any changed.bits chunk_count "
+        "chunks counters features pages plans.all plans.current plans.rest regions starts"
     ),
-    "allocators/_plan_use.pyx": "chunks history plan plans usage",
-    "allocators/_plans.pyx": "bin_sets chunks counters plan plan_rests plans regions usage",
-    "allocators/_play.pyx": "chunks features owned",
-    "allocators/_private_pools.pyx": "bin_sets chunks pool_sets",
+    "allocators/_places.pyx": (
+        "bin_sets books.usage chunk_count chunks features granularity plans.all plans.current "
+        "records.capacity records.free_slot records.next_allocation_id regions sizes starts"
+    ),
+    "allocators/_plan_use.pyx": "books.history books.usage chunks plans.all plans.current",
+    "allocators/_plans.pyx": (
+        "bin_sets books.usage chunks counters plans.all plans.current plans.rest regions"
+    ),
+    "allocators/_play.pyx": "books.owned chunks features",
+    "allocators/_private_pools.pyx": "bin_sets chunks lanes.pool_sets",
     "allocators/_reading.pxd": "bin_sets chunk_count chunks",
     "allocators/_reading.pyx": (
-        "bin_sets chunk_count chunks counters features free_slot next_allocation_id owned pages "
-        "plans regions starts timing usage"
+        "bin_sets books.owned books.usage chunk_count chunks counters features pages plans.all "
+        "records.free_slot records.next_allocation_id regions starts times.counter"
     ),
     "allocators/_recorder.pyx": (
-        "chunk_count chunks history next_allocation_id pool_usage regions usage"
+        "books.history books.pool_usage books.usage chunk_count chunks "
+        "records.next_allocation_id regions"
     ),
     "allocators/_source.pyx": "bin_sets counters granularity regions",
     "allocators/_tags.pyx": "bin_sets chunk_count chunks",
-    "allocators/_without_gil.pyx": "bin_sets chunks owned",
+    "allocators/_without_gil.pyx": "bin_sets books.owned chunks",
     "allocators/mapping/_address_ranges.pyx": "bin_sets chunks regions",
     "allocators/mapping/_blocks.pyx": "bin_sets chunks regions",
     "allocators/mapping/_expandable.pyx": "bin_sets chunks regions sizes",
-    "allocators/mapping/_plan_ranges.pyx": "chunks plan regions",
-    "allocators/mapping/_sleep.pyx": "bin_sets chunk_count chunks counters history",
-    "allocators/mapping/_stitching.pyx": "bin_sets chunks counters plan regions starts",
-    "backings/_pages.pyx": "kept_lane",
-    "backings/_ranges.pyx": "kept_lane",
+    "allocators/mapping/_plan_ranges.pyx": "chunks plans.current regions",
+    "allocators/mapping/_sleep.pyx": "bin_sets books.history chunk_count chunks counters",
+    "allocators/mapping/_stitching.pyx": "bin_sets chunks counters plans.current regions starts",
+    "backings/_pages.pyx": "lanes.kept",
+    "backings/_ranges.pyx": "lanes.kept",
     "integrations/_torch_table.pyx": "chunks regions",
     "policies/_bfc.pyx": (
-        "bin_sets chunks features granularity plan plans regions safe_frontier shared_begin "
-        "timestamped"
+        "bin_sets chunks features granularity plans.all plans.current regions "
+        "times.safe_frontier times.timestamped two_ends.shared_begin"
     ),
     "policies/_caching.pyx": (
-        "bin_sets chunks counters features plan prefers_older regions sizes usage"
+        "bin_sets books.usage chunks counters features order.prefers_older plans.current "
+        "regions sizes"
     ),
-    "policies/_releasing.pyx": "bin_sets chunks clock pool_sets regions",
+    "policies/_releasing.pyx": "bin_sets chunks lanes.pool_sets regions times.clock",
 }
-FIELD = re.compile(r"\bpool\.(\w+)\b(?!\()")
+FIELD = re.compile(r"\bpool\.(\w+)\b(?:\.(\w+))?(?!\()")
+PART = re.compile(r"(?m)^    cdef cppclass (\w+):\n((?:        .*\n)+)")
 
 
 def fields_of_the_pool() -> set[str]:
-    return next(found for name, _, found in compiled_classes(CORE.read_text()) if name == "Pool")
+    """Of a part, which is a structure of fields, each of them: `books.usage`."""
+    text = CORE.read_text()
+    fields = next(found for name, _, found in compiled_classes(text) if name == "Pool")
+    parts = {name: body for name, body in PART.findall(text) if "(" not in body}
+    found = set[str]()
+    for field in fields:
+        kind = re.search(rf"(?m)^    cdef (\w+) {field}\b", text)
+        body = parts.get(kind[1], "") if kind else ""
+        names = re.findall(r"(?m)^        .*?(\w+)(?:\[\w+\])?$", body)
+        found |= {f"{field}.{name}" for name in names} or {field}
+    return found
 
 
 def touched_in(path: Path, fields: set[str]) -> set[str]:
     lines = code_lines(path.read_text())
-    return {name for line in lines for name in FIELD.findall(line) if name in fields}
+    found = {match for line in lines for match in FIELD.findall(line)}
+    return {
+        field for name, inner in found for field in (name, f"{name}.{inner}") if field in fields
+    }
 
 
 def test_files_touch_the_fields_of_the_pool_that_they_may() -> None:
@@ -96,5 +120,6 @@ def test_files_touch_the_fields_of_the_pool_that_they_may() -> None:
 
 def test_a_touch_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "some.pyx"
-    path.write_text("x = self.pool.chunks[0]\npool.free_slot = pool.find(1)   # pool.usage\n")
-    assert touched_in(path, {"chunks", "free_slot", "find", "usage"}) == {"chunks", "free_slot"}
+    path.write_text("x = self.pool.chunks[0]\npool.order.recent = pool.find(1)   # pool.usage\n")
+    fields = {"chunks", "order.recent", "order.by_number", "find", "usage"}
+    assert touched_in(path, fields) == {"chunks", "order.recent"}

@@ -36,6 +36,7 @@ from bfc.native.nothrow cimport try_push_back, try_reserve
 from bfc.native.mapping cimport BFC_NO_ROOM, bfc_mapping_fault
 from bfc.interpreter._process cimport defer_handlers, resume_handlers
 from bfc._core cimport LEAVING, NO_CHUNK, NO_HOST_MEMORY, UNMAPPED, ChunkHandle, Pool
+from bfc.allocators._places cimport give_to_plan
 from bfc.allocators._changes cimport IS_GROWING, add_range, cancel_mapping, end_mapping, end_unmapping, remove_range
 from bfc.allocators._lock cimport Lock, acquire_lock
 from bfc.allocators._source cimport Source, add_up
@@ -583,7 +584,7 @@ cdef class AddressRanges:
         if range.is_known:
             self.note_unmapped(range, handle)
         if range.is_known and range.plan != NULL:
-            self.pool.give_to_plan(range.plan, range.region, range.ptr)
+            give_to_plan(self.pool, range.plan, range.region, range.ptr)
         self.lock.release()
         if overlaps:
             self.remove(range)      # and it is not ours to give back

@@ -14,6 +14,7 @@ from bfc._core cimport (
     DIVIDED, LEAVING, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane, PageBitmap, PlanPages,
     PlanServer,
 )
+from bfc.allocators._places cimport set_of_region
 from bfc.allocators._changes cimport IS_GROWING, cut, has_records, merge_unmapped, remove_range
 from bfc.allocators._pages cimport PageRecord, Run, Slot
 from bfc.allocators._lock cimport acquire_lock
@@ -68,7 +69,7 @@ cdef class PlanRanges:
         addresses.stream = addresses.asked_of = home
         # A lane that another thread opens moves the sets of bins.
         acquire_lock(self.lock[0])
-        addresses.bin_set = self.pool.set_of_region(plan, region)
+        addresses.bin_set = set_of_region(self.pool, plan, region)
         self.lock.release()
         return self.memory.check(self.memory.reserve(addresses))
 
@@ -86,7 +87,7 @@ cdef class PlanRanges:
         """Brings pages to the place that a request is to have, unless they are lent, or the plan has as many as it may:
         then the request is served by what is free elsewhere."""
         cdef uint32_t index = NO_STREAM     # the stream's number in the plan
-        cdef PlanServer* plan = self.pool.plan
+        cdef PlanServer* plan = self.pool.plans.current
         cdef AddressRange* addresses
         cdef PlanPages row = PlanPages(0, 0, 0), place = PlanPages(0, 0, 0)
         cdef uint64_t got = 1, calls = self.memory.count_calls()
@@ -97,7 +98,7 @@ cdef class PlanRanges:
         while got > 0:
             acquire_lock(self.lock[0])
             row.count = 0
-            if plan != NULL and plan == self.pool.plan:     # else another thread has ended it
+            if plan != NULL and plan == self.pool.plans.current:     # else another thread has ended it
                 index = plan.stream_of(stream)
                 if index != NO_STREAM:
                     row = plan.away_for(index, rounded)

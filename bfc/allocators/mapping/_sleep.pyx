@@ -364,7 +364,7 @@ cdef void note_in_history(AddressRanges memory, list transitions, str said) noex
     cdef HistoryRecord record
     # A history may be started or ended by another thread.
     acquire_lock(memory.lock[0])
-    cdef bint is_recorded = memory.pool.history != NULL
+    cdef bint is_recorded = memory.pool.books.history != NULL
     memory.lock.release()
     for transition in transitions if is_recorded else ():
         try:
@@ -378,8 +378,8 @@ cdef void note_in_history(AddressRanges memory, list transitions, str said) noex
         record.allocation_id = 0
         # The history may have ended while the name was looked up, without the lock.
         acquire_lock(memory.lock[0])
-        if memory.pool.history != NULL:
-            memory.pool.history.add(record)
+        if memory.pool.books.history != NULL:
+            memory.pool.books.history.add(record)
         memory.lock.release()
 
 

@@ -242,7 +242,7 @@ cdef uint64_t room_before_others(Stitching stitching, AddressRange* addresses) n
     # Another thread may end the plan.
     acquire_lock(stitching.lock[0])
     cdef cbool shares = (stitching.pages.stream_in_plan(addresses.bin_set) != NO_STREAM
-                         and stitching.pool.plan.streams() > 1)
+                         and stitching.pool.plans.current.streams() > 1)
     stitching.lock.release()
     return stitching.room_in_plan() if shares else ~<uint64_t>0
 
@@ -506,8 +506,8 @@ cdef int order_after(Stitching stitching, uint64_t stream) noexcept nogil:
     if result < 0:
         return -1
     acquire_lock(stitching.lock[0])      # another thread may have ended the plan
-    if stitching.pool.plan != NULL:
-        stitching.pool.plan.passed += passed
+    if stitching.pool.plans.current != NULL:
+        stitching.pool.plans.current.passed += passed
     stitching.lock.release()
     return 0
 
@@ -1410,7 +1410,7 @@ cdef class Stitching(AddressRanges):
         cdef uint64_t most = 0, there = 0
         # The plan may have ended since it was looked at before, so it is looked for again.
         acquire_lock(self.lock[0])
-        if self.pool.plan != NULL:
+        if self.pool.plans.current != NULL:
             most, there = self.pages.most_shared(), self.pages.count_shared()
         self.lock.release()
         return most - there if there < most else 0
@@ -1487,10 +1487,10 @@ cdef class Stitching(AddressRanges):
             other.is_captured = captured
         self.orderable.clear()
         acquire_lock(self.lock[0])      # another thread may end the plan
-        if self.pool.plan != NULL:
-            for stream in range(<uint32_t>self.pool.plan.streams()):
-                if self.pool.plan.is_bound(stream):
-                    try_push_back(handles, self.pool.plan.handle_of(stream))
+        if self.pool.plans.current != NULL:
+            for stream in range(<uint32_t>self.pool.plans.current.streams()):
+                if self.pool.plans.current.is_bound(stream):
+                    try_push_back(handles, self.pool.plans.current.handle_of(stream))
         self.lock.release()
         for i in range(handles.size()):
             handle = handles[i]
