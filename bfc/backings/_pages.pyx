@@ -8,7 +8,9 @@ from libcpp cimport bool as cbool
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators.mapping._address_ranges cimport Faults, PyThreadState, let_gil_go, raise_faults, take_gil_back
+from bfc.allocators.mapping._address_ranges cimport (
+    Faults, PyThreadState, is_native, let_gil_go, raise_faults, take_gil_back,
+)
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
 from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.allocators._allocator cimport trim_pages
@@ -106,16 +108,16 @@ cdef class StitchedPages(Backing):
         cdef PyObject* error = NULL
         if request.rounded > allocator.limit:
             return 0
-        if not self.stitching.is_native():
+        if not is_native(self.stitching):
             return self.map_with_gil(allocator, request, placed)
         state = let_gil_go()
         if not self.stitching.enter_natively(0):
             take_gil_back(state)
             return self.map_with_gil(allocator, request, placed)
         if self.map_for(allocator, request, placed) < 0:
-            self.stitching.guard.pause()
-            error = self.stitching.take_error()
-            self.stitching.guard.go_on()
+            self.stitching.device.guard.pause()
+            error = self.stitching.device.take_error()
+            self.stitching.device.guard.go_on()
         self.stitching.leave_natively()
         take_gil_back(state)
         return raise_kept(error) if error != NULL else 0
@@ -127,7 +129,7 @@ cdef class StitchedPages(Backing):
             return 0
         result = self.map_for(allocator, request, placed)
         try:
-            self.stitching.check(result)
+            self.stitching.device.check(result)
         finally:
             self.stitching.leave()
         return 0
@@ -139,13 +141,13 @@ cdef class StitchedPages(Backing):
         cdef uint32_t bin_set
         cdef int placed_now = self.check_awake(allocator, request), provided = 1
         request.blocked = False
-        self.stitching.is_refused = False
+        self.stitching.device.is_refused = False
         # Between two locks other threads take and free memory: so each round looks at all of it again.
         while placed_now == 0 and provided > 0:
             placed_now = self.place(allocator, request, placed, wanted.handle)
             if placed_now == 0:
                 bin_set = self.bin_set_now(allocator, request)
-                provided = (self.stitching.fail_for_memory() if bin_set == NO_LANE else
+                provided = (self.stitching.device.fail_for_memory() if bin_set == NO_LANE else
                             self.stitching.provide(bin_set, &wanted))
         request.asking.changes += self.stitching.changes - changes
         self.stitching.note_request(calls)
@@ -158,16 +160,16 @@ cdef class StitchedPages(Backing):
         allocator.lock.release()
         if not asleep:
             return 0
-        self.stitching.guard.pause()
+        self.stitching.device.guard.pause()
         self.keep_asleep(allocator, request.tag)
-        self.stitching.guard.go_on()
+        self.stitching.device.guard.go_on()
         return -1
 
     cdef int keep_asleep(self, ChunkAllocator allocator, uint64_t tag) noexcept with gil:
         try:
             return allocator.tags.refuse_if_asleep(tag)
         except BaseException as error:
-            return self.stitching.fail(error)
+            return self.stitching.device.fail(error)
 
     cdef uint32_t bin_set_now(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         """NO_LANE: the host has no memory for it."""
@@ -190,13 +192,13 @@ cdef class StitchedPages(Backing):
         if not closed:
             return placed.handle != NO_CHUNK
         self.stitching.must_close = True    # close() could not enter: what was mapped since goes with `leave`
-        self.stitching.guard.pause()
+        self.stitching.device.guard.pause()
         self.keep_closed()
-        self.stitching.guard.go_on()
+        self.stitching.device.guard.go_on()
         return -1
 
     cdef int keep_closed(self) noexcept with gil:
-        return self.stitching.fail(ClosedError("this allocator was closed while it asked for memory"))
+        return self.stitching.device.fail(ClosedError("this allocator was closed while it asked for memory"))
 
     cdef int make_room(self, ChunkAllocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
         if request.asking.without_gil or self.serves(allocator, request):

@@ -24,7 +24,6 @@ ABOVE = {
     "bfc.allocators._chunk_allocator.ChunkAllocator": (0, 32),
     "bfc.allocators._plans.Planned": (0, 43),
     "bfc.allocators._source.Source": (0, 21),
-    "bfc.allocators.mapping._address_ranges.AddressRanges": (101, 33),
     "bfc.pytorch._pickle.Machine": (0, 23),
     "bfc.suballocators.simulated.SimulatedSubAllocator": (0, 22),
     "bfc_slow_models.tensorflow_model.Model": (0, 21),

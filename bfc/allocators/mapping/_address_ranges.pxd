@@ -144,6 +144,61 @@ cdef struct Calls:                  # those that were made so far
 
 
 @cython.final
+cdef class MappingDevice:
+    cdef Source source
+    cdef object target                  # what maps: the C functions of the sub-allocator, or the sub-allocator
+    cdef NativeMapping native           # those functions; None: there are only methods
+    cdef bfc_native_mapping* table      # their table; NULL
+    cdef uint64_t granularity           # of addresses
+    cdef RecordsGuard guard             # of what stands here
+    cdef object error                   # what a step has failed with
+    cdef object later                   # and what has failed in cleaning up behind it
+
+    # What the mapper's call is about. A child that is forked meanwhile cannot know whether it was done. Nothing else
+    # uses any of it.
+    cdef Place touched                  # where it maps or unmaps, from before the call until the books say what came
+    cdef Place going                    # the reservation that goes back
+    cdef PageRef leaving                # the page that is released
+
+    cdef Calls counts
+    cdef bint without_calls             # what is unmapped and released now went when its tag fell asleep
+
+    # What stayed mapped after a `put` that failed.
+    cdef vector[Place] lost             # as the sub-allocator said
+    cdef Place lost_row                 # all of it
+    cdef bint is_refused                # the sub-allocator had no memory for a page
+
+    cdef int find(self) except -1
+    cdef int fail(self, object error) noexcept
+    cdef int fail_for_memory(self) noexcept nogil
+    cdef int keep_memory_error(self) noexcept with gil
+    cdef int drop_error(self, Faults faults, cbool raises_interrupts) noexcept nogil
+    cdef int pass_error_on(self, Faults faults, cbool raises_interrupts) noexcept with gil
+    cdef PyObject* take_error(self) noexcept with gil
+    cdef int check(self, int64_t result) except -1
+    cdef int refuse_overlap(self, uint64_t ptr) noexcept nogil
+    cdef int keep_overlap(self, uint64_t ptr) noexcept with gil
+    cdef int put(self, uint64_t ptr, vector[PageRef]& pages, uint64_t nbytes) noexcept nogil
+    cdef int put_in_python(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept with gil
+    cdef int put_natively(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept nogil
+    cdef void note_lost(self, object error, uint64_t ptr, uint64_t nbytes) noexcept
+    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
+    cdef void forget_lost(self) noexcept nogil
+    cdef cbool has_lost(self) noexcept nogil
+    cdef cbool is_lost(self, uint64_t ptr) noexcept nogil
+    cdef int call(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil
+    cdef int call_natively(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil
+    cdef int call_in_python(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept with gil
+    cdef int fail_natively(self, int result, const char* call, bfc_mapping_fault* fault) noexcept nogil
+    cdef int keep_native_error(self, int result, const char* call, bfc_mapping_fault* fault) noexcept with gil
+    cdef int refuse_addresses(self, uint64_t nbytes, uint64_t address, cbool none) noexcept nogil
+    cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil
+    cdef int unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
+    cdef int unreserve(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
+    cdef void add_calls(self, uint64_t count) noexcept nogil
+
+
+@cython.final
 cdef class MappedRun:
     cdef uint64_t ptr
     cdef uint64_t nbytes
@@ -182,40 +237,22 @@ cdef class TagTransition:
 
 
 cdef class AddressRanges:
+    cdef MappingDevice device
     cdef Lock* lock                     # the allocator's
-    cdef RecordsGuard guard             # of what stands here
     cdef Pool pool
     cdef Source source
-    cdef object device                  # what maps: the C functions of the sub-allocator, or the sub-allocator
-    cdef NativeMapping native           # those functions; None: there are only methods
-    cdef bfc_native_mapping* table      # their table; NULL
-    cdef uint64_t granularity           # of addresses
     cdef AddressRangeList ranges
     cdef PageRef fresh                  # the first page that is made, or about to be, and is in no slot yet
     cdef PageRef unreleased             # the first page that the sub-allocator did not take back
+    cdef PageRef offered                # the first of those that are being released again
     cdef Faults closing                 # made beforehand, for the close() of an allocator that is dropped
-    cdef object error                   # what a step has failed with
-    cdef object later                   # and what has failed in cleaning up behind it
     cdef Deferral deferral              # of the mapper
     cdef unsigned long mapper           # the thread that maps or unmaps now; 0: none. Guarded by the lock
     cdef uint64_t limit                 # the most bytes that the allocator may take
     cdef bint is_on                     # new memory is mapped
     cdef size_t count                   # of what must be unmapped, unreserved or released in the end
     cdef uint64_t changes               # counts what was mapped and unmapped
-    cdef Calls calls
     cdef bint must_close                # as soon as the mapper leaves
-    cdef bint is_refused                # the sub-allocator had no memory for a page
-
-    # What the mapper's call is about. A child that is forked meanwhile cannot know whether it was done. Nothing else
-    # uses any of it.
-    cdef Place touched                  # where it maps or unmaps, from before the call until the books say what came
-    cdef Place going                    # the reservation that goes back
-    cdef PageRef leaving                # the page that is released
-    cdef PageRef offered                # the first of those that are to be released again after it
-
-    # What stayed mapped after a `put` that failed.
-    cdef vector[Place] lost             # as the sub-allocator said
-    cdef Place lost_row                 # all of it
 
     # What _sleep.pyx keeps.
     cdef Fences fences                  # the allocator's
@@ -225,28 +262,13 @@ cdef class AddressRanges:
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1
 
-    cdef int find_device(self) except -1
-    cdef cbool is_native(self) noexcept nogil
     cdef bint enter(self, uint64_t set_aside) except -1
-    cdef int become_mapper(self, uint64_t set_aside, cbool takes_over) noexcept nogil
     cdef void leave(self) noexcept
     cdef cbool enter_natively(self, uint64_t set_aside) noexcept nogil
     cdef void leave_natively(self) noexcept nogil
-    cdef void stop_mapping(self) noexcept nogil
-    cdef void close_after_all(self) noexcept with gil
     cdef int give_all_back(self) except -1
     cdef cbool are_some(self) noexcept nogil
     cdef set streams_asked(self)
-    cdef cbool list_streams(self, AddressRange* addresses, vector[uint64_t]& handles) noexcept nogil
-    cdef void close_late(self) noexcept with gil
-
-    cdef int fail(self, object error) noexcept
-    cdef int fail_for_memory(self) noexcept nogil
-    cdef int keep_memory_error(self) noexcept with gil
-    cdef int drop_error(self, Faults faults, cbool raises_interrupts) noexcept nogil
-    cdef int pass_error_on(self, Faults faults, cbool raises_interrupts) noexcept with gil
-    cdef PyObject* take_error(self) noexcept with gil
-    cdef int check(self, int64_t result) except -1
 
     # What a subclass keeps: which page is mapped in which slot, and what lies unmapped.
     cdef cbool open_table(self, AddressRange* range) noexcept nogil
@@ -278,32 +300,18 @@ cdef class AddressRanges:
 
     cdef int reserve(self, AddressRange* range) noexcept nogil
     cdef int take_in(self, AddressRange* range) noexcept nogil
-    cdef int refuse_overlap(self, uint64_t ptr) noexcept nogil
-    cdef int keep_overlap(self, uint64_t ptr) noexcept with gil
     cdef int64_t create(self, uint64_t wanted, uint64_t nbytes) noexcept nogil
     cdef void release_fresh(self) noexcept nogil
     cdef int64_t map_fresh(self, AddressRange* range, ChunkHandle handle) noexcept nogil
-    cdef int try_to_map_fresh(self, AddressRange* range, ChunkHandle handle, FreePart part) noexcept nogil
-    cdef int put(self, uint64_t ptr, vector[PageRef]& pages, uint64_t nbytes) noexcept nogil
-    cdef int put_in_python(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept with gil
-    cdef int put_natively(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept nogil
-    cdef void note_lost(self, object error, uint64_t ptr, uint64_t nbytes) noexcept
-    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
-    cdef void forget_lost(self) noexcept nogil
-    cdef cbool has_lost(self) noexcept nogil
-    cdef cbool is_lost(self, uint64_t ptr) noexcept nogil
     cdef void give_up(self, AddressRange* range, ChunkHandle handle) noexcept nogil
 
     cdef uint64_t unmap_leaving(self, AddressRange* range, ChunkHandle handle, cbool one_by_one,
                                 Faults faults) noexcept nogil
-    cdef void unmap_slots(self, AddressRange* range, uint64_t ptr, uint64_t nbytes, uint64_t step,
-                          Faults faults) noexcept nogil
     cdef uint64_t settle(self, AddressRange* range, ChunkHandle handle) noexcept nogil
     cdef uint64_t unmap_again(self, AddressRange* range, bint one_by_one, Faults faults) noexcept
     cdef ChunkHandle leaving_from(self, AddressRange* range, uint64_t ptr) noexcept
     cdef FreePart part_of(self, ChunkHandle handle) noexcept nogil
     cdef uint64_t count_mapped(self, AddressRange* range) noexcept nogil
-    cdef set streams_of(self, AddressRange* range)
     cdef bint wait_for(self, AddressRange* range, Faults faults) noexcept
     cdef void empty(self, AddressRange* range, Faults faults) noexcept
     cdef void unreserve(self, AddressRange* range, Faults faults) noexcept nogil
@@ -315,23 +323,13 @@ cdef class AddressRanges:
     cdef void try_unreleased_again(self, Faults faults) noexcept nogil
 
     cdef void take_over(self) noexcept
-    cdef void end_calls_of_other(self) noexcept
     cdef void forget_touched(self, AddressRange* range) noexcept
-    cdef ChunkHandle growing_in(self, AddressRange* range) noexcept
 
-    cdef int call_device(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil
-    cdef int call_natively(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil
-    cdef int call_in_python(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept with gil
-    cdef int fail_natively(self, int result, const char* call, bfc_mapping_fault* fault) noexcept nogil
-    cdef int keep_native_error(self, int result, const char* call, bfc_mapping_fault* fault) noexcept with gil
-    cdef int refuse_addresses(self, uint64_t nbytes, uint64_t address, cbool none) noexcept nogil
-    cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
-    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) noexcept nogil
-    cdef void add_calls(self, uint64_t count) noexcept nogil
     cdef void note_change(self) noexcept nogil
 
-    cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil
-    cdef cbool belongs_to(self, AddressRange* range, uint64_t tag) noexcept nogil
-    cdef cbool is_set_asleep(self, uint32_t bin_set) noexcept nogil
-    cdef int list_ranges(self, uint64_t tag, vector[AddressRange*]& found) except -1
+
+cdef cbool is_of_tag(AddressRanges memory, uint32_t bin_set, uint64_t number) noexcept nogil
+cdef cbool belongs_to(AddressRanges memory, AddressRange* range, uint64_t tag) noexcept nogil
+cdef cbool is_set_asleep(AddressRanges memory, uint32_t bin_set) noexcept nogil
+cdef int list_ranges(AddressRanges memory, uint64_t tag, vector[AddressRange*]& found) except -1
+cdef cbool is_native(AddressRanges memory) noexcept nogil

@@ -4,7 +4,7 @@ All mapped memory goes through `AddressRanges`; its subclasses choose what is ma
 without the lock, between `enter` and `leave`, by one thread at a time; other threads allocate and free meanwhile. Where
 the sub-allocator has C functions, a request maps without the GIL (`enter_natively`); the records are structs, and what
 guards them then is a lock in the GIL's place (native/mapped_ranges.hpp). A method that is `nogil` answers -1 where it
-has failed, and keeps the error in `error`, for `check`.
+has failed, and `MappingDevice` keeps the error, for `check`.
 
 Each transaction takes the allocator's lock more than once. That is safe between two locks for these reasons:
 
@@ -171,222 +171,26 @@ cdef class Faults:
             self.interrupt = error
 
 
-# -- what is in ranges -------------------------------------------------------------------------------------------------
+# -- the device --------------------------------------------------------------------------------------------------------
 
 @cython.final
-cdef class MappedRun:
-    """Mapped memory that lies end to end, or the addresses for it."""
-
-    cdef void note_unmapped(self) noexcept:
-        cdef size_t i
-        self.is_mapped = False
-        for i in range(self.pages.size()):
-            self.pages[i].get().is_mapped = False
-
-
-@cython.final
-cdef class TagTransition:
-    """A tag that is falling asleep, or waking."""
-
-    cdef int add(self, MappedRun run) except -1:
-        """Adds a run. Its pages must be new here."""
-        cdef size_t i
-        self.runs.append(run)
-        for i in range(run.pages.size()):
-            self.pages.push_back(run.pages[i])
-        return 0
-
-    cdef bint misses_pages(self) noexcept:
-        cdef size_t i
-        for i in range(self.pages.size()):
-            if not self.pages[i].get().is_made:
-                return True
-        return False
-
-    cdef void settle_pages(self) noexcept:
-        """Notes which pages are mapped anywhere, after something has failed."""
-        cdef MappedRun run
-        cdef size_t i
-        for run in self.runs:
-            for i in range(run.pages.size() if run.is_mapped else 0):
-                run.pages[i].get().is_mapped = True
-
-
 @cython.no_gc_clear
-cdef class AddressRanges:
-    """The ranges of an allocator, and the memory in them. It never calls the allocator."""
-
-    def __cinit__(self):
-        self.closing = Faults()
-
-    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1:
-        """Takes the allocator's lock and its list of tags that sleep, which must live as long, and its parts."""
-        self.lock = lock
-        self.pool = pool
-        self.source = source
-        self.fences = fences
-        self.tags = tags
-        return 0
+cdef class MappingDevice:
+    """What maps: its calls, what they fail with, and what they are about."""
 
     # -- one thread at a time -----------------------------------------------------------------------------------------
 
-    cdef int find_device(self) except -1:
+    cdef int find(self) except -1:
         """Finds what maps, when first asked: the C functions of the sub-allocator, if it has some."""
         cdef NativeMapping native
-        if self.device is None:
+        if self.target is None:
             native = native_calls(self.source.sub_allocator)
             if native is not None:
                 self.granularity = self.source.sub_allocator.mapping_granularity
                 self.native = native
                 self.table = native.table
-            self.device = self.source.sub_allocator if native is None else native
+            self.target = self.source.sub_allocator if native is None else native
         return 0
-
-    cdef cbool is_native(self) noexcept nogil:
-        """Whether a request needs no Python, neither to map nor to learn what streams have finished with."""
-        return self.table != NULL and self.fences.native != NULL and not self.fences.capture_is_marked()
-
-    cdef bint enter(self, uint64_t set_aside) except -1:
-        """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
-        one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
-        its calls must not forget."""
-        cdef int entered
-        self.find_device()
-        entered = self.become_mapper(set_aside, True)
-        if entered < 0:
-            raise out_of_host_memory()
-        if not entered:
-            return False
-        defer_handlers(&self.deferral)
-        if entered > 1:
-            self.guard.reset()
-            self.take_over()
-        self.ranges.forget_gone()
-        return True
-
-    cdef int become_mapper(self, uint64_t set_aside, cbool takes_over) noexcept nogil:
-        """Enters this thread as the one that maps. 0: another one does, or (-1) the host has no memory. 2: one has
-        that is there no more, behind which `take_over` must tidy up."""
-        cdef int entered
-        # The call begins before this thread is the mapper, and ends after that: a mapper in no call has been stopped.
-        if not self.source.begin_call(set_aside, 0):
-            return -1
-        acquire_lock(self.lock[0])
-        # a mapper that is in no call is gone: it did not survive a fork, or the interpreter's shutdown stopped it
-        entered = 1 if self.mapper == 0 else 2 if takes_over and not self.source.is_listed(self.mapper) else 0
-        if entered:
-            self.mapper = PyThread_get_thread_ident()
-        self.lock.release()
-        if entered:
-            self.source.refused_bytes.set(0)
-        else:
-            self.source.end_call(True, 0)
-        return entered
-
-    cdef void leave(self) noexcept:
-        """Ends what `enter` began. Also closes, if the allocator was closed in one of the calls meanwhile."""
-        if self.must_close:
-            self.close_late()
-        resume_handlers(&self.deferral)
-        self.stop_mapping()
-
-    cdef void stop_mapping(self) noexcept nogil:
-        cdef uint64_t refused
-        cdef size_t count = self.count_what_is_mapped()
-        if self.guard.is_native():
-            self.guard.end()        # before another thread may map
-        # The next mapper begins only after all of these are written.
-        acquire_lock(self.lock[0])
-        self.mapper = 0
-        self.count = count
-        self.touched.nbytes = 0
-        self.lock.release()
-        refused = self.source.refused_bytes.get()
-        self.source.end_call(True, 0)
-        self.source.refused_bytes.set(refused)      # a page, and that is the answer
-        if self.must_close:     # somebody wanted that after it was looked at above, and could not enter yet
-            self.close_after_all()
-
-    cdef cbool enter_natively(self, uint64_t set_aside) noexcept nogil:
-        """Lets this thread, which has no GIL, map and unmap. False: it cannot now, or must tidy up first behind one
-        that is gone. No signal handler is deferred, since no Python runs."""
-        if self.become_mapper(set_aside, False) <= 0:
-            return False
-        self.guard.begin()
-        self.ranges.forget_gone()
-        return True
-
-    cdef void leave_natively(self) noexcept nogil:
-        if self.must_close:
-            self.guard.pause()
-            self.close_late()
-            self.guard.go_on()
-        self.stop_mapping()
-
-    cdef int give_all_back(self) except -1:
-        """Gives everything back, for an allocator that closes."""
-        cdef Faults faults = self.closing
-        if not self.are_some():
-            return 0
-        while not self.enter(0):
-            if self.source.is_called_here():
-                self.must_close = True      # the thread that maps does it: another one, or this one further up
-                if self.enter(0):           # it may have left before it could see that
-                    break
-                return 0
-            time.sleep(_POLL_SECONDS)
-        try:
-            self.close(faults.restart())
-            if isinstance(faults.first, MemoryError):   # the host may have memory now, and there may be no later call
-                self.close(faults.restart())
-        finally:
-            self.leave()
-        return raise_faults(self.source.sub_allocator, faults)
-
-    cdef void close_after_all(self) noexcept with gil:
-        """Closes now, unless another thread maps by now: then that one does, when it leaves."""
-        try:
-            if self.enter(0):
-                self.leave()
-        except BaseException as error:      # the host is out of memory
-            report_unraisable(error, self.source.sub_allocator)
-
-    cdef cbool are_some(self) noexcept nogil:
-        """Whether there is anything to be given back."""
-        return self.count > 0 or self.mapper != 0
-
-    cdef set streams_asked(self):
-        """The streams that say when earlier work on the ranges is done."""
-        cdef set streams = set()
-        cdef vector[uint64_t] handles
-        cdef size_t i
-        cdef cbool listed = True
-        self.guard.begin_reading(self.lock[0])      # another thread may map
-        for i in range(self.ranges.size()):
-            listed = self.list_streams(self.ranges.at(i), handles) and listed
-        self.guard.end_reading(self.lock[0])
-        if not listed:
-            raise out_of_host_memory()
-        for i in range(handles.size()):
-            streams.add(handles[i])
-        return streams
-
-    cdef cbool list_streams(self, AddressRange* addresses, vector[uint64_t]& handles) noexcept nogil:
-        """Adds the streams that say when earlier work on a range is done: of a plan's region, all that the plan serves.
-        False: the host has no memory for that. Needs the lock."""
-        cdef uint32_t stream
-        cdef cbool listed = try_push_back(handles, addresses.asked_of)
-        if addresses.plan != NULL:
-            for stream in range(<uint32_t>addresses.plan.streams()):
-                if addresses.plan.is_bound(stream):
-                    listed = try_push_back(handles, addresses.plan.handle_of(stream)) and listed
-        return listed
-
-    cdef void close_late(self) noexcept with gil:
-        self.must_close = False
-        self.close(self.closing.restart())
-        if self.closing.first is not None:
-            report_unraisable(self.closing.first, self.source.sub_allocator)
 
     # -- what has failed ----------------------------------------------------------------------------------------------
 
@@ -442,20 +246,366 @@ cdef class AddressRanges:
         error, self.error, self.later = self.error, None, None
         raise error
 
-    cdef set streams_of(self, AddressRange* range):
-        """The streams that say when earlier work on a range is done."""
+    # -- reserving ----------------------------------------------------------------------------------------------------
+
+    cdef int refuse_overlap(self, uint64_t ptr) noexcept nogil:
+        self.guard.pause()
+        self.keep_overlap(ptr)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_overlap(self, uint64_t ptr) noexcept with gil:
+        try:
+            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
+
+    # -- making and mapping -------------------------------------------------------------------------------------------
+
+    cdef int put(self, uint64_t ptr, vector[PageRef]& pages, uint64_t nbytes) noexcept nogil:
+        """Maps pages and lets the device use them: all, or none. If that fails, `is_lost` says what stayed mapped.
+        Whoever enters what came of it in the records sets `touched` back."""
+        cdef vector[uint64_t] numbers
+        cdef size_t i
+        cdef int result
+        cdef double begun = seconds_now()
+        self.forget_lost()
+        if not try_reserve(numbers, pages.size()):
+            return self.fail_for_memory()
+        for i in range(pages.size()):
+            numbers.push_back(pages[i].get().number)
+        self.touched = Place(ptr, nbytes)
+        self.add_calls(pages.size())
+        result = (self.put_in_python(ptr, numbers, nbytes) if self.table == NULL else
+                  self.put_natively(ptr, numbers, nbytes))
+        self.counts.seconds += seconds_now() - begun
+        for i in range(pages.size() if result == 0 else 0):
+            pages[i].get().is_mapped = True
+        return result
+
+    cdef int put_in_python(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept with gil:
+        cdef list pages = []
+        cdef size_t i
+        try:
+            for i in range(numbers.size()):
+                pages.append(number_of(numbers[i]))
+            self.target.map(ptr, pages)
+        except BaseException as error:
+            self.note_lost(error, ptr, nbytes)
+            return self.fail(error)
+        self.counts.maps += numbers.size()
+        self.counts.set_accesses += 1
+        self.add_calls(1)
+        try:
+            self.target.set_access(ptr, nbytes)
+        except BaseException as error:
+            self.undo_mapping(ptr, nbytes)
+            return self.fail(error)
+        return 0
+
+    cdef int put_natively(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept nogil:
+        """The same with both calls behind each other, and the guard let go once for them."""
+        cdef bfc_mapping_fault fault
+        cdef cbool is_mapped = False
+        cdef PyThreadState* state = self.guard.let_go()
+        cdef int result = self.native.put(ptr, numbers, nbytes, &is_mapped, &fault)
+        self.guard.take_back(state)
+        if is_mapped:
+            self.counts.maps += numbers.size()
+            self.counts.set_accesses += 1
+            self.add_calls(1)
+        if result == 0:
+            return 0
+        if is_mapped:
+            self.undo_mapping(ptr, nbytes)
+        return self.fail_natively(result, "set_access" if is_mapped else "map", &fault)
+
+    cdef void note_lost(self, object error, uint64_t ptr, uint64_t nbytes) noexcept:
+        """Notes what a `map` says that has stayed mapped; where that cannot be read, all of it."""
+        try:
+            for start, size in getattr(error, "lost", ()):
+                self.lost.push_back(Place(start, size))
+        except Exception:
+            self.lost.clear()
+            self.lost_row = Place(ptr, nbytes)
+
+    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        """Unmaps what was mapped just now. If that fails, all of it is lost."""
+        if self.unmap(ptr, nbytes) < 0:
+            self.drop_error(None, False)
+            self.lost_row = Place(ptr, nbytes)
+
+    cdef void forget_lost(self) noexcept nogil:
+        self.lost.clear()
+        self.lost_row.nbytes = 0
+
+    cdef cbool has_lost(self) noexcept nogil:
+        return self.lost_row.nbytes != 0 or not self.lost.empty()
+
+    cdef cbool is_lost(self, uint64_t ptr) noexcept nogil:
+        """Whether a page stayed mapped there after a `put` that failed."""
+        cdef size_t i
+        for i in range(self.lost.size()):
+            if self.lost[i].has(ptr):
+                return True
+        return self.lost_row.has(ptr)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    cdef int call(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
+        """Makes a call. 1: there is no memory for a page; -1: it has failed. `taken`: what `reserve` or `create`
+        gave."""
+        return (self.call_in_python(verb, address, nbytes, taken) if self.table == NULL else
+                self.call_natively(verb, address, nbytes, taken))
+
+    cdef int call_natively(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
+        cdef bfc_mapping_fault fault
+        cdef uint64_t got = 0
+        cdef int result = 0
+        cdef const char* call = "reserve"
+        cdef PyThreadState* state = self.guard.let_go()
+        memset(&fault, 0, sizeof(fault))
+        if verb == RESERVE:
+            result = self.table.reserve(self.table.self, nbytes, &got, &fault)
+        elif verb == UNRESERVE:
+            call, result = "unreserve", self.table.unreserve(self.table.self, address, nbytes, &fault)
+        elif verb == CREATE:
+            call, result = "create", self.table.create(self.table.self, nbytes, &got, &fault)
+        elif verb == RELEASE:
+            call, result = "release", self.table.release(self.table.self, address, &fault)
+        else:
+            call, result = "unmap", self.table.unmap(self.table.self, address, nbytes, &fault)
+        if verb == RESERVE and result == 0 and got and not is_address(got, nbytes, self.granularity):
+            self.table.unreserve(self.table.self, got, nbytes, &fault)      # it was no reservation
+        self.guard.take_back(state)
+        if verb == CREATE and result == BFC_NO_ROOM:
+            return 1
+        if verb == RESERVE and (result == BFC_NO_ROOM
+                                or (result == 0 and not is_address(got, nbytes, self.granularity))):
+            return self.refuse_addresses(nbytes, got, result == BFC_NO_ROOM)
+        if result != 0:
+            return self.fail_natively(result, call, &fault)
+        if taken != NULL:
+            taken[0] = got
+        return 0
+
+    cdef int call_in_python(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept with gil:
+        cdef Page page
+        try:
+            if verb == RESERVE:
+                taken[0] = call_reserve(self.source.sub_allocator, self.target, nbytes)
+            elif verb == CREATE:
+                number = call_create(self.source.sub_allocator, self.target, nbytes)
+                if number is None:
+                    return 1
+                note_number(&page, number)
+                taken[0] = page.number
+            elif verb == RELEASE:
+                self.target.release(number_of(address))
+            elif verb == UNRESERVE:
+                self.target.unreserve(address, nbytes)
+            else:
+                self.target.unmap(address, nbytes)
+        except BaseException as error:
+            return self.fail(error)
+        return 0
+
+    cdef int fail_natively(self, int result, const char* call, bfc_mapping_fault* fault) noexcept nogil:
+        self.guard.pause()
+        self.keep_native_error(result, call, fault)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_native_error(self, int result, const char* call, bfc_mapping_fault* fault) noexcept with gil:
+        try:
+            self.native.check(result, call.decode(), fault)
+        except BaseException as error:
+            self.note_lost(error, fault.address, fault.nbytes)      # what a `map` that has failed left mapped
+            return self.fail(error)
+        return 0
+
+    cdef int refuse_addresses(self, uint64_t nbytes, uint64_t address, cbool none) noexcept nogil:
+        self.guard.pause()
+        self.keep_refusal(nbytes, address, none)
+        self.guard.go_on()
+        return -1
+
+    cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil:
+        sub_allocator = self.source.sub_allocator
+        try:
+            raise no_addresses(sub_allocator, nbytes) if none else no_address(sub_allocator, address)
+        except BaseException as error:      # or the host has no memory for the text
+            return self.fail(error)
+
+    cdef int unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        """Unmaps pages. Whoever enters in the records that nothing is mapped there any more sets `touched` back."""
+        cdef Place before = self.touched
+        cdef double begun = seconds_now()
+        cdef int result
+        if self.without_calls:
+            return 0
+        self.counts.unmaps += 1
+        self.touched = Place(ptr, nbytes)
+        self.add_calls(1)
+        result = self.call(UNMAP, ptr, nbytes, NULL)
+        if result < 0:
+            self.touched = before       # that of a `put` which failed
+        self.counts.seconds += seconds_now() - begun
+        return result
+
+    cdef int unreserve(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
+        """Gives a reservation back. Whoever keeps it in a list must take it off at once, before any other call."""
+        cdef int result
+        self.add_calls(1)
+        self.going = Place(ptr, nbytes)
+        result = self.call(UNRESERVE, ptr, nbytes, NULL)
+        self.going.nbytes = 0
+        return result
+
+    cdef void add_calls(self, uint64_t count) noexcept nogil:
+        """Counts calls of the sub-allocator that are about to be made; of `map`, one for each page."""
+        add_up(&self.source.driver_calls, count)
+
+
+# -- what is in ranges -------------------------------------------------------------------------------------------------
+
+@cython.final
+cdef class MappedRun:
+    """Mapped memory that lies end to end, or the addresses for it."""
+
+    cdef void note_unmapped(self) noexcept:
+        cdef size_t i
+        self.is_mapped = False
+        for i in range(self.pages.size()):
+            self.pages[i].get().is_mapped = False
+
+
+@cython.final
+cdef class TagTransition:
+    """A tag that is falling asleep, or waking."""
+
+    cdef int add(self, MappedRun run) except -1:
+        """Adds a run. Its pages must be new here."""
+        cdef size_t i
+        self.runs.append(run)
+        for i in range(run.pages.size()):
+            self.pages.push_back(run.pages[i])
+        return 0
+
+    cdef bint misses_pages(self) noexcept:
+        cdef size_t i
+        for i in range(self.pages.size()):
+            if not self.pages[i].get().is_made:
+                return True
+        return False
+
+    cdef void settle_pages(self) noexcept:
+        """Notes which pages are mapped anywhere, after something has failed."""
+        cdef MappedRun run
+        cdef size_t i
+        for run in self.runs:
+            for i in range(run.pages.size() if run.is_mapped else 0):
+                run.pages[i].get().is_mapped = True
+
+
+@cython.no_gc_clear
+cdef class AddressRanges:
+    """The ranges of an allocator, and the memory in them. It never calls the allocator."""
+
+    def __cinit__(self):
+        self.closing = Faults()
+        self.device = MappingDevice()
+
+    cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Tags tags) except -1:
+        """Takes the allocator's lock and its list of tags that sleep, which must live as long, and its parts."""
+        self.lock = lock
+        self.pool = pool
+        self.source = self.device.source = source
+        self.fences = fences
+        self.tags = tags
+        return 0
+
+    # -- one thread at a time -----------------------------------------------------------------------------------------
+
+    cdef bint enter(self, uint64_t set_aside) except -1:
+        """Lets this thread map and unmap, with Python's signal handlers deferred. False: another thread does, or this
+        one in a call further up. `set_aside`: the bytes that it has set aside from the limit, which a fork in one of
+        its calls must not forget."""
+        cdef int entered
+        self.device.find()
+        entered = become_mapper(self, set_aside, True)
+        if entered < 0:
+            raise out_of_host_memory()
+        if not entered:
+            return False
+        defer_handlers(&self.deferral)
+        if entered > 1:
+            self.device.guard.reset()
+            self.take_over()
+        self.ranges.forget_gone()
+        return True
+
+    cdef void leave(self) noexcept:
+        """Ends what `enter` began. Also closes, if the allocator was closed in one of the calls meanwhile."""
+        if self.must_close:
+            close_late(self)
+        resume_handlers(&self.deferral)
+        stop_mapping(self)
+
+    cdef cbool enter_natively(self, uint64_t set_aside) noexcept nogil:
+        """Lets this thread, which has no GIL, map and unmap. False: it cannot now, or must tidy up first behind one
+        that is gone. No signal handler is deferred, since no Python runs."""
+        if become_mapper(self, set_aside, False) <= 0:
+            return False
+        self.device.guard.begin()
+        self.ranges.forget_gone()
+        return True
+
+    cdef void leave_natively(self) noexcept nogil:
+        if self.must_close:
+            self.device.guard.pause()
+            close_late(self)
+            self.device.guard.go_on()
+        stop_mapping(self)
+
+    cdef int give_all_back(self) except -1:
+        """Gives everything back, for an allocator that closes."""
+        cdef Faults faults = self.closing
+        if not self.are_some():
+            return 0
+        while not self.enter(0):
+            if self.source.is_called_here():
+                self.must_close = True      # the thread that maps does it: another one, or this one further up
+                if self.enter(0):           # it may have left before it could see that
+                    break
+                return 0
+            time.sleep(_POLL_SECONDS)
+        try:
+            self.close(faults.restart())
+            if isinstance(faults.first, MemoryError):   # the host may have memory now, and there may be no later call
+                self.close(faults.restart())
+        finally:
+            self.leave()
+        return raise_faults(self.source.sub_allocator, faults)
+
+    cdef cbool are_some(self) noexcept nogil:
+        """Whether there is anything to be given back."""
+        return self.count > 0 or self.mapper != 0
+
+    cdef set streams_asked(self):
+        """The streams that say when earlier work on the ranges is done."""
         cdef set streams = set()
         cdef vector[uint64_t] handles
-        cdef uint64_t handle
-        cdef cbool listed
-        # A lane that another thread opens moves the sets of bins.
-        acquire_lock(self.lock[0])
-        listed = self.list_streams(range, handles)
-        self.lock.release()
+        cdef size_t i
+        cdef cbool listed = True
+        self.device.guard.begin_reading(self.lock[0])      # another thread may map
+        for i in range(self.ranges.size()):
+            listed = list_streams(self, self.ranges.at(i), handles) and listed
+        self.device.guard.end_reading(self.lock[0])
         if not listed:
             raise out_of_host_memory()
-        for handle in handles:
-            streams.add(handle)
+        for i in range(handles.size()):
+            streams.add(handles[i])
         return streams
 
     # -- what a subclass keeps ----------------------------------------------------------------------------------------
@@ -564,8 +714,8 @@ cdef class AddressRanges:
         """Reserves the addresses of a new range of the list, and enters it in the pool."""
         # While these are reserved the range is not known to the pool, so others pass over it, and a child that is
         # forked takes it off the list (NOWHERE).
-        self.add_calls(1)
-        if self.call_device(RESERVE, 0, range.nbytes, &range.ptr) < 0:
+        self.device.add_calls(1)
+        if self.device.call(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)
             return -1
         return self.take_in(range)
@@ -588,24 +738,12 @@ cdef class AddressRanges:
         self.lock.release()
         if overlaps:
             self.remove(range)      # and it is not ours to give back
-            return self.refuse_overlap(range.ptr)
+            return self.device.refuse_overlap(range.ptr)
         if not range.is_known:
             range.plan = NULL       # which may be gone by the time that the addresses are
             self.unreserve(range, None)
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         return 0
-
-    cdef int refuse_overlap(self, uint64_t ptr) noexcept nogil:
-        self.guard.pause()
-        self.keep_overlap(ptr)
-        self.guard.go_on()
-        return -1
-
-    cdef int keep_overlap(self, uint64_t ptr) noexcept with gil:
-        try:
-            raise SubAllocatorError(f"{self.source.sub_allocator!r}.reserve returned {ptr:#x}, which is in use")
-        except BaseException as error:      # or the host has no memory for the text
-            return self.fail(error)
 
     # -- making and mapping -------------------------------------------------------------------------------------------
 
@@ -619,23 +757,23 @@ cdef class AddressRanges:
         while made < wanted and result == 0:    # a child that is forked in a call releases what has a number
             page = new_page(nbytes)             # its record first: what goes wrong later needs no memory of the host
             if page.get() == NULL:
-                result = self.fail_for_memory()
+                result = self.device.fail_for_memory()
                 break
             if last.get() == NULL:
                 self.fresh = page
             else:
                 last.get().next = page
-            self.add_calls(1)
-            result = self.call_device(CREATE, 0, nbytes, &page.get().number)
+            self.device.add_calls(1)
+            result = self.device.call(CREATE, 0, nbytes, &page.get().number)
             if result == 0:
                 page.get().is_made = True
                 made += 1
                 last = page
         if result > 0:
-            self.is_refused = True
+            self.device.is_refused = True
             self.source.refused_bytes.set(nbytes)
-        self.calls.creates += made
-        self.calls.seconds += seconds_now() - begun
+        self.device.counts.creates += made
+        self.device.counts.seconds += seconds_now() - begun
         if last.get() == NULL:
             self.fresh.reset()
         else:
@@ -650,137 +788,20 @@ cdef class AddressRanges:
             self.fresh = page.get().next
             page.get().next.reset()
             if page.get().is_made:
-                self.calls.releases += 1
+                self.device.counts.releases += 1
                 self.release_page(page, None)
 
     cdef int64_t map_fresh(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Maps as many new pages to a chunk as it has slots, after which it is free. Returns how many. The chunk is one
         that `begin_mapping` has cut, so nobody else touches it."""
         cdef FreePart part = self.part_of(handle)
-        self.forget_lost()
-        if self.try_to_map_fresh(range, handle, part) < 0:
+        self.device.forget_lost()
+        if try_to_map_fresh(self, range, handle, part) < 0:
             self.give_up(range, handle)
-            self.touched.nbytes = 0
+            self.device.touched.nbytes = 0
             return -1
         self.note_change()
         return part.size // range.slot
-
-    cdef int try_to_map_fresh(self, AddressRange* range, ChunkHandle handle, FreePart part) noexcept nogil:
-        cdef uint64_t count = part.size // range.slot
-        cdef vector[PageRef] mapped
-        cdef PageRef page = self.fresh
-        cdef size_t i = 0
-        cdef cbool done
-        if not try_reserve(mapped, count):
-            return self.fail_for_memory()
-        while mapped.size() < count:
-            mapped.push_back(page)
-            page = page.get().next
-        if self.enter_pages(range, part.ptr, mapped) < 0:
-            return -1
-        self.fresh = page           # from here on `give_up` releases them
-        while i < count:
-            mapped[i].get().next.reset()
-            i += 1
-        if self.put(part.ptr, mapped, part.size) < 0:
-            return -1
-        acquire_lock(self.lock[0])      # `handle` is what it was: nobody finds it, or joins it, until it is free
-        done = end_mapping(self.pool, handle)
-        self.note_unmapped(range, NO_CHUNK)
-        self.touched.nbytes = 0 if done else self.touched.nbytes    # under the lock: no fork comes in between
-        self.lock.release()
-        if not done:
-            self.undo_mapping(part.ptr, part.size)
-            return self.fail_for_memory()
-        return 0
-
-    cdef int put(self, uint64_t ptr, vector[PageRef]& pages, uint64_t nbytes) noexcept nogil:
-        """Maps pages and lets the device use them: all, or none. If that fails, `is_lost` says what stayed mapped.
-        Whoever enters what came of it in the records sets `touched` back."""
-        cdef vector[uint64_t] numbers
-        cdef size_t i
-        cdef int result
-        cdef double begun = seconds_now()
-        self.forget_lost()
-        if not try_reserve(numbers, pages.size()):
-            return self.fail_for_memory()
-        for i in range(pages.size()):
-            numbers.push_back(pages[i].get().number)
-        self.touched = Place(ptr, nbytes)
-        self.add_calls(pages.size())
-        result = (self.put_in_python(ptr, numbers, nbytes) if self.table == NULL else
-                  self.put_natively(ptr, numbers, nbytes))
-        self.calls.seconds += seconds_now() - begun
-        for i in range(pages.size() if result == 0 else 0):
-            pages[i].get().is_mapped = True
-        return result
-
-    cdef int put_in_python(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept with gil:
-        cdef list pages = []
-        cdef size_t i
-        try:
-            for i in range(numbers.size()):
-                pages.append(number_of(numbers[i]))
-            self.device.map(ptr, pages)
-        except BaseException as error:
-            self.note_lost(error, ptr, nbytes)
-            return self.fail(error)
-        self.calls.maps += numbers.size()
-        self.calls.set_accesses += 1
-        self.add_calls(1)
-        try:
-            self.device.set_access(ptr, nbytes)
-        except BaseException as error:
-            self.undo_mapping(ptr, nbytes)
-            return self.fail(error)
-        return 0
-
-    cdef int put_natively(self, uint64_t ptr, vector[uint64_t]& numbers, uint64_t nbytes) noexcept nogil:
-        """The same with both calls behind each other, and the guard let go once for them."""
-        cdef bfc_mapping_fault fault
-        cdef cbool is_mapped = False
-        cdef PyThreadState* state = self.guard.let_go()
-        cdef int result = self.native.put(ptr, numbers, nbytes, &is_mapped, &fault)
-        self.guard.take_back(state)
-        if is_mapped:
-            self.calls.maps += numbers.size()
-            self.calls.set_accesses += 1
-            self.add_calls(1)
-        if result == 0:
-            return 0
-        if is_mapped:
-            self.undo_mapping(ptr, nbytes)
-        return self.fail_natively(result, "set_access" if is_mapped else "map", &fault)
-
-    cdef void note_lost(self, object error, uint64_t ptr, uint64_t nbytes) noexcept:
-        """Notes what a `map` says that has stayed mapped; where that cannot be read, all of it."""
-        try:
-            for start, size in getattr(error, "lost", ()):
-                self.lost.push_back(Place(start, size))
-        except Exception:
-            self.lost.clear()
-            self.lost_row = Place(ptr, nbytes)
-
-    cdef void undo_mapping(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
-        """Unmaps what was mapped just now. If that fails, all of it is lost."""
-        if self.call_unmap(ptr, nbytes) < 0:
-            self.drop_error(None, False)
-            self.lost_row = Place(ptr, nbytes)
-
-    cdef void forget_lost(self) noexcept nogil:
-        self.lost.clear()
-        self.lost_row.nbytes = 0
-
-    cdef cbool has_lost(self) noexcept nogil:
-        return self.lost_row.nbytes != 0 or not self.lost.empty()
-
-    cdef cbool is_lost(self, uint64_t ptr) noexcept nogil:
-        """Whether a page stayed mapped there after a `put` that failed."""
-        cdef size_t i
-        for i in range(self.lost.size()):
-            if self.lost[i].has(ptr):
-                return True
-        return self.lost_row.has(ptr)
 
     cdef void give_up(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Takes a mapping that failed out of the records. What is lost stays, and is to be unmapped later."""
@@ -788,7 +809,7 @@ cdef class AddressRanges:
         cdef uint64_t ptr = part.ptr
         cdef cbool some = False
         while ptr < part.ptr + part.size:
-            if self.is_lost(ptr):
+            if self.device.is_lost(ptr):
                 some = True
             else:
                 self.drop_slot(range, ptr, None)
@@ -815,24 +836,9 @@ cdef class AddressRanges:
             while stop < end and self.has_page(range, stop):
                 stop += range.slot
             if stop > start and self.unmap_elsewhere(range, start, stop - start, faults):
-                self.unmap_slots(range, start, stop - start, range.slot if one_by_one else stop - start, faults)
+                unmap_slots(self, range, start, stop - start, range.slot if one_by_one else stop - start, faults)
             start = max(stop, start + range.slot)
         return self.settle(range, handle)
-
-    cdef void unmap_slots(self, AddressRange* range, uint64_t ptr, uint64_t nbytes, uint64_t step,
-                          Faults faults) noexcept nogil:
-        """Unmaps slots, `step` bytes in each call, and drops their pages. Those that cannot be unmapped keep theirs."""
-        cdef uint64_t at = ptr, slot
-        while at < ptr + nbytes:
-            if self.call_unmap(at, step) < 0:
-                self.drop_error(faults, False)
-            else:
-                slot = at
-                while slot < at + step:
-                    self.drop_slot(range, slot, faults)
-                    slot += range.slot
-                self.touched.nbytes = 0     # only now: a child that is forked in a release drops the other slots, too
-            at += step
 
     cdef uint64_t settle(self, AddressRange* range, ChunkHandle handle) noexcept nogil:
         """Tells the pool which slots of a leaving chunk have gone. Returns the bytes that have."""
@@ -903,7 +909,7 @@ cdef class AddressRanges:
     cdef bint wait_for(self, AddressRange* range, Faults faults) noexcept:
         """Waits for the work of a range's stream. False: that failed, or the stream captures a graph."""
         try:
-            streams = self.streams_of(range)
+            streams = streams_of(self, range)
             for stream in streams:
                 if self.fences.is_captured(stream):
                     return False
@@ -937,7 +943,7 @@ cdef class AddressRanges:
             while end < last and self.may_be_unmapped(range, end):
                 end += range.slot
             if end > start:
-                self.unmap_slots(range, start, end - start, end - start, faults)
+                unmap_slots(self, range, start, end - start, end - start, faults)
             start = max(end, start + range.slot)
 
     cdef void unreserve(self, AddressRange* range, Faults faults) noexcept nogil:
@@ -950,8 +956,8 @@ cdef class AddressRanges:
             self.close_table(range)
             range.has_table = False
             self.lock.release()
-        if not range.is_gone and self.call_unreserve(range.ptr, range.nbytes) < 0:
-            self.drop_error(faults, False)
+        if not range.is_gone and self.device.unreserve(range.ptr, range.nbytes) < 0:
+            self.device.drop_error(faults, False)
         else:
             self.remove(range)
 
@@ -964,20 +970,20 @@ cdef class AddressRanges:
 
     cdef void release_page(self, PageRef page, Faults faults) noexcept nogil:
         """Releases a page. If that fails, it is kept for another try, and goes on counting against the limit."""
-        self.add_calls(1)
-        self.leaving = page     # it is in no slot any more: a child that is forked in the call finds it here
-        if self.call_device(RELEASE, page.get().number, 0, NULL) < 0:
+        self.device.add_calls(1)
+        self.device.leaving = page     # it is in no slot any more: a child that is forked in the call finds it here
+        if self.device.call(RELEASE, page.get().number, 0, NULL) < 0:
             self.source.keep_bytes(page.get().nbytes)
             page.get().next = self.unreleased
             self.unreleased = page
-            self.drop_error(faults, False)
-        self.leaving.reset()
+            self.device.drop_error(faults, False)
+        self.device.leaving.reset()
 
     cdef uint64_t unreleased_bytes(self) noexcept:
         """The bytes of the pages that the sub-allocator failed to release."""
         cdef uint64_t nbytes = 0
         cdef Page* page
-        self.guard.begin_reading(self.lock[0])      # another thread may map
+        self.device.guard.begin_reading(self.lock[0])      # another thread may map
         page = self.unreleased.get()
         while page != NULL:
             nbytes += page.nbytes
@@ -986,7 +992,7 @@ cdef class AddressRanges:
         while page != NULL:
             nbytes += page.nbytes
             page = page.next.get()
-        self.guard.end_reading(self.lock[0])
+        self.device.guard.end_reading(self.lock[0])
         return nbytes
 
     cdef void try_unreleased_again(self, Faults faults) noexcept nogil:
@@ -1008,190 +1014,35 @@ cdef class AddressRanges:
         cdef AddressRange* addresses
         cdef ChunkHandle handle
         cdef size_t i = self.ranges.size()
-        self.end_calls_of_other()
+        end_calls_of_other(self)
         while i > 0:
             i -= 1
             addresses = self.ranges.at(i)
             if addresses.ptr == NOWHERE:        # the thread stopped while it reserved its addresses
                 self.ranges.remove(addresses)
-            elif self.going.nbytes and addresses.ptr == self.going.ptr:
+            elif self.device.going.nbytes and addresses.ptr == self.device.going.ptr:
                 self.remove(addresses)
-            elif (self.touched.nbytes and addresses.has_table
-                  and addresses.ptr <= self.touched.ptr < addresses.ptr + addresses.nbytes):
+            elif (self.device.touched.nbytes and addresses.has_table
+                  and addresses.ptr <= self.device.touched.ptr < addresses.ptr + addresses.nbytes):
                 self.forget_touched(addresses)
-        self.touched.nbytes = self.going.nbytes = 0
-        self.forget_lost()
+        self.device.touched.nbytes = self.device.going.nbytes = 0
+        self.device.forget_lost()
         self.release_fresh()
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
             addresses.some_stuck = True         # there may be chunks that are LEAVING
-            handle = self.growing_in(addresses)
+            handle = growing_in(self, addresses)
             if handle != NO_CHUNK:
                 self.give_up(addresses, handle)
 
-    cdef void end_calls_of_other(self) noexcept:
-        """Does again what a stopped thread was in the middle of, so that it is known: nothing is mapped where it mapped
-        or unmapped, page by page, and what it released or unreserved has gone. What was done already fails here, and
-        that is no error. `touched` and `going` are left to those who keep the records of it."""
-        cdef PageRef page = self.offered, following
-        cdef uint64_t done = 0, step = self.page_bytes_at(self.touched.ptr) if self.touched.nbytes else 1
-        while done < self.touched.nbytes:
-            try:
-                self.device.unmap(self.touched.ptr + done, step)
-            except BaseException:
-                pass
-            done += step
-        try:
-            if self.leaving.get() != NULL:
-                self.device.release(number_of(self.leaving.get().number))
-        except BaseException:
-            pass
-        self.leaving.reset()
-        self.offered.reset()
-        try:
-            if self.going.nbytes:
-                self.device.unreserve(self.going.ptr, self.going.nbytes)
-        except BaseException:
-            pass
-        while page.get() != NULL:       # these it had not come to
-            following = page.get().next
-            page.get().next = self.unreleased
-            self.unreleased = page
-            page = following
-
     cdef void forget_touched(self, AddressRange* range) noexcept:
         """Drops the pages from the slots that `end_calls_of_other` has unmapped."""
-        cdef uint64_t ptr = self.touched.ptr
-        while ptr < self.touched.ptr + self.touched.nbytes:
+        cdef uint64_t ptr = self.device.touched.ptr
+        while ptr < self.device.touched.ptr + self.device.touched.nbytes:
             self.drop_slot(range, ptr, None)
             ptr += range.slot
 
-    cdef ChunkHandle growing_in(self, AddressRange* range) noexcept:
-        """The chunk of a range that memory is being mapped for, or NO_CHUNK."""
-        cdef ChunkHandle handle = NO_CHUNK
-        # Other threads split and join the chunks before it.
-        acquire_lock(self.lock[0])
-        if range.is_known:
-            handle = self.pool.regions[range.ptr + range.nbytes].first
-        while handle != NO_CHUNK and not (self.pool.chunks[handle].state == UNMAPPED
-                                          and self.pool.chunks[handle].freed_at_count == IS_GROWING):
-            handle = self.pool.chunks[handle].next
-        self.lock.release()
-        return handle
-
     # -- calls --------------------------------------------------------------------------------------------------------
-
-    cdef int call_device(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
-        """Makes a call. 1: there is no memory for a page; -1: it has failed. `taken`: what `reserve` or `create`
-        gave."""
-        return (self.call_in_python(verb, address, nbytes, taken) if self.table == NULL else
-                self.call_natively(verb, address, nbytes, taken))
-
-    cdef int call_natively(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept nogil:
-        cdef bfc_mapping_fault fault
-        cdef uint64_t got = 0
-        cdef int result = 0
-        cdef const char* call = "reserve"
-        cdef PyThreadState* state = self.guard.let_go()
-        memset(&fault, 0, sizeof(fault))
-        if verb == RESERVE:
-            result = self.table.reserve(self.table.self, nbytes, &got, &fault)
-        elif verb == UNRESERVE:
-            call, result = "unreserve", self.table.unreserve(self.table.self, address, nbytes, &fault)
-        elif verb == CREATE:
-            call, result = "create", self.table.create(self.table.self, nbytes, &got, &fault)
-        elif verb == RELEASE:
-            call, result = "release", self.table.release(self.table.self, address, &fault)
-        else:
-            call, result = "unmap", self.table.unmap(self.table.self, address, nbytes, &fault)
-        if verb == RESERVE and result == 0 and got and not is_address(got, nbytes, self.granularity):
-            self.table.unreserve(self.table.self, got, nbytes, &fault)      # it was no reservation
-        self.guard.take_back(state)
-        if verb == CREATE and result == BFC_NO_ROOM:
-            return 1
-        if verb == RESERVE and (result == BFC_NO_ROOM
-                                or (result == 0 and not is_address(got, nbytes, self.granularity))):
-            return self.refuse_addresses(nbytes, got, result == BFC_NO_ROOM)
-        if result != 0:
-            return self.fail_natively(result, call, &fault)
-        if taken != NULL:
-            taken[0] = got
-        return 0
-
-    cdef int call_in_python(self, Verb verb, uint64_t address, uint64_t nbytes, uint64_t* taken) noexcept with gil:
-        cdef Page page
-        try:
-            if verb == RESERVE:
-                taken[0] = call_reserve(self.source.sub_allocator, self.device, nbytes)
-            elif verb == CREATE:
-                number = call_create(self.source.sub_allocator, self.device, nbytes)
-                if number is None:
-                    return 1
-                note_number(&page, number)
-                taken[0] = page.number
-            elif verb == RELEASE:
-                self.device.release(number_of(address))
-            elif verb == UNRESERVE:
-                self.device.unreserve(address, nbytes)
-            else:
-                self.device.unmap(address, nbytes)
-        except BaseException as error:
-            return self.fail(error)
-        return 0
-
-    cdef int fail_natively(self, int result, const char* call, bfc_mapping_fault* fault) noexcept nogil:
-        self.guard.pause()
-        self.keep_native_error(result, call, fault)
-        self.guard.go_on()
-        return -1
-
-    cdef int keep_native_error(self, int result, const char* call, bfc_mapping_fault* fault) noexcept with gil:
-        try:
-            self.native.check(result, call.decode(), fault)
-        except BaseException as error:
-            self.note_lost(error, fault.address, fault.nbytes)      # what a `map` that has failed left mapped
-            return self.fail(error)
-        return 0
-
-    cdef int refuse_addresses(self, uint64_t nbytes, uint64_t address, cbool none) noexcept nogil:
-        self.guard.pause()
-        self.keep_refusal(nbytes, address, none)
-        self.guard.go_on()
-        return -1
-
-    cdef int keep_refusal(self, uint64_t nbytes, uint64_t address, cbool none) noexcept with gil:
-        sub_allocator = self.source.sub_allocator
-        try:
-            raise no_addresses(sub_allocator, nbytes) if none else no_address(sub_allocator, address)
-        except BaseException as error:      # or the host has no memory for the text
-            return self.fail(error)
-
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
-        """Unmaps pages. Whoever enters in the records that nothing is mapped there any more sets `touched` back."""
-        cdef Place before = self.touched
-        cdef double begun = seconds_now()
-        cdef int result
-        self.calls.unmaps += 1
-        self.touched = Place(ptr, nbytes)
-        self.add_calls(1)
-        result = self.call_device(UNMAP, ptr, nbytes, NULL)
-        if result < 0:
-            self.touched = before       # that of a `put` which failed
-        self.calls.seconds += seconds_now() - begun
-        return result
-
-    cdef int call_unreserve(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
-        """Gives a reservation back. Whoever keeps it in a list must take it off at once, before any other call."""
-        cdef int result
-        self.add_calls(1)
-        self.going = Place(ptr, nbytes)
-        result = self.call_device(UNRESERVE, ptr, nbytes, NULL)
-        self.going.nbytes = 0
-        return result
-
-    cdef void add_calls(self, uint64_t count) noexcept nogil:
-        """Counts calls of the sub-allocator that are about to be made; of `map`, one for each page."""
-        add_up(&self.source.driver_calls, count)
 
     cdef void note_change(self) noexcept nogil:
         self.changes += 1
@@ -1199,31 +1050,230 @@ cdef class AddressRanges:
 
     # -- tags ---------------------------------------------------------------------------------------------------------
 
-    # Threads without the GIL may open lanes, and then the table of sets of bins moves: so it is read under the lock.
 
-    cdef cbool is_of_tag(self, uint32_t bin_set, uint64_t number) noexcept nogil:
-        """Whether a set of bins belongs to a tag. Needs the lock."""
-        cdef uint64_t* pool = self.pool.bin_sets[bin_set].lane.pool
-        return number != NO_TAG and self.tags.tag_of(pool) == number
+# -- one thread at a time ---------------------------------------------------------------------------------------------
 
-    cdef cbool belongs_to(self, AddressRange* range, uint64_t tag) noexcept nogil:
-        # A lane that another thread opens moves the sets of bins.
-        acquire_lock(self.lock[0])
-        cdef cbool found = range.is_known and self.is_of_tag(range.bin_set, tag)
-        self.lock.release()
-        return found
+cdef cbool is_native(AddressRanges memory) noexcept nogil:
+    """Whether a request needs no Python, neither to map nor to learn what streams have finished with."""
+    return memory.device.table != NULL and memory.fences.native != NULL and not memory.fences.capture_is_marked()
 
-    cdef cbool is_set_asleep(self, uint32_t bin_set) noexcept nogil:
-        # A lane that another thread opens moves the sets of bins.
-        acquire_lock(self.lock[0])
-        cdef cbool found = self.pool.bin_sets[bin_set].asleep != 0
-        self.lock.release()
-        return found
 
-    cdef int list_ranges(self, uint64_t tag, vector[AddressRange*]& found) except -1:
-        """Adds the ranges of a tag."""
-        cdef size_t i
-        for i in range(self.ranges.size()):
-            if self.belongs_to(self.ranges.at(i), tag):
-                found.push_back(self.ranges.at(i))
-        return 0
+cdef int become_mapper(AddressRanges memory, uint64_t set_aside, cbool takes_over) noexcept nogil:
+    """Enters this thread as the one that maps. 0: another one does, or (-1) the host has no memory. 2: one has
+    that is there no more, behind which `take_over` must tidy up."""
+    cdef int entered
+    # The call begins before this thread is the mapper, and ends after that: a mapper in no call has been stopped.
+    if not memory.source.begin_call(set_aside, 0):
+        return -1
+    acquire_lock(memory.lock[0])
+    # a mapper that is in no call is gone: it did not survive a fork, or the interpreter's shutdown stopped it
+    entered = 1 if memory.mapper == 0 else 2 if takes_over and not memory.source.is_listed(memory.mapper) else 0
+    if entered:
+        memory.mapper = PyThread_get_thread_ident()
+    memory.lock.release()
+    if entered:
+        memory.source.refused_bytes.set(0)
+    else:
+        memory.source.end_call(True, 0)
+    return entered
+
+
+cdef void stop_mapping(AddressRanges memory) noexcept nogil:
+    cdef uint64_t refused
+    cdef size_t count = memory.count_what_is_mapped()
+    if memory.device.guard.is_native():
+        memory.device.guard.end()        # before another thread may map
+    # The next mapper begins only after all of these are written.
+    acquire_lock(memory.lock[0])
+    memory.mapper = 0
+    memory.count = count
+    memory.device.touched.nbytes = 0
+    memory.lock.release()
+    refused = memory.source.refused_bytes.get()
+    memory.source.end_call(True, 0)
+    memory.source.refused_bytes.set(refused)      # a page, and that is the answer
+    if memory.must_close:     # somebody wanted that after it was looked at above, and could not enter yet
+        close_after_all(memory)
+
+
+cdef void close_after_all(AddressRanges memory) noexcept with gil:
+    """Closes now, unless another thread maps by now: then that one does, when it leaves."""
+    try:
+        if memory.enter(0):
+            memory.leave()
+    except BaseException as error:      # the host is out of memory
+        report_unraisable(error, memory.source.sub_allocator)
+
+
+cdef cbool list_streams(AddressRanges memory, AddressRange* addresses, vector[uint64_t]& handles) noexcept nogil:
+    """Adds the streams that say when earlier work on a range is done: of a plan's region, all that the plan serves.
+    False: the host has no memory for that. Needs the lock."""
+    cdef uint32_t stream
+    cdef cbool listed = try_push_back(handles, addresses.asked_of)
+    if addresses.plan != NULL:
+        for stream in range(<uint32_t>addresses.plan.streams()):
+            if addresses.plan.is_bound(stream):
+                listed = try_push_back(handles, addresses.plan.handle_of(stream)) and listed
+    return listed
+
+
+cdef void close_late(AddressRanges memory) noexcept with gil:
+    memory.must_close = False
+    memory.close(memory.closing.restart())
+    if memory.closing.first is not None:
+        report_unraisable(memory.closing.first, memory.source.sub_allocator)
+
+
+# -- what has failed --------------------------------------------------------------------------------------------------
+
+cdef set streams_of(AddressRanges memory, AddressRange* range):
+    """The streams that say when earlier work on a range is done."""
+    cdef set streams = set()
+    cdef vector[uint64_t] handles
+    cdef uint64_t handle
+    cdef cbool listed
+    # A lane that another thread opens moves the sets of bins.
+    acquire_lock(memory.lock[0])
+    listed = list_streams(memory, range, handles)
+    memory.lock.release()
+    if not listed:
+        raise out_of_host_memory()
+    for handle in handles:
+        streams.add(handle)
+    return streams
+
+
+# -- making and mapping -----------------------------------------------------------------------------------------------
+
+cdef int try_to_map_fresh(AddressRanges memory, AddressRange* range, ChunkHandle handle, FreePart part) noexcept nogil:
+    cdef uint64_t count = part.size // range.slot
+    cdef vector[PageRef] mapped
+    cdef PageRef page = memory.fresh
+    cdef size_t i = 0
+    cdef cbool done
+    if not try_reserve(mapped, count):
+        return memory.device.fail_for_memory()
+    while mapped.size() < count:
+        mapped.push_back(page)
+        page = page.get().next
+    if memory.enter_pages(range, part.ptr, mapped) < 0:
+        return -1
+    memory.fresh = page           # from here on `give_up` releases them
+    while i < count:
+        mapped[i].get().next.reset()
+        i += 1
+    if memory.device.put(part.ptr, mapped, part.size) < 0:
+        return -1
+    acquire_lock(memory.lock[0])      # `handle` is what it was: nobody finds it, or joins it, until it is free
+    done = end_mapping(memory.pool, handle)
+    memory.note_unmapped(range, NO_CHUNK)
+    if done:
+        memory.device.touched.nbytes = 0    # under the lock: no fork comes in between
+    memory.lock.release()
+    if not done:
+        memory.device.undo_mapping(part.ptr, part.size)
+        return memory.device.fail_for_memory()
+    return 0
+
+
+# -- unmapping --------------------------------------------------------------------------------------------------------
+
+cdef void unmap_slots(AddressRanges memory, AddressRange* range, uint64_t ptr, uint64_t nbytes, uint64_t step,
+                      Faults faults) noexcept nogil:
+    """Unmaps slots, `step` bytes in each call, and drops their pages. Those that cannot be unmapped keep theirs."""
+    cdef uint64_t at = ptr, slot
+    while at < ptr + nbytes:
+        if memory.device.unmap(at, step) < 0:
+            memory.device.drop_error(faults, False)
+        else:
+            slot = at
+            while slot < at + step:
+                memory.drop_slot(range, slot, faults)
+                slot += range.slot
+            # Only now: a child that is forked in a release drops the other slots, too.
+            memory.device.touched.nbytes = 0
+        at += step
+
+
+# -- a thread that is there no more -----------------------------------------------------------------------------------
+
+cdef void end_calls_of_other(AddressRanges memory) noexcept:
+    """Does again what a stopped thread was in the middle of, so that it is known: nothing is mapped where it mapped
+    or unmapped, page by page, and what it released or unreserved has gone. What was done already fails here, and
+    that is no error. `touched` and `going` are left to those who keep the records of it."""
+    cdef PageRef page = memory.offered, following
+    cdef uint64_t done = 0, step = 1
+    if memory.device.touched.nbytes:
+        step = memory.page_bytes_at(memory.device.touched.ptr)
+    while done < memory.device.touched.nbytes:
+        try:
+            memory.device.target.unmap(memory.device.touched.ptr + done, step)
+        except BaseException:
+            pass
+        done += step
+    try:
+        if memory.device.leaving.get() != NULL:
+            memory.device.target.release(number_of(memory.device.leaving.get().number))
+    except BaseException:
+        pass
+    memory.device.leaving.reset()
+    memory.offered.reset()
+    try:
+        if memory.device.going.nbytes:
+            memory.device.target.unreserve(memory.device.going.ptr, memory.device.going.nbytes)
+    except BaseException:
+        pass
+    while page.get() != NULL:       # these it had not come to
+        following = page.get().next
+        page.get().next = memory.unreleased
+        memory.unreleased = page
+        page = following
+
+
+cdef ChunkHandle growing_in(AddressRanges memory, AddressRange* range) noexcept:
+    """The chunk of a range that memory is being mapped for, or NO_CHUNK."""
+    cdef ChunkHandle handle = NO_CHUNK
+    # Other threads split and join the chunks before it.
+    acquire_lock(memory.lock[0])
+    if range.is_known:
+        handle = memory.pool.regions[range.ptr + range.nbytes].first
+    while handle != NO_CHUNK and not (memory.pool.chunks[handle].state == UNMAPPED
+                                      and memory.pool.chunks[handle].freed_at_count == IS_GROWING):
+        handle = memory.pool.chunks[handle].next
+    memory.lock.release()
+    return handle
+
+
+# -- tags --------------------------------------------------------------------------------------------------------------
+
+# Threads without the GIL may open lanes, and then the table of sets of bins moves: so it is read under the lock.
+
+cdef cbool is_of_tag(AddressRanges memory, uint32_t bin_set, uint64_t number) noexcept nogil:
+    """Whether a set of bins belongs to a tag. Needs the lock."""
+    cdef uint64_t* pool = memory.pool.bin_sets[bin_set].lane.pool
+    return number != NO_TAG and memory.tags.tag_of(pool) == number
+
+
+cdef cbool belongs_to(AddressRanges memory, AddressRange* range, uint64_t tag) noexcept nogil:
+    # A lane that another thread opens moves the sets of bins.
+    acquire_lock(memory.lock[0])
+    cdef cbool found = range.is_known and is_of_tag(memory, range.bin_set, tag)
+    memory.lock.release()
+    return found
+
+
+cdef cbool is_set_asleep(AddressRanges memory, uint32_t bin_set) noexcept nogil:
+    # A lane that another thread opens moves the sets of bins.
+    acquire_lock(memory.lock[0])
+    cdef cbool found = memory.pool.bin_sets[bin_set].asleep != 0
+    memory.lock.release()
+    return found
+
+
+cdef int list_ranges(AddressRanges memory, uint64_t tag, vector[AddressRange*]& found) except -1:
+    """Adds the ranges of a tag."""
+    cdef size_t i
+    for i in range(memory.ranges.size()):
+        if belongs_to(memory, memory.ranges.at(i), tag):
+            found.push_back(memory.ranges.at(i))
+    return 0

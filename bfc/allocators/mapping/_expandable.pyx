@@ -15,8 +15,8 @@ from bfc._core cimport FREE, LEAVING, NO_CHUNK, NO_HOST_MEMORY, SMALL, UNMAPPED,
 from bfc.allocators._changes cimport begin_mapping, begin_unmapping, cancel_unmapping, remove_range
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport (
-    RESERVE, AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, PageRef, TagTransition, new_page,
-    raise_faults, round_up_to,
+    RESERVE, AddressRange, AddressRanges, Faults, FreePart, MappedRun, Page, PageRef, TagTransition, belongs_to,
+    is_set_asleep, list_ranges, new_page, raise_faults, round_up_to,
 )
 from bfc.allocators.mapping._sleep cimport take_over_transitions
 
@@ -71,7 +71,7 @@ cdef class ExpandableSegments(AddressRanges):
     cdef int enter_pages(self, AddressRange* range, uint64_t ptr, vector[PageRef]& pages) noexcept nogil:
         cdef size_t i = 0, first = (ptr - range.ptr) // range.slot, count = first + pages.size()
         if not try_make_room(range.pages, count):
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         if range.pages.size() < count:
             range.pages.resize(count)
         while i < pages.size():     # there is room: nothing can fail any more
@@ -87,7 +87,7 @@ cdef class ExpandableSegments(AddressRanges):
         page.get().is_mapped = False
         range.pages[(ptr - range.ptr) // range.slot].reset()
         if page.get().is_made:
-            self.calls.releases += 1
+            self.device.counts.releases += 1
             self.release_page(page, faults)
 
     cdef void note_unmapped(self, AddressRange* range, ChunkHandle added) noexcept nogil:
@@ -237,7 +237,7 @@ cdef class ExpandableSegments(AddressRanges):
         if self.checks_range and nbytes < growing.size:
             self.reserve_in_vain(range, faults)     # PyTorch reserves it, too; but nothing, which no driver takes
             return False
-        self.check(self.reserve(range))
+        self.device.check(self.reserve(range))
         growing.start = range.holes[0]      # unmapped: only this thread touches it
         growing.ptr = range.ptr
         return True
@@ -252,10 +252,10 @@ cdef class ExpandableSegments(AddressRanges):
 
     cdef int reserve_in_vain(self, AddressRange* range, Faults faults) except -1:
         """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
-        self.add_calls(1)
-        if self.call_device(RESERVE, 0, range.nbytes, &range.ptr) < 0:
+        self.device.add_calls(1)
+        if self.device.call(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)
-            self.check(-1)
+            self.device.check(-1)
         self.ranges.sort_last()
         self.unreserve(range, faults)
         raise_faults(self.source.sub_allocator, faults)
@@ -286,7 +286,7 @@ cdef class ExpandableSegments(AddressRanges):
         range.holes.reserve(range.holes.size() + 2)
         try:
             made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
-            self.check(made)
+            self.device.check(made)
             if made < slots:
                 return False
             acquire_lock(self.lock[0])
@@ -296,7 +296,7 @@ cdef class ExpandableSegments(AddressRanges):
             self.lock.release()
             if not begun:
                 raise out_of_host_memory()
-            self.check(self.map_fresh(range, handle))
+            self.device.check(self.map_fresh(range, handle))
         finally:
             self.release_fresh()
         return True
@@ -401,14 +401,14 @@ cdef class ExpandableSegments(AddressRanges):
     # -- sleep --------------------------------------------------------------------------------------------------------
 
     cdef cbool is_asleep(self, AddressRange* range) noexcept nogil:
-        return range.is_known and self.is_set_asleep(range.bin_set)
+        return range.is_known and is_set_asleep(self, range.bin_set)
 
     cdef int list_mapped(self, TagTransition transition) except -1:
         cdef vector[AddressRange*] found
         cdef AddressRange* addresses
         cdef MappedRun run
         cdef size_t slot
-        self.list_ranges(transition.tag.number, found)
+        list_ranges(self, transition.tag.number, found)
         for addresses in found:
             slot = 0
             while slot < addresses.pages.size():
@@ -431,7 +431,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Span span
         cdef vector[Span] spans
         cdef cbool listed
-        self.list_ranges(transition.tag.number, found)
+        list_ranges(self, transition.tag.number, found)
         for addresses in found:
             spans.clear()
             # The slots are listed at one moment.
@@ -490,7 +490,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef size_t i
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
-            if not self.belongs_to(addresses, tag):
+            if not belongs_to(self, addresses, tag):
                 continue
             parts.clear()
             acquire_lock(self.lock[0])
@@ -525,7 +525,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef vector[Span] spans
         cdef uint64_t found = 0
         cdef size_t i
-        self.guard.begin_reading(self.lock[0])      # another thread may map
+        self.device.guard.begin_reading(self.lock[0])      # another thread may map
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
             spans.clear()
@@ -533,7 +533,7 @@ cdef class ExpandableSegments(AddressRanges):
                 self.list_slots(addresses, True, spans)
             for span in spans:
                 found += span.nbytes
-        self.guard.end_reading(self.lock[0])
+        self.device.guard.end_reading(self.lock[0])
         return found
 
     # -- what can be seen ---------------------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Page* page
         cdef uint64_t reservations = 0, reserved = 0, bytes = 0, pages = 0, lost = 0, lost_bytes = 0, leaving
         cdef size_t i
-        self.guard.begin_reading(self.lock[0])      # another thread may map
+        self.device.guard.begin_reading(self.lock[0])      # another thread may map
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
             reservations += not addresses.is_gone
@@ -569,7 +569,7 @@ cdef class ExpandableSegments(AddressRanges):
             bytes += page.nbytes
             lost_bytes += page.nbytes
             page = page.next.get()
-        self.guard.end_reading(self.lock[0])
+        self.device.guard.end_reading(self.lock[0])
         return {"reservations": reservations, "reserved_address_bytes": reserved, "pages": pages,
                 "page_bytes": bytes, "lost_slots": lost, "lost_bytes": lost_bytes}
 

@@ -71,7 +71,7 @@ cdef class PlanRanges:
         acquire_lock(self.lock[0])
         addresses.bin_set = set_of_region(self.pool, plan, region)
         self.lock.release()
-        return self.memory.check(self.memory.reserve(addresses))
+        return self.memory.device.check(self.memory.reserve(addresses))
 
     cdef int fill_place(self, uint64_t stream, uint64_t rounded) except -1:
         """Has a place filled, unless another thread maps: then the request is served as if its pages were lent."""
@@ -91,10 +91,10 @@ cdef class PlanRanges:
         cdef AddressRange* addresses
         cdef PlanPages row = PlanPages(0, 0, 0), place = PlanPages(0, 0, 0)
         cdef uint64_t got = 1, calls = self.memory.count_calls()
-        self.memory.is_refused = False
-        self.memory.check(self.memory.sweep(None, False, False))
+        self.memory.device.is_refused = False
+        self.memory.device.check(self.memory.sweep(None, False, False))
         if self.memory.has_failed():
-            self.memory.check(self.memory.try_again())
+            self.memory.device.check(self.memory.try_again())
         while got > 0:
             acquire_lock(self.lock[0])
             row.count = 0
@@ -136,7 +136,7 @@ cdef class PlanRanges:
                 got = self.move_into_plan(addresses, stream, wanted, at)
             if got == 0 and wanted <= min(self.memory.room(), self.memory.room_in_plan()):
                 got = self.memory.grow(addresses, wanted, at)
-            self.memory.check(got)
+            self.memory.device.check(got)
         finally:
             if got <= 0:
                 self.join_at(addresses, ptr)
@@ -149,7 +149,7 @@ cdef class PlanRanges:
         cdef uint64_t got, room = min(self.memory.room(), self.memory.room_in_plan())
         cdef uint32_t slot
         cdef cbool are_free = True
-        self.memory.check(self.memory.ask_captures())
+        self.memory.device.check(self.memory.ask_captures())
         acquire_lock(self.lock[0])      # all are found free and held under one lock, or none is
         for slot in range(first, first + count):
             if not are_free or not addresses.plan.is_away(addresses.region, slot):
@@ -164,7 +164,7 @@ cdef class PlanRanges:
         got = self.memory.held.size()
         self.lock.release()
         if got > 0:
-            self.memory.check(self.memory.give_held_to(addresses, stream, NO_CHUNK, True, True))
+            self.memory.device.check(self.memory.give_held_to(addresses, stream, NO_CHUNK, True, True))
         return got
 
     cdef bint hold_moved(self, AddressRange* addresses, uint32_t slot) noexcept:
@@ -224,7 +224,7 @@ cdef class PlanRanges:
         self.lock.release()
         if got == 0:
             return 0
-        self.memory.check(self.memory.give_held_to(addresses, stream, at, False, True))
+        self.memory.device.check(self.memory.give_held_to(addresses, stream, at, False, True))
         return got
 
     cdef bint give_up(self, AddressRange* addresses, Faults faults) except -1:
@@ -234,7 +234,7 @@ cdef class PlanRanges:
         cdef bint is_bare
         if not self.is_vacant(addresses):       # before any view goes, and any stream is waited for
             return False
-        self.memory.check(self.memory.retire_all())
+        self.memory.device.check(self.memory.retire_all())
         self.memory.sweep(faults, True, True)
         if addresses.some_stuck:
             self.memory.unmap_again(addresses, False, faults)
@@ -345,10 +345,10 @@ cdef class PlanRanges:
     cdef bint has_any(self, PlanServer* plan, int which) noexcept:
         cdef bint found = False
         cdef size_t i
-        self.memory.guard.begin_reading(self.lock[0])    # another thread may map
+        self.memory.device.guard.begin_reading(self.lock[0])    # another thread may map
         for i in range(self.memory.ranges.size()):
             found = found or self.is_range_of(self.memory.ranges.at(i), plan, which)
-        self.memory.guard.end_reading(self.lock[0])
+        self.memory.device.guard.end_reading(self.lock[0])
         return found
 
     cdef bint is_range_of(self, AddressRange* addresses, PlanServer* plan, int which) noexcept:

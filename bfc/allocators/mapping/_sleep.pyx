@@ -26,8 +26,8 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._source cimport Call
 from bfc.allocators._tags cimport TAG_POOLS, Tag
 from bfc.allocators.mapping._address_ranges cimport (
-    AddressRanges, Live, MappedRun, Page, PageRef, TagTransition, call_create, lies_in, new_page, note_number,
-    number_of,
+    AddressRanges, Live, MappedRun, Page, PageRef, TagTransition, call_create, is_of_tag, lies_in, new_page,
+    note_number, number_of,
 )
 from bfc.allocators.mapping._blocks cimport Blocks
 
@@ -185,7 +185,7 @@ cdef int mark(AddressRanges memory, TagTransition transition) except -1:
     listed = list_live(memory, transition, &exported, &unmapped)
     if listed and not exported and not unmapped:
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
-            if memory.is_of_tag(i, transition.tag.number):
+            if is_of_tag(memory, i, transition.tag.number):
                 marked += count_asleep(memory.pool, i, True)
         set_aside(memory, transition, marked)   # under the same lock: no other thread may find the limit free
     memory.lock.release()
@@ -209,7 +209,7 @@ cdef int list_live(AddressRanges memory, TagTransition transition, cbool* export
     transition.live.clear()
     for handle in range(<ChunkHandle>memory.pool.chunk_count):
         chunk = &memory.pool.chunks[handle]
-        if chunk.state & STATE not in (IN_USE, WAITING) or not memory.is_of_tag(chunk.bin_set, transition.tag.number):
+        if chunk.state & STATE not in (IN_USE, WAITING) or not is_of_tag(memory, chunk.bin_set, transition.tag.number):
             continue
         exported[0] = exported[0] or chunk.state & EXPORTED
         owner = &memory.pool.bin_sets[chunk.bin_set]
@@ -236,7 +236,7 @@ cdef void unmark(AddressRanges memory, TagTransition transition) noexcept:
     acquire_lock(memory.lock[0])
     set_aside(memory, transition, -<int64_t>transition.aside)
     for i in range(<uint32_t>memory.pool.bin_sets.size()):
-        if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
+        if memory.pool.bin_sets[i].asleep and is_of_tag(memory, i, transition.tag.number):
             count_asleep(memory.pool, i, False)
     memory.pool.counters.peak_pool_bytes = max(memory.pool.counters.peak_pool_bytes, memory.pool.counters.pool_bytes)
     memory.lock.release()       # a request in the tag is still refused, until `unblock`
@@ -261,7 +261,7 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
             streams.update(memory.fences.users.get(live.allocation_id, ()))
         acquire_lock(memory.lock[0])
         for i in range(<uint32_t>memory.pool.bin_sets.size()):
-            if memory.pool.bin_sets[i].asleep and memory.is_of_tag(i, transition.tag.number):
+            if memory.pool.bin_sets[i].asleep and is_of_tag(memory, i, transition.tag.number):
                 listed = listed and try_push_back(of_ranges, memory.pool.bin_sets[i].lane.stream)
         memory.lock.release()       # no range is added: the tag is blocked, so nothing is allocated in it
     if not listed:

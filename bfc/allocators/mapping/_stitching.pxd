@@ -34,7 +34,6 @@ cdef class Stitching(AddressRanges):
     cdef vector[uint64_t] orderable     # the plan's streams that may be waited for
     cdef bint are_planned               # some of it are pages of a plan
     cdef bint is_unmapping              # whether what is held is being unmapped
-    cdef bint without_calls             # no calls: what is unmapped and released now went when its tag fell asleep
 
     cdef int set_up(self, uint64_t limit, uint64_t page_size, double headroom) except -1
     cdef int page_shift(self) noexcept

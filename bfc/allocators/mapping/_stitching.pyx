@@ -34,8 +34,8 @@ from bfc.allocators._pages cimport KEPT, LIVE, NO_SLOT, NO_VIEW, RETIRED, PageRe
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._reading cimport fault_in_pages
 from bfc.allocators.mapping._address_ranges cimport (
-    RESERVE, AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, PageRef, Place, Retired, RetiredRef,
-    PyThreadState, TagTransition, new_retired,
+    RESERVE, AddressRange, AddressRanges, Calls, Faults, MappedRun, Page, PageRef, Place, PyThreadState, Retired,
+    RetiredRef, TagTransition, belongs_to, is_of_tag, is_set_asleep, list_ranges, new_retired,
 )
 from bfc.allocators.mapping._sleep cimport give_page_up, take_over_transitions
 
@@ -99,10 +99,10 @@ cdef void drop_page(Stitching stitching, uint32_t number, Faults faults) noexcep
     acquire_lock(stitching.lock[0])
     stitching.pages.forget_page(number)
     stitching.lock.release()
-    if stitching.without_calls and (not page.get().is_made or page.get().is_mapped):
+    if stitching.device.without_calls and (not page.get().is_made or page.get().is_mapped):
         return
-    stitching.calls.releases += 1
-    stitching.is_refused = False
+    stitching.device.counts.releases += 1
+    stitching.device.is_refused = False
     stitching.release_page(page, faults)
 
 
@@ -140,17 +140,17 @@ cdef int try_again_with_gil(Stitching stitching) noexcept with gil:
     try:
         faults, idle = Faults(), {}
     except MemoryError as error:
-        return stitching.fail(error)
+        return stitching.device.fail(error)
     stitching.try_unreleased_again(faults)
     unreserve_again(stitching, faults)
     stitching.sweep(faults, False, True)
     for i in range(stitching.ranges.size()):
         addresses = stitching.ranges.at(i)
-        if not addresses.is_known or not addresses.some_stuck or stitching.is_set_asleep(addresses.bin_set):
+        if not addresses.is_known or not addresses.some_stuck or is_set_asleep(stitching, addresses.bin_set):
             continue
         if stitching.is_idle(addresses.asked_of, False, idle, faults):
             stitching.unmap_again(addresses, False, faults)
-    return 0 if faults.interrupt is None else stitching.fail(faults.interrupt)
+    return 0 if faults.interrupt is None else stitching.device.fail(faults.interrupt)
 
 
 cdef void unreserve_again(Stitching stitching, Faults faults) noexcept:
@@ -231,7 +231,7 @@ cdef bint grow_behind(Stitching stitching, uint64_t address, uint64_t rounded) e
     # `behind` stays UNMAPPED, since only the mapper changes that. What is free in between may be taken, or the
     # allocation be freed: then the new pages are free memory like any other, and `try_extend` looks again.
     cdef int64_t got = stitching.grow(range_for(stitching, bin_set), missing, behind)
-    stitching.check(got)
+    stitching.device.check(got)
     return got == <int64_t>missing
 
 
@@ -290,9 +290,9 @@ cdef int trim_other_tags(Stitching stitching, AddressRange* addresses, uint64_t 
     stitching.lock.release()     # fewer may be free by the time they are held: each range is looked at again
     if there == 0:
         return 0
-    stitching.guard.pause()
+    stitching.device.guard.pause()
     result = trim_with_gil(stitching, addresses, wanted)
-    stitching.guard.go_on()
+    stitching.device.guard.go_on()
     return result
 
 
@@ -304,8 +304,8 @@ cdef int trim_with_gil(Stitching stitching, AddressRange* addresses, uint64_t wa
     cdef size_t i
     try:
         faults = Faults()
-        stitching.check(stitching.retire_all())
-        stitching.check(stitching.sweep(faults, True, False))
+        stitching.device.check(stitching.retire_all())
+        stitching.device.check(stitching.sweep(faults, True, False))
         for i in range(stitching.ranges.size()):
             other = stitching.ranges.at(i)
             acquire_lock(stitching.lock[0])
@@ -314,7 +314,7 @@ cdef int trim_with_gil(Stitching stitching, AddressRange* addresses, uint64_t wa
             if is_other and before - stitching.pages.count < wanted:
                 trim_range(stitching, other, wanted - (before - stitching.pages.count), True, True, faults)
     except BaseException as error:
-        return stitching.fail(error)
+        return stitching.device.fail(error)
     return stitching.pages.count < before
 
 
@@ -344,7 +344,7 @@ cdef AddressRange* open_range(Stitching stitching, uint32_t bin_set) noexcept no
     more, in case that a few cannot be unmapped. NULL: that failed."""
     cdef AddressRange* addresses = stitching.ranges.open()
     if addresses == NULL:
-        stitching.fail_for_memory()
+        stitching.device.fail_for_memory()
         return NULL
     addresses.nbytes = (stitching.highest_limit // stitching.page_size * 17 // 16 + 16) * stitching.page_size
     addresses.slot = stitching.page_size
@@ -376,7 +376,7 @@ cdef int keep_no_addresses(Stitching stitching, AddressRange* addresses) noexcep
         raise SubAllocatorError(f"no addresses are left for stream {addresses.stream}, as some could not be "
                                 f"unmapped: release_free_regions() tries that again")
     except BaseException as error:      # or the host has no memory for the text
-        return stitching.fail(error)
+        return stitching.device.fail(error)
 
 
 cdef ChunkHandle first_hole(Stitching stitching, AddressRange* addresses) noexcept nogil:
@@ -414,7 +414,7 @@ cdef int ask_capture(Stitching stitching, uint64_t stream) noexcept with gil:
     try:
         return stitching.fences.is_captured(stream)
     except BaseException as error:
-        return stitching.fail(error)
+        return stitching.device.fail(error)
 
 
 cdef uint64_t hold_free(Stitching stitching, AddressRange* addresses, uint64_t wanted,
@@ -495,14 +495,14 @@ cdef int order_after(Stitching stitching, uint64_t stream) noexcept nogil:
                 if user != stream:
                     passed += stitching.held[k].count * stitching.page_size
                     if not try_push_back(users, user):
-                        return stitching.fail_for_memory()
+                        return stitching.device.fail_for_memory()
     sort(users.begin(), users.end())
     for i in range(users.size()):
         if result == 0 and (i == 0 or users[i] != users[i - 1]):
-            stitching.calls.stream_waits += 1
-            stitching.guard.pause()
+            stitching.device.counts.stream_waits += 1
+            stitching.device.guard.pause()
             result = stitching.order(users[i], stream)
-            stitching.guard.go_on()
+            stitching.device.guard.go_on()
     if result < 0:
         return -1
     acquire_lock(stitching.lock[0])      # another thread may have ended the plan
@@ -531,7 +531,7 @@ cdef int map_held(Stitching stitching, AddressRange* addresses, ChunkHandle at) 
     cdef uint32_t page
     cdef size_t k
     if not try_reserve(pages, stitching.held.size()):
-        return stitching.fail_for_memory()
+        return stitching.device.fail_for_memory()
     # What is held stays, but a lane that another thread opens moves the sets of bins.
     acquire_lock(stitching.lock[0])
     for k in range(stitching.held.size()):
@@ -557,19 +557,19 @@ cdef int map_again(Stitching stitching, AddressRange* addresses, vector[uint32_t
     acquire_lock(stitching.lock[0])
     place = Place(stitching.pool.chunks[handle].ptr, stitching.pool.chunks[handle].size)
     stitching.lock.release()     # `begin` has cut the chunk, so nobody else touches it
-    stitching.forget_lost()
+    stitching.device.forget_lost()
     if (list_first(stitching, pages, place.nbytes // stitching.page_size, mapped) < 0
             or put_again(stitching, addresses, handle, place, mapped) < 0):
         acquire_lock(stitching.lock[0])
-        if stitching.has_lost():
+        if stitching.device.has_lost():
             stitching.pool.chunks[handle].state = MAPPED_ELSEWHERE     # until it has been unmapped
         else:
             cancel_mapping(stitching.pool, handle, False)
         stitching.note_unmapped(addresses, NO_CHUNK)
         stitching.lock.release()
-        if stitching.has_lost():
+        if stitching.device.has_lost():
             keep_stuck(stitching, mapped, place.ptr, 0)
-        stitching.touched.nbytes = 0
+        stitching.device.touched.nbytes = 0
         return -1
     pages.erase(pages.begin(), pages.begin() + mapped.size())
     return 0
@@ -577,7 +577,7 @@ cdef int map_again(Stitching stitching, AddressRange* addresses, vector[uint32_t
 
 cdef int list_first(Stitching stitching, vector[uint32_t]& pages, size_t count, vector[uint32_t]& found) noexcept nogil:
     if not try_reserve(found, count):
-        return stitching.fail_for_memory()
+        return stitching.device.fail_for_memory()
     while found.size() < count:
         found.push_back(pages[found.size()])
     return 0
@@ -588,17 +588,17 @@ cdef int put_again(Stitching stitching, AddressRange* addresses, ChunkHandle han
     cdef vector[PageRef] pages
     cdef cbool done
     if not pages_of(stitching, numbers, pages):
-        return stitching.fail_for_memory()
-    if stitching.put(place.ptr, pages, place.nbytes) < 0:
+        return stitching.device.fail_for_memory()
+    if stitching.device.put(place.ptr, pages, place.nbytes) < 0:
         return -1
     acquire_lock(stitching.lock[0])
     # the pages have a further address, and are still used through the old one: nothing is free yet
     done = add_slots(stitching, addresses, handle, numbers)
-    stitching.touched.nbytes = 0 if done else stitching.touched.nbytes
+    stitching.device.touched.nbytes = 0 if done else stitching.device.touched.nbytes
     stitching.lock.release()
     if not done:
-        stitching.undo_mapping(place.ptr, place.nbytes)
-        return stitching.fail_for_memory()
+        stitching.device.undo_mapping(place.ptr, place.nbytes)
+        return stitching.device.fail_for_memory()
     return 0
 
 
@@ -647,7 +647,7 @@ cdef int activate_held(Stitching stitching, AddressRange* addresses, cbool for_g
             record.primary = to if for_good else record.primary
             stitching.held.pop_back()
     stitching.lock.release()
-    return 0 if done else stitching.fail_for_memory()
+    return 0 if done else stitching.device.fail_for_memory()
 
 
 # -- views ------------------------------------------------------------------------------------------------------------
@@ -682,7 +682,7 @@ cdef int hold_for_view(Stitching stitching, AddressRange* addresses, uint64_t pa
     if not opened:
         stitching.pages.let_go(stitching.held)
     stitching.lock.release()
-    return opened if opened or is_short else stitching.fail_for_memory()
+    return opened if opened or is_short else stitching.device.fail_for_memory()
 
 
 cdef int map_view(Stitching stitching, uint32_t number, Wanted* wanted) noexcept nogil:
@@ -690,19 +690,19 @@ cdef int map_view(Stitching stitching, uint32_t number, Wanted* wanted) noexcept
     cdef vector[PageRef] pages
     cdef uint64_t ptr = 0, nbytes = stitching.pages.views.at(number).pages * stitching.page_size
     cdef RetiredRef begun = new_retired(0, 0)
-    stitching.forget_lost()
+    stitching.device.forget_lost()
     if (begun.get() == NULL or not list_pages(stitching, number, numbers) or not pages_of(stitching, numbers, pages)
             or not try_push_back(stitching.retired, begun)):     # for a child that is forked meanwhile
-        return stitching.fail_for_memory()
-    stitching.add_calls(1)
-    if (stitching.call_device(RESERVE, 0, nbytes, &ptr) < 0 or put_view(stitching, number, begun.get(), ptr, nbytes,
+        return stitching.device.fail_for_memory()
+    stitching.device.add_calls(1)
+    if (stitching.device.call(RESERVE, 0, nbytes, &ptr) < 0 or put_view(stitching, number, begun.get(), ptr, nbytes,
                                                                         pages, wanted) < 0):
         stitching.retired.pop_back()
-        if stitching.has_lost():
+        if stitching.device.has_lost():
             keep_stuck(stitching, numbers, ptr, nbytes)
         elif ptr:
             give_addresses_up(stitching, ptr, nbytes, None)
-        stitching.touched.nbytes = 0
+        stitching.device.touched.nbytes = 0
         return -1
     stitching.retired.pop_back()
     return 0
@@ -711,10 +711,10 @@ cdef int map_view(Stitching stitching, uint32_t number, Wanted* wanted) noexcept
 cdef int put_view(Stitching stitching, uint32_t number, Retired* begun, uint64_t ptr, uint64_t nbytes,
                   vector[PageRef]& pages, Wanted* wanted) noexcept nogil:
     begun.ptr, begun.nbytes = ptr, nbytes
-    if stitching.put(ptr, pages, nbytes) < 0:
+    if stitching.device.put(ptr, pages, nbytes) < 0:
         return -1
     if enter_view(stitching, number, ptr, wanted) < 0:
-        stitching.undo_mapping(ptr, nbytes)
+        stitching.device.undo_mapping(ptr, nbytes)
         return -1
     return 0
 
@@ -728,11 +728,11 @@ cdef int enter_view(Stitching stitching, uint32_t number, uint64_t ptr, Wanted* 
     if not overlaps and (not wanted.indexed or stitching.pool.starts.reserve()) and stitching.pages.add_view(number):
         wanted.handle = stitching.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
         stitching.held.clear()
-        stitching.touched.nbytes = 0
+        stitching.device.touched.nbytes = 0
     stitching.lock.release()
     if overlaps:
-        return stitching.refuse_overlap(ptr)
-    return stitching.fail_for_memory() if wanted.handle == NO_CHUNK else 0
+        return stitching.device.refuse_overlap(ptr)
+    return stitching.device.fail_for_memory() if wanted.handle == NO_CHUNK else 0
 
 
 cdef int retire_for(Stitching stitching, uint64_t pages) noexcept nogil:
@@ -759,8 +759,8 @@ cdef void keep_stuck(Stitching stitching, vector[uint32_t]& pages, uint64_t ptr,
     cdef PageRecord* record
     cdef size_t i
     if stuck.get() != NULL and try_assign(stuck.get().pages, pages) and (
-            try_push_back(stuck.get().mapped, stitching.lost_row) if stitching.lost_row.nbytes else
-            try_assign(stuck.get().mapped, stitching.lost)):
+            try_push_back(stuck.get().mapped, stitching.device.lost_row) if stitching.device.lost_row.nbytes else
+            try_assign(stuck.get().mapped, stitching.device.lost)):
         stuck.get().is_stuck = True
         try_push_back(stitching.retired, stuck)
     acquire_lock(stitching.lock[0])      # the pages are held still: nobody could release one before it is counted
@@ -780,9 +780,9 @@ cdef void keep_addresses(Stitching stitching, uint64_t ptr, uint64_t nbytes) noe
 
 cdef void give_addresses_up(Stitching stitching, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept nogil:
     """Gives a reservation back. If that fails, it is tried again the next time that memory is given back."""
-    if stitching.call_unreserve(ptr, nbytes) < 0:
+    if stitching.device.unreserve(ptr, nbytes) < 0:
         keep_addresses(stitching, ptr, nbytes)
-        stitching.drop_error(faults, False)
+        stitching.device.drop_error(faults, False)
 
 
 cdef int mark_stream(Stitching stitching, Retired* retired) noexcept nogil:
@@ -792,9 +792,9 @@ cdef int mark_stream(Stitching stitching, Retired* retired) noexcept nogil:
     cdef int result
     if source == NULL:
         return make_fence(stitching, retired)
-    state = stitching.guard.let_go()
+    state = stitching.device.guard.let_go()
     result = source.mark(source.self, retired.stream, &retired.event)
-    stitching.guard.take_back(state)
+    stitching.device.guard.take_back(state)
     return result == 0
 
 
@@ -805,7 +805,7 @@ cdef int make_fence(Stitching stitching, Retired* retired) noexcept with gil:
     except Exception:
         return 0
     except BaseException as error:
-        return stitching.fail(error)
+        return stitching.device.fail(error)
     if fence is not None:
         Py_INCREF(fence)
         retired.fence = <PyObject*>fence
@@ -821,19 +821,19 @@ cdef int has_finished(Stitching stitching, Retired* retired, cbool wait) noexcep
         return ask_fence(stitching, retired, wait)
     if retired.event == NULL:
         return 1
-    state = stitching.guard.let_go()
+    state = stitching.device.guard.let_go()
     result = source.reached(source.self, &retired.event, wait)
     if result == 0:
         source.drop(source.self, retired.event)
         retired.event = NULL
-    stitching.guard.take_back(state)
+    stitching.device.guard.take_back(state)
     if result == BFC_NOT_REACHED:
         return 0
     if result == 0:
         return 1
-    stitching.guard.pause()
+    stitching.device.guard.pause()
     keep_event_error(stitching, result, wait)
-    stitching.guard.go_on()
+    stitching.device.guard.go_on()
     return -1
 
 
@@ -841,7 +841,7 @@ cdef int keep_event_error(Stitching stitching, int result, cbool wait) noexcept 
     try:
         raise failure(<CUresult>result, "cuEventSynchronize" if wait else "cuEventQuery")
     except BaseException as error:      # or the host has no memory for the text
-        return stitching.fail(error)
+        return stitching.device.fail(error)
 
 
 cdef int ask_fence(Stitching stitching, Retired* retired, cbool wait) noexcept with gil:
@@ -851,7 +851,7 @@ cdef int ask_fence(Stitching stitching, Retired* retired, cbool wait) noexcept w
             fence.wait()
         return bool(fence.done())
     except BaseException as error:
-        return stitching.fail(error)
+        return stitching.device.fail(error)
 
 
 cdef void drop_fence(Stitching stitching, Retired* retired) noexcept nogil:
@@ -894,10 +894,10 @@ cdef int unmap_retired(Stitching stitching, Retired* retired) noexcept nogil:
     # The view is in the pool no more, so nobody takes it. Its pages may be in use at their other addresses
     # meanwhile; `views` keeps them from being released until the view is unmapped.
     while retired.mapped.size():
-        if stitching.call_unmap(retired.mapped[0].ptr, retired.mapped[0].nbytes) < 0:
+        if stitching.device.unmap(retired.mapped[0].ptr, retired.mapped[0].nbytes) < 0:
             return -1
         retired.mapped.erase(retired.mapped.begin())
-        stitching.touched.nbytes = 0
+        stitching.device.touched.nbytes = 0
     acquire_lock(stitching.lock[0])      # from here on the pages may be released
     for i in range(retired.pages.size()):
         record = &stitching.pages.records[retired.pages[i]]
@@ -905,7 +905,7 @@ cdef int unmap_retired(Stitching stitching, Retired* retired) noexcept nogil:
     retired.pages.clear()
     stitching.lock.release()
     if retired.nbytes:
-        return stitching.call_unreserve(retired.ptr, retired.nbytes)
+        return stitching.device.unreserve(retired.ptr, retired.nbytes)
     free_addresses(stitching, retired.ptr)
     return 0
 
@@ -995,13 +995,13 @@ cdef void close_views(Stitching stitching, Faults faults) noexcept:
         if view.state != RETIRED:
             continue
         ptr, nbytes = view.address, view.pages * stitching.page_size
-        if not stitching.is_set_asleep(view.set) and stitching.call_unmap(ptr, nbytes) < 0:
-            stitching.drop_error(faults, False)
+        if not is_set_asleep(stitching, view.set) and stitching.device.unmap(ptr, nbytes) < 0:
+            stitching.device.drop_error(faults, False)
             continue
         # Only now that it is unmapped: a child that was forked before still finds what to unmap.
         acquire_lock(stitching.lock[0])
         stitching.pages.forget_view(number)
-        stitching.touched.nbytes = 0
+        stitching.device.touched.nbytes = 0
         stitching.lock.release()
         give_addresses_up(stitching, ptr, nbytes, faults)
 
@@ -1016,13 +1016,13 @@ cdef int retire_views_of(Stitching stitching, uint64_t tag) except -1:
     cdef cbool is_here = False
     for number in range(stitching.pages.views.count()):
         if is_kept_of(stitching, number, tag):
-            stitching.check(stitching.retire(number))
-    stitching.check(stitching.sweep(None, True, True))
+            stitching.device.check(stitching.retire(number))
+    stitching.device.check(stitching.sweep(None, True, True))
     acquire_lock(stitching.lock[0])
     for i in range(stitching.retired.size()):
         retired = stitching.retired[i].get()
         for k in range(retired.pages.size()):
-            is_here = is_here or stitching.is_of_tag(stitching.pages.records[retired.pages[k]].slots[0].set, tag)
+            is_here = is_here or is_of_tag(stitching, stitching.pages.records[retired.pages[k]].slots[0].set, tag)
     stitching.lock.release()     # a page changes its tag never, and its slots only by the mapper
     if is_here:
         raise SubAllocatorError(f"{stitching.source.sub_allocator!r} failed to unmap memory that is not in use; "
@@ -1035,7 +1035,7 @@ cdef cbool is_kept_of(Stitching stitching, uint32_t number, uint64_t tag) noexce
     # Other threads take views that are kept, and free them.
     acquire_lock(stitching.lock[0])
     cdef cbool found = (stitching.pages.views.at(number).state == KEPT
-                        and stitching.is_of_tag(stitching.pages.views.at(number).set, tag))
+                        and is_of_tag(stitching, stitching.pages.views.at(number).set, tag))
     stitching.lock.release()
     return found
 
@@ -1048,7 +1048,7 @@ cdef int list_runs(Stitching stitching, TagTransition transition, bint is_mapped
     cdef uint32_t number
     cdef MappedRun run
     cdef set seen = set()
-    stitching.list_ranges(transition.tag.number, found)
+    list_ranges(stitching, transition.tag.number, found)
     for addresses in found:
         bitmap = addresses.bitmap       # needs no lock, as in `page_in`
         slot = 0
@@ -1098,11 +1098,11 @@ cdef void give_up_left(Stitching stitching, Faults faults) noexcept:
     while i > 0:
         i -= 1
         run = stitching.left[i]
-        if run.is_mapped and stitching.call_unmap(run.ptr, run.nbytes) < 0:
-            stitching.drop_error(faults, False)
+        if run.is_mapped and stitching.device.unmap(run.ptr, run.nbytes) < 0:
+            stitching.device.drop_error(faults, False)
         elif run.is_mapped:
             run.note_unmapped()
-            stitching.touched.nbytes = 0
+            stitching.device.touched.nbytes = 0
     for run in stitching.left:
         for k in range(run.pages.size()):
             page = run.pages[k].get()
@@ -1212,11 +1212,11 @@ cdef class Stitching(AddressRanges):
 
     cdef uint64_t count_calls(self) noexcept nogil:
         """The calls made so far, without waits."""
-        cdef Calls* calls = &self.calls
+        cdef Calls* calls = &self.device.counts
         return calls.creates + calls.maps + calls.set_accesses + calls.unmaps + calls.releases
 
     cdef void note_request(self, uint64_t calls_before) noexcept nogil:
-        self.calls.most = max(self.calls.most, self.count_calls() - calls_before)
+        self.device.counts.most = max(self.device.counts.most, self.count_calls() - calls_before)
 
     # -- which page is in which slot ----------------------------------------------------------------------------------
 
@@ -1259,7 +1259,7 @@ cdef class Stitching(AddressRanges):
         cdef size_t entered = 0, count = pages.size(), known = max(self.made.size(), self.pages.count + count)
         cdef cbool done
         if not try_make_room(self.made, known):
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         self.made.resize(known)
         # All of them are entered, or none: a snapshot of another thread counts what it finds.
         acquire_lock(self.lock[0])
@@ -1278,7 +1278,7 @@ cdef class Stitching(AddressRanges):
             self.pages.forget_page(number)
             self.made[number].reset()
         self.lock.release()
-        return 0 if done else self.fail_for_memory()
+        return 0 if done else self.device.fail_for_memory()
 
     cdef void drop_slot(self, AddressRange* addresses, uint64_t ptr, Faults faults) noexcept nogil:
         cdef uint64_t slot = (ptr - addresses.ptr) // self.page_size
@@ -1312,24 +1312,21 @@ cdef class Stitching(AddressRanges):
         cdef Run run = Run(slot.set, slot.number, 1)
         cdef AddressRange* addresses
         cdef size_t i
-        if self.call_unmap(page_ptr(self, slot.set, slot.number), self.page_size) < 0:
-            self.drop_error(faults, False)
+        if self.device.unmap(page_ptr(self, slot.set, slot.number), self.page_size) < 0:
+            self.device.drop_error(faults, False)
             return False
         # The slot is MAPPED_ELSEWHERE until here, so no thread used it in the call.
         acquire_lock(self.lock[0])
         self.pages.records[page].drop(self.pages.records[page].in_set(slot.set))
         self.pool.bin_sets[slot.set].bitmap.set_page(slot.number, NO_PAGE)
         forget_absent(self.pool, self.pages.chunk_of(&run))
-        self.touched.nbytes = 0
+        self.device.touched.nbytes = 0
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
             if addresses.bin_set == slot.set and addresses.is_known:
                 self.note_unmapped(addresses, NO_CHUNK)
         self.lock.release()
         return True
-
-    cdef int call_unmap(self, uint64_t ptr, uint64_t nbytes) noexcept nogil:
-        return 0 if self.without_calls else AddressRanges.call_unmap(self, ptr, nbytes)
 
     cdef size_t count_what_is_mapped(self) noexcept nogil:
         return AddressRanges.count_what_is_mapped(self) + self.retired.size() + self.left_count
@@ -1355,7 +1352,7 @@ cdef class Stitching(AddressRanges):
         cdef size_t i
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
-            if not addresses.is_known or (addresses.some_stuck and not self.is_set_asleep(addresses.bin_set)):
+            if not addresses.is_known or (addresses.some_stuck and not is_set_asleep(self, addresses.bin_set)):
                 return True
         for i in range(self.retired.size()):
             if self.retired[i].get().is_stuck:
@@ -1364,9 +1361,9 @@ cdef class Stitching(AddressRanges):
 
     cdef int try_again(self) noexcept nogil:
         cdef int result
-        self.guard.pause()
+        self.device.guard.pause()
         result = try_again_with_gil(self)
-        self.guard.go_on()
+        self.device.guard.go_on()
         return result
 
     cdef bint extend(self, uint64_t address, uint64_t rounded) except -1:
@@ -1403,7 +1400,7 @@ cdef class Stitching(AddressRanges):
         acquire_lock(self.lock[0])
         cdef uint64_t taken = self.source.taken()
         self.lock.release()     # other threads may take regions meanwhile: `grow` looks again
-        return 0 if self.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
+        return 0 if self.device.is_refused or taken >= self.limit else (self.limit - taken) // self.page_size
 
     cdef uint64_t room_in_plan(self) noexcept nogil:
         """How many pages fewer than it needs the plan in use has, with those that its streams have beside it."""
@@ -1462,11 +1459,11 @@ cdef class Stitching(AddressRanges):
         if begun:
             return handle
         if handle != NO_CHUNK:
-            self.fail_for_memory()
+            self.device.fail_for_memory()
         else:
-            self.guard.pause()
+            self.device.guard.pause()
             keep_no_addresses(self, addresses)
-            self.guard.go_on()
+            self.device.guard.go_on()
         return NO_CHUNK
 
     # -- pages that change hands --------------------------------------------------------------------------------------
@@ -1496,7 +1493,7 @@ cdef class Stitching(AddressRanges):
             handle = handles[i]
             captured = self.is_captured(handle)
             if captured < 0 or (not captured and not try_push_back(self.orderable, handle)):
-                return -1 if captured < 0 else self.fail_for_memory()
+                return -1 if captured < 0 else self.device.fail_for_memory()
         return 0
 
     cdef int is_captured(self, uint64_t stream) noexcept nogil:
@@ -1504,9 +1501,9 @@ cdef class Stitching(AddressRanges):
         cdef int captured
         if self.fences.strict or not self.fences.capture_is_marked():
             return 0
-        self.guard.pause()
+        self.device.guard.pause()
         captured = ask_capture(self, stream)
-        self.guard.go_on()
+        self.device.guard.go_on()
         return captured
 
     cdef int give_held_to(self, AddressRange* addresses, uint64_t stream, ChunkHandle at, cbool from_others,
@@ -1523,7 +1520,7 @@ cdef class Stitching(AddressRanges):
         try:
             self.source.sub_allocator.order(first, then)
         except BaseException as error:
-            return self.fail(error)
+            return self.device.fail(error)
         return 0
 
     cdef void let_held_go(self) noexcept nogil:
@@ -1551,7 +1548,7 @@ cdef class Stitching(AddressRanges):
             self.lock.release()
             self.let_held_go()
             return -1
-        self.calls.stitches += 1
+        self.device.counts.stitches += 1
         self.note_change()
         return 1
 
@@ -1570,7 +1567,7 @@ cdef class Stitching(AddressRanges):
         cdef int captured, marked
         cdef cbool is_kept
         if retired == NULL:
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         retired.stream = stream_to_ask(&self.pool.bin_sets[view.runs[0].set].lane)     # a view's own says IN_RANGES
@@ -1584,13 +1581,13 @@ cdef class Stitching(AddressRanges):
         if not is_kept or captured:
             return -1 if captured < 0 else 0
         if not list_pages(self, number, pages) or not try_push_back(mapped, place):
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         marked = mark_stream(self, retired)
         if marked <= 0:
             return marked
         if not try_push_back(self.retired, made):
             drop_fence(self, retired)
-            return self.fail_for_memory()
+            return self.device.fail_for_memory()
         acquire_lock(self.lock[0])
         view = &self.pages.views.at(number)
         # Another thread may have taken the view since it was looked at, and freed it again. Then it may have queued
@@ -1630,7 +1627,7 @@ cdef class Stitching(AddressRanges):
                 self.retired.erase(self.retired.begin() + i)
             elif done < 0:
                 retired.get().is_stuck = True
-                if self.drop_error(faults, True) < 0:
+                if self.device.drop_error(faults, True) < 0:
                     return -1
         return 0
 
@@ -1655,11 +1652,11 @@ cdef class Stitching(AddressRanges):
         unreserve_again(self, faults)
         for views_too in (False, True):
             if views_too and self.pages.count > kept:
-                self.check(self.retire_all())
+                self.device.check(self.retire_all())
             self.sweep(faults, wait, True)
             for i in range(self.ranges.size()):
                 addresses = self.ranges.at(i)
-                if not addresses.is_known or self.is_set_asleep(addresses.bin_set):
+                if not addresses.is_known or is_set_asleep(self, addresses.bin_set):
                     continue
                 if addresses.some_stuck and self.is_idle(addresses.asked_of, wait, idle, faults):
                     self.unmap_again(addresses, False, faults)
@@ -1734,9 +1731,9 @@ cdef class Stitching(AddressRanges):
             self.unreserve(addresses, faults)
 
     cdef void empty(self, AddressRange* addresses, Faults faults) noexcept:
-        self.without_calls = self.is_set_asleep(addresses.bin_set)
+        self.device.without_calls = is_set_asleep(self, addresses.bin_set)
         AddressRanges.empty(self, addresses, faults)
-        self.without_calls = False
+        self.device.without_calls = False
 
     # -- sleep --------------------------------------------------------------------------------------------------------
 
@@ -1761,7 +1758,7 @@ cdef class Stitching(AddressRanges):
         acquire_lock(self.lock[0])
         run.ptr = self.pages.views.at(number).address
         run.nbytes = self.pages.views.at(number).pages * self.page_size
-        is_here = self.is_of_tag(self.pages.views.at(number).set, transition.tag.number)
+        is_here = is_of_tag(self, self.pages.views.at(number).set, transition.tag.number)
         self.lock.release()     # the view keeps its pages: only the mapper opens and retires views
         if not is_here:
             return 0
@@ -1806,21 +1803,21 @@ cdef class Stitching(AddressRanges):
         cdef AddressRange* addresses
         cdef Faults faults = Faults()
         cdef size_t i
-        self.without_calls = True
+        self.device.without_calls = True
         forget_views_of(self, tag)
         for i in range(self.ranges.size()):
             addresses = self.ranges.at(i)
-            if self.belongs_to(addresses, tag):
+            if belongs_to(self, addresses, tag):
                 shrink_range(self, addresses, faults)
-        self.without_calls = False
+        self.device.without_calls = False
 
     # -- a thread that is there no more -------------------------------------------------------------------------------
 
     cdef void take_over(self) noexcept:
         """Also frees the pages that the stopped thread held, except those that it unmapped."""
-        cdef Place touched = self.touched, gone = self.going
+        cdef Place touched = self.device.touched, gone = self.device.going
         cdef MappedRun run
-        self.without_calls = False
+        self.device.without_calls = False
         AddressRanges.take_over(self)
         for run in self.left:
             if touched.nbytes and run.ptr == touched.ptr:
@@ -1833,9 +1830,9 @@ cdef class Stitching(AddressRanges):
         take_over_transitions(self)
 
     cdef void forget_touched(self, AddressRange* addresses) noexcept:
-        cdef uint64_t ptr = self.touched.ptr
+        cdef uint64_t ptr = self.device.touched.ptr
         cdef ChunkHandle handle = NO_CHUNK
-        if self.is_set_asleep(addresses.bin_set):       # the records of what sleeps stay
+        if is_set_asleep(self, addresses.bin_set):       # the records of what sleeps stay
             return
         AddressRanges.forget_touched(self, addresses)
         # The pool's records are changed under the lock, also where no other thread is left.
@@ -1878,7 +1875,7 @@ cdef class Stitching(AddressRanges):
         cdef AddressRange* addresses
         cdef ChunkHandle handle
         cdef size_t i, kept
-        self.guard.begin_reading(self.lock[0])      # another thread may map
+        self.device.guard.begin_reading(self.lock[0])      # another thread may map
         pages = used_pages = self.pages.count
         slots = self.pages.views.slots()
         for i in range(self.ranges.size()):
@@ -1905,12 +1902,13 @@ cdef class Stitching(AddressRanges):
             kept = self.retired[i].get().pages.size()
             slots += kept
             lost += kept if self.retired[i].get().is_stuck else 0
-        self.guard.end_reading(self.lock[0])
+        self.device.guard.end_reading(self.lock[0])
+        cdef Calls counts = self.device.counts
         return {
             "page_size": self.page_size, "pages": pages + self.unreleased_bytes() // self.page_size,
             "pages_owned": used_pages, "views": views,
-            "slots_mapped": slots, "stitches": self.calls.stitches, "creates": self.calls.creates,
-            "maps": self.calls.maps, "set_accesses": self.calls.set_accesses, "unmaps": self.calls.unmaps,
-            "releases": self.calls.releases, "stream_waits": self.calls.stream_waits,
-            "most_calls_of_a_request": self.calls.most, "lost_slots": lost, "driver_seconds": self.calls.seconds,
+            "slots_mapped": slots, "stitches": counts.stitches, "creates": counts.creates, "maps": counts.maps,
+            "set_accesses": counts.set_accesses, "unmaps": counts.unmaps, "releases": counts.releases,
+            "stream_waits": counts.stream_waits, "most_calls_of_a_request": counts.most, "lost_slots": lost,
+            "driver_seconds": counts.seconds,
         }
