@@ -39,6 +39,7 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     repeats.py            a step that is made again and again
     holders.py            what holds the memory at the peak
     verdict.py            whether it fits
+    unsure.py             between which figures it lies
     text.py               what is said of it
     summary.py            the same as a comment on a pull request
     prediction.py         what was found

@@ -65,6 +65,9 @@ class Imagined:
             self.freed[made.number] = made
         self.events.append(Event(False, made))
 
+    def doubt(self, what: object, made: Allocation | None) -> None:
+        """Does nothing."""
+
     def know(self, made: Allocation, kind: int, owner: int) -> None:
         """Does nothing."""
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from array import array
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from bfc.trace import Trace
 from bfc.trace.trace import ALLOCATE, FREE, RELEASE
 from bfc_tools.predicting.kinds import OTHER
 from bfc_tools.predicting.places import Places, is_machinery
+from bfc_tools.predicting.rules.interface import Doubt
 
 #: The memory of a device that never refuses.
 ENOUGH = 1 << 45
@@ -73,6 +73,15 @@ class Events(NamedTuple):
     places: dict[str, bytes]
 
 
+class Doubted(NamedTuple):
+    """A size that is not known: how many events were before it, the number of the allocation (-1 if
+    nothing is counted), and what is not known of it."""
+
+    event: int
+    number: int
+    doubt: Doubt
+
+
 class Memory:
     """The device's memory of so many bytes. If it is `limited`, the device runs out of it;
     otherwise it only says how much it has.
@@ -114,18 +123,18 @@ class Memory:
         self.observers: list[Callable[[int, int, int, int], object]] = []
         #: How many events there were at the end of each step.
         self.step_ends: list[int] = []
-        self.recording = False
         #: Of the memory, what the program allows itself, if it says so; whether it ended because
         #: there was none, and the requests that were refused.
         self.chosen_fraction: float | None = None
         self.ran_out = False
         self.refusals: list[Refused] = []
+        #: The sizes that are not known.
+        self.doubted: list[Doubted] = []
         if limited:
             self._set_limit()
         #: Set once: PyTorch reads its variable when it allocates first.
         self.begun = False
         self.lock = threading.RLock()
-        self.began = time.time()
 
     def allocate(self, nbytes: int, operator: str, kind: int = OTHER) -> Allocation:
         """Allocates; raises torch.OutOfMemoryError where the device has too little."""
@@ -157,6 +166,11 @@ class Memory:
         held = int(self.stats()["reserved_bytes.all.current"])
         place = len(self.op), nbytes, stack
         self.refusals.append(Refused(*place, self.requested, held, self.free_bytes))
+
+    def doubt(self, what: Doubt, made: Allocation | None) -> None:
+        """Notes that a size is not known, where nothing is counted now, or of what was made."""
+        number = -1 if made is None else made.number
+        self.doubted.append(Doubted(len(self.op), number, what))
 
     @property
     def fraction(self) -> float:
@@ -276,7 +290,6 @@ class Memory:
 
     def record(self, enabled: str | None, context: str | None, most: int | None) -> None:
         """Begins or ends the history that a snapshot holds."""
-        self.recording = enabled is not None
         self.allocator.record_history(enabled, context=context, max_entries=most)
 
     def snapshot(self) -> dict[str, Any]:

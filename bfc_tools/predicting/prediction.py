@@ -11,7 +11,7 @@ from bfc.libraries import np, torch
 from bfc.policies._caching import CachingAllocator
 from bfc.pytorch.rules import rules_of
 from bfc.trace import Trace
-from bfc.trace.trace import ALLOCATE, FREE
+from bfc.trace.trace import ALLOCATE
 from bfc.units import format_bytes, parse_bytes
 from bfc_tools.predicting.devices import GPU
 from bfc_tools.predicting.file_layer import Changes
@@ -30,6 +30,7 @@ from bfc_tools.predicting.places import BACKWARD, PHASES, layer
 from bfc_tools.predicting.releases import differences
 from bfc_tools.predicting.repeats import REPEATS, repeated
 from bfc_tools.predicting.text import lines
+from bfc_tools.predicting.unsure import AT_WORST, LEAST, MOST, Bounds, at, bounds, steps
 from bfc_tools.predicting.verdict import (
     ADDRESSES,
     REPEATED,
@@ -165,6 +166,7 @@ class Prediction:
         self._state: tuple[int, ...] = ()
         self._runs: tuple[Run, ...] = ()
         self._peak: Peak | None = None
+        self._found_bounds: tuple[Bounds, ...] = ()
 
     @property
     def peak_allocated(self) -> int:
@@ -242,6 +244,7 @@ class Prediction:
         state = len(memory.op), len(memory.refusals), len(memory.step_ends)
         if self._trace is None or state != self._state:
             self._state, self._peak, self._runs = state, None, ()
+            self._found_bounds = ()
             about = {
                 "gpu": self.gpu.name,
                 "torch": self.torch_version,
@@ -343,6 +346,32 @@ class Prediction:
         """
         found = [run.peak_reserved for run in self.runs() if run.kind != REPEATED]
         return min(found), max(found)
+
+    @property
+    def live_bounds(self) -> Bounds:
+        """Between which figures `peak_requested` lies, where sizes are not known, and why."""
+        return self._bounds()[0]
+
+    @property
+    def allocated_bounds(self) -> Bounds:
+        """The same for `peak_allocated`."""
+        return self._bounds()[1]
+
+    @property
+    def reserved_bounds(self) -> Bounds:
+        """The same for `peak_reserved`, at the same addresses."""
+        return self._bounds()[2]
+
+    def _bounds(self) -> tuple[Bounds, ...]:
+        trace, doubted = self.trace, self._memory.doubted
+        if not self._found_bounds:
+            peaks = [(self.peak_requested, self.peak_allocated, self.peak_reserved)]
+            for which in (LEAST, MOST, AT_WORST) if doubted else ():
+                run = self._replayed(at(trace, doubted, which), ENOUGH, self.settings)
+                peaks.append((run.peak_bytes_live, run.peak_bytes_in_use, run.peak_bytes_reserved))
+            of_each = zip(*peaks, strict=True)
+            self._found_bounds = tuple(bounds(self, doubted, one) for one in of_each)
+        return self._found_bounds
 
     def reserved_after(self, repeats: int = REPEATS) -> int | None:
         """The most bytes taken from the device if the last step is repeated.
@@ -521,10 +550,14 @@ class Prediction:
 
     @property
     def assumptions(self) -> list[dict[str, Any]]:
-        """The values that were made up: dicts with `what`, `where`, `value` and `times`."""
+        """The values that were made up.
+
+        Each is a dict with `what`, `where`, `value`, `times`, and `event`: how many events the
+        trace had when it was first.
+        """
         return [
-            {"what": what, "where": where, "value": value, "times": times}
-            for (what, where), (value, times) in self._recorder.assumptions.items()
+            {"what": what, "where": where, "value": value, "times": times, "event": event}
+            for (what, where), (value, times, event) in self._recorder.assumptions.items()
         ]
 
     @property
@@ -550,7 +583,7 @@ class Prediction:
             return 0
         of_kind = np.isin(np.frombuffer(self._memory.kinds, np.uint8), lasting)
         places = np.minimum(trace.id, len(of_kind) - 1)
-        return int(np.cumsum(np.where(of_kind[places], _steps(trace), 0)).max())
+        return int(np.cumsum(np.where(of_kind[places], steps(trace), 0)).max())
 
     @property
     def kept_for_backward(self) -> int:
@@ -640,15 +673,6 @@ class Prediction:
                 "CUDA context", 300 * MIB, 600 * MIB, "by the driver, the GPU and what is loaded"
             )
         ]
-        if self._recorder.has_run("aten::convolution", "aten::_cudnn_rnn"):
-            found.append(
-                NotCounted(
-                    "cuDNN's workspaces",
-                    0,
-                    1024 * MIB,
-                    "by the algorithm that it picks; more with cudnn.benchmark",
-                )
-            )
         in_a_group = any(one["what"].startswith("a process group") for one in self.assumptions)
         if in_a_group or self._recorder.has_run_prefix("c10d::"):
             found.append(
@@ -725,6 +749,9 @@ class Prediction:
             "peak_allocated": self.peak_allocated,
             "peak_reserved": self.peak_reserved,
             "peak_reserved_range": self.reserved_range(),
+            "live_bounds": asdict(self.live_bounds),
+            "allocated_bounds": asdict(self.allocated_bounds),
+            "reserved_bounds": asdict(self.reserved_bounds),
             "peak_reserved_by_default": self.reserved_under(""),
             "peak_reserved_after_repeats": self.reserved_after(),
             "repeats": REPEATS,
@@ -784,14 +811,8 @@ class Prediction:
         return trace.replay(CachingAllocator(source, settings=settings, torch=self._memory.rules))
 
 
-def _steps(trace: Trace) -> Any:
-    """By how many bytes each event changes what is live."""
-    sizes = trace.size.astype(np.int64)
-    return np.where(trace.op == ALLOCATE, sizes, np.where(trace.op == FREE, -sizes, 0))
-
-
 def _find_peak(trace: Trace, memory: Memory) -> Peak:
-    at = int(np.argmax(np.cumsum(_steps(trace))))
+    at = int(np.argmax(np.cumsum(steps(trace))))
     numbers, where = alive_at(trace, at)
     held = trace.size[where].astype(np.int64)
     kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]

@@ -248,7 +248,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     live : dict of int to Allocation
         What is live, by the address of PyTorch's storage.
     assumptions : dict
-        Of (what, place): the value, and how often.
+        Of (what, place): the value, how often, and how many events were before it.
     operators : int
         How many operators have run.
     """
@@ -478,11 +478,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             elif isinstance(one, Release):
                 if one.workspace.nbytes > 0:
                     memory.free(held.pop(one.workspace))
-            elif one.nbytes > 0:
-                if one.kept is None:
-                    held[one] = memory.allocate(one.nbytes, one.what, WORKSPACES)
-                elif one.kept not in memory.kept:
-                    memory.kept[one.kept] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+            else:
+                self._take(one, held)
+
+    def _take(self, one: Workspace, held: dict[Workspace, Allocation]) -> None:
+        memory = self.memory
+        if one.nbytes > 0:
+            if one.kept is None:
+                held[one] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+            elif one.kept not in memory.kept:
+                memory.kept[one.kept] = memory.allocate(one.nbytes, one.what, WORKSPACES)
+        if one.doubt is not None:
+            memory.doubt(one.doubt, held.get(one))
 
     def _on_cuda(self, args: Any) -> bool:
         for one in args:
@@ -710,7 +717,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Notes a value that was made up, with the line of the program that asks for it, and the
         place of the element that it is of: who goes through a tensor does not wait."""
         place = self.line()
-        entry = self.assumptions.setdefault((what, place), [value, 0])
+        entry = self.assumptions.setdefault((what, place), [value, 0, len(self.memory.op)])
         entry[1] += 1
         if entry[1] - self.known.conditions.read_on((what, place), element) > MOST_ANSWERS:
             raise RuntimeError(
@@ -721,7 +728,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def note(self, what: str, value: object) -> None:
         """Notes something else that is not as on a GPU, with the user's line that does it."""
         where = users_line(sys._getframe(1)) or self.line()
-        self.assumptions.setdefault((what, where), [value, 0])[1] += 1
+        self.assumptions.setdefault((what, where), [value, 0, len(self.memory.op)])[1] += 1
 
     @staticmethod
     def line() -> str:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes, printable
-from bfc_tools.predicting.conditions import ONE_PASS
 from bfc_tools.predicting.places import layer
 from bfc_tools.predicting.repeats import REPEATS
+from bfc_tools.predicting.unsure import values
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: How many rows a table has.
 ROWS = 10
-#: What share of the memory what is not known has to decide about for it to be told at once.
-MATTERS = 0.02
 
 
 def lines(
@@ -52,6 +50,7 @@ def lines(
     yield from _at_other_addresses(found)
     yield from _repeated(found, verdict)
     yield from _open(found)
+    yield from _between(found, verdict)
     yield from _compiled(found)
     yield from _refusals(found)
     yield from _changes(found)
@@ -148,30 +147,38 @@ def _repeated(found: Prediction, verdict: Verdict) -> Iterator[str]:
         yield f"           {format_bytes(held)} if the last step is repeated {REPEATS} times{more}"
 
 
-#: What was made up of what decides the figures, by how it begins: which side they are on, and what
-#: is said of it.
-_OPEN = {
-    ONE_PASS: ("at least", "is passed as often as values want it, which are not known: once here"),
-    "split: even parts": ("about", "parts are as long as values want it: all alike here"),
-    "counts of choices: even": ("about", "choices fall as values want it: evenly here"),
-    "a mask, or nonzero: all": ("at most", "values choose elements: all of them here"),
-    "unique: all rows": ("at most", "values say which rows are alike: none here"),
-}
-#: The bytes of an index, as those of what a mask takes.
-_INDEX = 8
-
-
 def _open(found: Prediction) -> Iterator[str]:
     """What the figures depend on that is not known, unless it is a small part of them."""
-    for begin, (side, why) in _OPEN.items():
-        made_up = [one for one in found.assumptions if one["what"].startswith(begin)]
-        if side == "at most":
-            least = MATTERS * found.peak_requested
-            made_up = [one for one in made_up if _INDEX * int(one["value"]) > least]
-        if made_up:
-            more = f", and at {len(made_up) - 1} other lines" if len(made_up) > 1 else ""
-            what = "a loop " if begin == ONE_PASS else ""
-            yield f"{side:11}{what}{why}{_place(made_up[0]['where'])}{more}"
+    for one in values(found):
+        lines = one.made_up
+        more = f", and at {len(lines) - 1} other lines" if len(lines) > 1 else ""
+        yield f"{one.side:11}{one.why}{_place(lines[0]['where'])}{more}"
+
+
+def _between(found: Prediction, verdict: Verdict) -> Iterator[str]:
+    """Between which figures the peaks lie, if what is not known is no small part of them."""
+    live, held = found.live_bounds, found.reserved_bounds
+    if not (live.matters(found.peak_requested) or held.matters(found.peak_reserved)):
+        return
+    since = "; ".join(live.because)
+    if live.high is None or held.high is None:
+        yield (
+            f"at least   {format_bytes(live.low)} live, {format_bytes(held.low)} reserved: no "
+            f"upper bound is known, since {since}"
+        )
+        return
+    worst, held_worst = live.with_an_fft or live.high, held.with_an_fft or held.high
+    more = ""
+    if (worst, held_worst) != (live.high, held.high):
+        more = (
+            f", or up to {format_bytes(worst)} and {format_bytes(held_worst)} if cuDNN takes an FFT"
+        )
+    too_much = ", which would not fit" if verdict.fits and held.high > verdict.limit else ""
+    yield (
+        f"between    {format_bytes(live.low)} and {format_bytes(live.high)} live, "
+        f"{format_bytes(held.low)} and {format_bytes(held.high)} reserved{too_much}{more}, since "
+        f"{since}"
+    )
 
 
 def _refusals(found: Prediction) -> Iterator[str]:

@@ -28,7 +28,7 @@ ABOVE = {
     "bfc.suballocators.simulated.SimulatedSubAllocator": (0, 22),
     "bfc_slow_models.tensorflow_model.Model": (0, 21),
     "bfc_slow_models.torch_model.TorchModel": (64, 26),
-    "bfc_tools.predicting.memory.Memory": (0, 35),
+    "bfc_tools.predicting.memory.Memory": (0, 34),
     "bfc_tools.predicting.recorder.Recorder": (0, 24),
     "bfc_tools.predicting.rules.operators.Spec": (0, 23),  # a row of a table
     "bfc_tools.study.logs.refusal.LoggedRanOut": (0, 23),  # a message, as it was read

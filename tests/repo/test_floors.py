@@ -31,7 +31,7 @@ FLOORS = {
         rules/unknowable rules/values about""",
     "record": "places memory imagined recorder hooks lengths",
     "world": "fake_torch legacy_types cuda_module nvml generation changing",
-    "session": """repeats holders verdict text summary prediction session stopping waiting
+    "session": """repeats holders verdict unsure text summary prediction session stopping waiting
         evaluations endings script failures asked axes bounds tries distant clusters largest world
         ranks search cheapest whatif serves""",
 }

@@ -78,12 +78,13 @@ from bfc_tools.predicting.rules import (
     unknowable,
     values,
 )
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.interface import Call, Doubt, Release, Workspace
 from bfc_tools.predicting.rules.operators import OPERATORS, answer, around, before, file, rule
 
 __all__ = [
     "OPERATORS",
     "Call",
+    "Doubt",
     "Release",
     "Workspace",
     "answer",

@@ -299,20 +299,69 @@ class Convolution:
         side = self.kernel[0]
         if max(*self.strides, *self.dilation) > 1 or self.kernel[1] != side:
             return None
-        batch, results, *sides = map(int, self.result.shape)
-        channels = int(self.weight.shape[1])
         found = orders.of_kernels(plan.order)
         if found == orders.WINOGRAD and side in WINOGRAD:
-            pixels, numbers, multiple = WINOGRAD[side]
-            tiles = div_up(batch, multiple) * multiple
-            tiles *= math.prod(div_up(size, pixels) for size in sides)
-            return numbers * FLOAT * (tiles * (channels + results) + channels * results)
-        reach = max(sides) + side - 1
-        if found != orders.FOURIER or reach > GREATEST_SIDE:
+            return self._by_winograd()
+        if found != orders.FOURIER or self._reach > GREATEST_SIDE:
             return None
-        reach = max(1 << (reach - 1).bit_length(), LEAST_SIDE)
-        planes = max(batch * (channels + results), channels * results)
+        return self._by_fourier()
+
+    def _by_winograd(self) -> int:
+        """What Winograd's algorithm takes: all is transformed."""
+        pixels, numbers, multiple = WINOGRAD[self.kernel[0]]
+        batch, results, *sides = map(int, self.result.shape)
+        channels = int(self.images.shape[1])
+        tiles = div_up(batch, multiple) * multiple
+        tiles *= math.prod(div_up(size, pixels) for size in sides)
+        weights = int(self.weight.shape[1]) * results
+        return numbers * FLOAT * (tiles * (channels + results) + weights)
+
+    @property
+    def _reach(self) -> int:
+        """The side of what is transformed as Fourier does."""
+        return max(map(int, self.result.shape[2:])) + max(self.kernel) - 1
+
+    def _by_fourier(self) -> int:
+        """The same for an FFT: of planes, or of the tiles of larger ones."""
+        batch, results, *sides = map(int, self.result.shape)
+        channels, tiles, reach = int(self.images.shape[1]), 1, LEAST_SIDE
+        if self._reach <= GREATEST_SIDE:
+            reach = max(1 << (self._reach - 1).bit_length(), LEAST_SIDE)
+        else:
+            inner = LEAST_SIDE + 1 - max(self.kernel)
+            tiles = math.prod(div_up(size, inner) for size in sides)
+        weights = int(self.weight.shape[1]) * results
+        planes = max(tiles * batch * (channels + results), weights)
         return 4 * FLOAT * reach * (reach // 2 + 1) * planes + nbytes(self.result)
+
+    # -- what is not known ------------------------------------------------------------------------
+
+    def most(self, gradient: str, cores: bool) -> tuple[int, int]:
+        """The most bytes that an algorithm takes, but for an FFT, and with one. They are those that
+        an H100 was seen to use on tensor cores, or those that cuDNN's documentation names without
+        them (cudnnConvolutionForward, and the same for gradients). The FFT of volumes, whose tiles
+        nobody has measured, is not among them."""
+        found = [self.estimate(gradient)]
+        if cores:
+            found.append(self._converted() + (self._shares() if gradient == "weight" else 0))
+        elif self.last:
+            found.append(nbytes(self.images) + nbytes(self.weight) + nbytes(self.result))
+        if cores and gradient == "weight" and self.plain:
+            found.append(self._sums_of_images)
+        by_fourier = 0
+        if self._shifted and (not cores or (gradient == "weight" and not self._half)):
+            side = max(self.kernel)
+            by_fourier = self._by_fourier() if side <= LEAST_SIDE else 0
+            if side in WINOGRAD and self.kernel == (side, side):
+                found.append(self._by_winograd())
+        return max(found), max(*found, by_fourier)
+
+    @property
+    def _shifted(self) -> bool:
+        """Whether it can be computed by transforms: each result sees more than a pixel, one beside
+        those of the result before it."""
+        plane = len(self.kernel) < 3 and max(self.kernel) > 1
+        return plane and max(*self.strides, *self.dilation) == 1
 
     def _shares(self) -> int:
         """The sums of all parts, in whole tiles: one part alone is the result."""

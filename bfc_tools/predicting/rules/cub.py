@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bfc_tools.predicting.devices import GPU
-from bfc_tools.predicting.rules.interface import Release, Workspace
+from bfc_tools.predicting.rules.interface import Doubt, Release, Workspace
 from bfc_tools.predicting.rules.tensors import div_up
 
 ALIGNMENT = 256
@@ -246,8 +246,8 @@ def total(count: int, size: int, gpu: GPU) -> int:
     return aliased(gpu.sms * (gpu.threads_per_sm // SUM_THREADS) * BLOCKS_FOR_EACH * size)
 
 
-def for_a_moment(size: int, what: str) -> Iterator[Workspace | Release]:
+def for_a_moment(size: int, what: str, doubt: Doubt | None = None) -> Iterator[Workspace | Release]:
     """Temporary storage, which is given back as soon as the algorithm was started."""
-    workspace = Workspace(size, what=what)
+    workspace = Workspace(size, what=what, doubt=doubt)
     yield workspace
     yield Release(workspace)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 from bfc_tools.predicting.rules import cub
-from bfc_tools.predicting.rules.interface import Call, Release, Workspace
+from bfc_tools.predicting.rules.interface import Call, Doubt, Release, Workspace
 from bfc_tools.predicting.rules.operators import file, rule
 from bfc_tools.predicting.rules.tensors import argument, nbytes, numel, operator
 
@@ -23,6 +23,7 @@ LARGER_FACTOR, SHORT, SHORTEST = 13, 1024, 127
 #: Of these factors the real numbers are held once more; of larger ones all as complex numbers, and
 #: those several times if they are many: a 32nd part of 10007 to 131070 took 2.5 to 4 times.
 LARGE_FACTOR, MANY = 223, 8192
+WHY_NOT_KNOWN = "cuFFT's workspaces are estimates from 80 transforms on an H100"
 
 
 def largest_factor(number: int) -> int:
@@ -61,8 +62,12 @@ def transform(call: Call) -> Iterator[Workspace | Release]:
     lengths = [int(signal.shape[dim]) for dim in argument(call, "dim")]
     if numel(signal) and lengths:
         real = numel(signal) * int(signal.element_size()) // (2 if kind == "_fft_c2c" else 1)
-        size = workspace(lengths, real, nbytes(call.result), kind == "_fft_c2c")
-        yield from cub.for_a_moment(size, "cuFFT's workspace")
+        both = kind == "_fft_c2c"
+        size = workspace(lengths, real, nbytes(call.result), both)
+        doubt = None
+        if any(map(_is_hard, lengths)):
+            doubt = Doubt(0, max(size, _most(real, both)), WHY_NOT_KNOWN)
+        yield from cub.for_a_moment(size, "cuFFT's workspace", doubt)
 
 
 def workspace(lengths: list[int], real: int, result: int, both: bool) -> int:
@@ -76,6 +81,11 @@ def workspace(lengths: list[int], real: int, result: int, both: bool) -> int:
         return 2 * real if both else real
     if longest <= MANY:
         return 2 * real
+    return _most(real, both)
+
+
+def _most(real: int, both: bool) -> int:
+    """The most bytes that were seen."""
     return math.ceil((4 if both else 2.5) * 2 * real)
 
 

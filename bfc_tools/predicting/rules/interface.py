@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     from bfc_tools.predicting.even_choices import EvenChoices
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Between which sizes a workspace lies that is not known, and why it is not."""
+
+    least: int
+    most: int | None  # None: nobody knows
+    why: str  # a sentence, but for its capital and its full stop
+    at_worst: int | None = None  # with an FFT, if that takes more than the most of all others
+
+
 @dataclass(eq=False)
 class Workspace:
     """An allocation that is no result of the operator."""
@@ -23,6 +33,7 @@ class Workspace:
     #: for this key, and kept until the program ends.
     kept: Hashable | None = None
     what: str = "workspace"  # what it is, for the report
+    doubt: Doubt | None = None  # unless the size is known
 
 
 @dataclass(eq=False)

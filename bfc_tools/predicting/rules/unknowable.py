@@ -41,7 +41,9 @@ _ATTENTION = (
     "cuDNN's workspace is counted as an H200 with cuDNN 9.19 has it: in the backward pass the "
     "gradient of the queries in 32 bits"
 )
-_CUSTOM = (
+#: What is said of operators of others.
+#: What is said of operators of others.
+CUSTOM = (
     "a kernel of its own: only its results are counted, not what it allocates inside; "
     "torch.library.register_fake says what the results are"
 )
@@ -106,7 +108,8 @@ def unknowable(name: str) -> str | None:
     name : str
         With its namespace: "aten::convolution".
     """
-    if name.partition("::")[0] not in OWN:
-        return _CUSTOM
     spec = OPERATORS.get(name)
+    if name.partition("::")[0] not in OWN:
+        ruled = spec and (spec.after or spec.before or spec.between or spec.answer)
+        return None if ruled or (spec and spec.composition) else CUSTOM
     return (spec and spec.unknowable) or None
