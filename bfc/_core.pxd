@@ -597,7 +597,6 @@ cdef class Pool:
 
     cdef uint32_t add_bin_set(self, uint64_t split_remainder, bint split_at_twice) except? 0xFFFFFFFF
     cdef int use_lanes(self) except -1
-    cdef uint32_t find_lane(self, Lane* lane) noexcept nogil
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil
     cdef uint32_t open_ranges(self, uint32_t bin_set) noexcept nogil
     cdef Release begin_release(self, int64_t number) noexcept nogil
@@ -676,6 +675,27 @@ cdef ChunkHandle hand_out_place(Pool pool, PlanServer* plan, ChunkHandle handle,
 cdef PlanServer* plan_of(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void forget_blocks(Pool pool, Region* region) noexcept nogil
 cdef ChunkHandle take_planned(Pool pool, uint64_t rounded, uint64_t requested, uint64_t stream) noexcept nogil
+
+
+cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogil:
+    return (one.stream == other.stream and one.pool[1] == other.pool[1] and one.pool[0] == other.pool[0]
+            and one.thread == other.thread)
+
+
+cdef inline uint32_t find_lane(Pool pool, Lane* lane) noexcept nogil:
+    """The index of the lane's set of bins for small chunks, or NO_LANE. Its set for large ones has the next index.
+
+    A program asks for the same one again and again, and a pool has few."""
+    cdef uint32_t i = pool.lanes.last
+    if i < pool.bin_sets.size() and is_same_lane(&pool.bin_sets[i].lane, lane):
+        return i
+    i = pool.lanes.pool_sets.first(lane.pool)
+    while i != NO_PAIR:
+        if is_same_lane(&pool.bin_sets[2 * i].lane, lane):
+            pool.lanes.last = 2 * i
+            return 2 * i
+        i = pool.lanes.pool_sets.next(i)
+    return NO_LANE
 
 
 cdef inline uint64_t round_up(uint64_t size, uint64_t granularity) noexcept nogil:

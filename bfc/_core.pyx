@@ -109,11 +109,6 @@ cdef BinSet bin_set_of(Bins* bins, uint32_t kind) noexcept nogil:
     return bin_set
 
 
-cdef inline cbool is_same_lane(const Lane* one, const Lane* other) noexcept nogil:
-    return (one.stream == other.stream and one.pool[1] == other.pool[1] and one.pool[0] == other.pool[0]
-            and one.thread == other.thread)
-
-
 @cython.auto_pickle(True)    # a plain number, which could always be pickled
 cdef class SharedCounter:
     """A counter of frees that several allocators share (TensorFlow's `SharedCounter`).
@@ -259,21 +254,6 @@ cdef class Pool:
         self.features |= COUNTS
         self.books.pool_usage = new PoolUsage()
         return 0
-
-    cdef inline uint32_t find_lane(self, Lane* lane) noexcept nogil:
-        """The index of the lane's set of bins for small chunks, or NO_LANE. Its set for large ones has the next index.
-
-        A program asks for the same one again and again, and a pool has few."""
-        cdef uint32_t i = self.lanes.last
-        if i < self.bin_sets.size() and is_same_lane(&self.bin_sets[i].lane, lane):
-            return i
-        i = self.lanes.pool_sets.first(lane.pool)
-        while i != NO_PAIR:
-            if is_same_lane(&self.bin_sets[2 * i].lane, lane):
-                self.lanes.last = 2 * i
-                return 2 * i
-            i = self.lanes.pool_sets.next(i)
-        return NO_LANE
 
     cdef uint32_t open_lane(self, Lane* lane) noexcept nogil:
         """Opens a lane, reusing the record of one without regions if it finds one. NO_LANE: the host is out of memory.
@@ -559,7 +539,7 @@ cdef class Pool:
         cdef uint32_t bin_set
         if self.plans.current != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
             return take_planned(self, rounded, requested, lane.stream)
-        bin_set = self.find_lane(lane)
+        bin_set = find_lane(self, lane)
         if bin_set != NO_LANE:
             bin_set += is_large(rounded)
             if self.features == COUNTS:
@@ -581,7 +561,7 @@ cdef class Pool:
         cdef uint32_t bin_set
         if self.plans.current != NULL and lane.thread == 0 and not lane.pool[0] | lane.pool[1]:
             return take_planned(self, rounded, requested, lane.stream)
-        bin_set = self.find_lane(lane)
+        bin_set = find_lane(self, lane)
         if bin_set == NO_LANE:
             return NO_CHUNK
         bin_set += is_large(rounded)
@@ -1535,7 +1515,7 @@ cdef inline size_t play_loop(Pool pool, Events* events, size_t start, size_t end
             if features & (COUNTS | PAGED):     # there are lanes
                 if lane_set == NO_LANE or (by_stream and lane.stream != streams[i]):
                     lane.stream = streams[i] if by_stream else lane.stream
-                    lane_set = pool.find_lane(&lane)
+                    lane_set = find_lane(pool, &lane)
                 if lane_set == NO_LANE or size >= TOO_LARGE:
                     break
                 rounded = pool.sizes.round(size) if features & COUNTS else round_up(size, granularity)

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
-from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle, Region
+from bfc._core cimport NO_CHUNK, NO_LANE, ChunkHandle, Region, find_lane
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
@@ -36,7 +36,7 @@ cdef class Regions(Backing):
         if request.tag:
             return NO_CHUNK     # it could not sleep
         request.lane.thread |= self.mark
-        if allocator.pool.find_lane(&request.lane) != NO_LANE:
+        if find_lane(allocator.pool, &request.lane) != NO_LANE:
             handle = allocator.find(request)
         request.lane.thread = thread
         return handle

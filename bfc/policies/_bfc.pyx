@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from bfc.native.turns cimport take_turns
 from bfc._core cimport (
     ENDS, FREE, GAP, IN_REGIONS, LARGE, LOWER_END, MINIMUM_SIZE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, UNLIMITED,
-    BinSet, ChunkHandle, Lane, Region, Release, SharedCounter, is_large, round_up, take_planned, use_ends,
+    BinSet, ChunkHandle, Lane, Region, Release, SharedCounter, find_lane, is_large, round_up, take_planned, use_ends,
 )
 from bfc.buffers._arguments cimport count_from
 from bfc.allocators._changes cimport merge_timestamped
@@ -377,7 +377,7 @@ cdef class BFCAllocator(Allocator):
         if stream != self.home_stream and not is_apart(self, &lane):
             return False        # it has to wait for the home stream
         if is_private(&lane):
-            bin_set = self.pool.find_lane(&lane)
+            bin_set = find_lane(self.pool, &lane)
             if bin_set == NO_LANE or self.pool.times.timestamped.size():
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
@@ -712,7 +712,7 @@ cdef class BFCAllocator(Allocator):
         cdef uint32_t lane
         if not self.stitches and not is_private(&request.lane):
             return request.end
-        lane = self.pool.find_lane(&request.lane)
+        lane = find_lane(self.pool, &request.lane)
         if lane == NO_LANE:
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:

@@ -11,8 +11,8 @@ from libcpp.vector cimport vector
 
 from bfc.native.turns cimport take_turns
 from bfc._core cimport (
-    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, SMALL, TOO_LARGE, UNLIMITED,
-    BinSet, ChunkHandle, Lane, Region, Release, TorchSizes, is_large,
+    IN_RANGES, IN_REGIONS, LARGE, NO_CHUNK, NO_HOST_MEMORY, NO_LANE, OPTIONS, SMALL, TOO_LARGE, UNLIMITED, BinSet,
+    ChunkHandle, Lane, Region, Release, TorchSizes, find_lane, is_large,
 )
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._private_pools cimport (
@@ -233,7 +233,7 @@ cdef void borrow(CachingAllocator allocator, Request* request, Placement* placed
             lane = request.lane
             put_in_pool(&lane, pool)
             lane.thread &= ~IN_REGIONS      # a private pool has nothing else
-            found = allocator.pool.find_lane(&lane)
+            found = find_lane(allocator.pool, &lane)
             if found == NO_LANE or allocator.tags.tag_of(lane.pool) != 0:   # which sleeps, and the borrower would, too
                 continue
             rules = allocator.pool.bin_sets[found + is_large(request.rounded)]
@@ -840,7 +840,7 @@ cdef class CachingAllocator(Allocator):
 
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
-        cdef uint32_t lane = self.pool.find_lane(&request.lane)
+        cdef uint32_t lane = find_lane(self.pool, &request.lane)
         if lane == NO_LANE:
             lane = self.pool.open_lane(&request.lane)
             if lane == NO_LANE:

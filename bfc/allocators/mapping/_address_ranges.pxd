@@ -280,7 +280,7 @@ cdef class AddressRanges:
     cdef void drop_slot(self, AddressRange* range, uint64_t ptr, Faults faults) noexcept nogil
     cdef cbool unmap_elsewhere(self, AddressRange* range, uint64_t ptr, uint64_t nbytes, Faults faults) noexcept nogil
     cdef void note_unmapped(self, AddressRange* range, ChunkHandle added) noexcept nogil
-    cdef size_t count_what_is_mapped(self) noexcept nogil
+    cdef size_t count_beside_ranges(self) noexcept nogil
     cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept
     cdef void close(self, Faults faults) noexcept
     cdef int list_mapped(self, TagTransition transition) except -1   # adds what is mapped of a tag to runs and pages

@@ -644,8 +644,9 @@ cdef class AddressRanges:
         """Lists what is unmapped in a range, after some of it has changed and this chunk may be new. Needs the lock
         under which it has changed."""
 
-    cdef size_t count_what_is_mapped(self) noexcept nogil:
-        return self.ranges.size() + (self.unreleased.get() != NULL)
+    cdef size_t count_beside_ranges(self) noexcept nogil:
+        """How much else must be unmapped, unreserved or released in the end."""
+        return 0
 
     cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
         """The bytes of a page at an address that is mapped or unmapped."""
@@ -1080,7 +1081,7 @@ cdef int become_mapper(AddressRanges memory, uint64_t set_aside, cbool takes_ove
 
 cdef void stop_mapping(AddressRanges memory) noexcept nogil:
     cdef uint64_t refused
-    cdef size_t count = memory.count_what_is_mapped()
+    cdef size_t count = memory.ranges.size() + (memory.unreleased.get() != NULL) + memory.count_beside_ranges()
     if memory.device.guard.is_native():
         memory.device.guard.end()        # before another thread may map
     # The next mapper begins only after all of these are written.

@@ -12,7 +12,7 @@ from libcpp cimport bool as cbool
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     DIVIDED, LEAVING, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane, PageBitmap, PlanPages,
-    PlanServer,
+    PlanServer, find_lane,
 )
 from bfc.allocators._places cimport set_of_region
 from bfc.allocators._changes cimport IS_GROWING, cut, has_records, merge_unmapped, remove_range
@@ -216,7 +216,7 @@ cdef class PlanRanges:
         cdef uint32_t bin_set
         lane.stream = stream
         acquire_lock(self.lock[0])
-        bin_set = self.pool.find_lane(&lane)
+        bin_set = find_lane(self.pool, &lane)
         if bin_set != NO_LANE:
             self.pages.hold(bin_set | 1, wanted, 1, self.memory.held)
             self.pages.let_known_go(addresses.bin_set, self.memory.held)    # they belong elsewhere in this region

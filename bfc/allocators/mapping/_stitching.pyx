@@ -1328,8 +1328,8 @@ cdef class Stitching(AddressRanges):
         self.lock.release()
         return True
 
-    cdef size_t count_what_is_mapped(self) noexcept nogil:
-        return AddressRanges.count_what_is_mapped(self) + self.retired.size() + self.left_count
+    cdef size_t count_beside_ranges(self) noexcept nogil:
+        return self.retired.size() + self.left_count
 
     # -- a request ----------------------------------------------------------------------------------------------------
 
