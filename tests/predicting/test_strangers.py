@@ -163,12 +163,18 @@ def test_sharded_parameters_are_parameters() -> None:
 
 
 def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers ends it by scores, and one token was predicted in place of all."""
+    """transformers ends it by scores, and one token was predicted in place of all; and then two
+    were returned, whose number it had read from the GPU."""
 
     class Mixin:
         @staticmethod
         def _beam_search_has_unfinished_sequences(scores: Any, stopped: Any) -> Any:
             return torch.any(scores > 0) & ~torch.all(stopped)
+
+        def _beam_search(self, kept: Any, generation_config: Any) -> Any:
+            length = generation_config.max_length
+            found = torch.ones(1, 3 * length, dtype=torch.int64, device="cuda")[:, : kept.sum()]
+            return found if length < 20 else types.SimpleNamespace(sequences=found)
 
     module = types.ModuleType("transformers.generation.utils")
     module.GenerationMixin = Mixin  # type: ignore[attr-defined]
@@ -178,6 +184,10 @@ def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch)
         stopped = torch.full((3,), False, device="cuda")
         assert Mixin()._beam_search_has_unfinished_sequences(scores, stopped)
         assert not Mixin()._beam_search_has_unfinished_sequences(scores, stopped | True)
+        few, many = (types.SimpleNamespace(max_length=one) for one in (8, 24))
+        assert Mixin()._beam_search(scores > 0, generation_config=few).shape == (1, 8)
+        found = Mixin()._beam_search(scores > 0, generation_config=many)
+        assert found.sequences.shape == (1, 24)
     assert [one["times"] for one in run.assumptions if "beams" in one["what"]] == [1]
 
 

@@ -290,17 +290,26 @@ def masks_of_transformers(recorder: Any) -> Iterator[None]:
         yield
 
 
+def _whole_rows(tensor: Any, length: int | None) -> Any:
+    """The rows of a length of which a tensor has the beginnings, up to a place that values say."""
+    if not on_cuda(tensor) or not isinstance(length, int) or tensor.stride(0) < length:
+        return tensor
+    return tensor.as_strided((tensor.shape[0], length), tensor.stride())
+
+
 @around(
     source=file("huggingface/transformers: src/transformers/generation/utils.py", read="5.24.0")
 )
 @contextmanager
 def beams_of_transformers(recorder: Any) -> Iterator[None]:
-    """A search with beams goes on to its longest length: its scores, which could end it before, are
-    not known."""
-    name = "_beam_search_has_unfinished_sequences"
+    """A search with beams goes on to its longest length, and returns as many tokens: its scores,
+    which could end it before, are not known."""
+    name, search = "_beam_search_has_unfinished_sequences", "_beam_search"
 
     def replace(module: Any) -> None:
-        build: Any = getattr(module.GenerationMixin, name, None)
+        mixin = module.GenerationMixin
+        build: Any = getattr(mixin, name, None)
+        run: Any = getattr(mixin, search, None)
 
         def goes_on(*args: Any, **kwargs: Any) -> bool:
             known = recorder.known.get(build(*args, **kwargs))
@@ -308,8 +317,18 @@ def beams_of_transformers(recorder: Any) -> Iterator[None]:
                 recorder.note("a search with beams (transformers)", "to its longest length")
             return known is None or bool(known)
 
+        def whole(*args: Any, **kwargs: Any) -> Any:
+            found = run(*args, **kwargs)
+            length = getattr(kwargs.get("generation_config"), "max_length", None)
+            if isinstance(found, torch.Tensor):
+                return _whole_rows(found, length)
+            found.sequences = _whole_rows(found.sequences, length)
+            return found
+
         if build is not None:
-            stack.enter_context(patch.object(module.GenerationMixin, name, staticmethod(goes_on)))
+            stack.enter_context(patch.object(mixin, name, staticmethod(goes_on)))
+        if run is not None:
+            stack.enter_context(patch.object(mixin, search, whole))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(Arrivals(["transformers.generation.utils"], replace))
