@@ -324,6 +324,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         cbool in_step
         cbool begins_with_head
         cbool is_proven
+        cbool is_waiting
         void note_passed(cbool as_planned)
         void add_area(PlanArea area) except +
         size_t add_sequence(uint32_t stream, const uint32_t* places, const uint32_t* ends, size_t count,

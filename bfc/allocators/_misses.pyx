@@ -21,7 +21,7 @@ from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._chunk_allocator cimport (
     CONTIGUOUS, FROM_UPPER_END, OR_NONE, ChunkAllocator, Placement, Request, closed, is_apart, is_in_capture,
 )
-from bfc.allocators._plan_use cimport asks_plan, keep_within_bounds, make_room_in_plan
+from bfc.allocators._plan_use cimport asks_plan, ends_waiting, keep_within_bounds, make_room_in_plan
 from bfc.allocators._captured cimport look_at_captures, note_captured_streams
 from bfc.allocators._looking cimport stats_now
 
@@ -152,6 +152,8 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
     if allocator.pool.plans.current != NULL and asks_plan(allocator, request):
         allocator.planned.fill_place(allocator, request.stream if allocator.by_stream else allocator.home_stream,
                                      request.rounded, request.nbytes)
+    if allocator.pool.plans.current != NULL and ends_waiting(allocator):
+        allocator.plan_changed()
     # Placed and written down at once. `frees_before` says which frees this look has seen.
     allocator.acquire()
     request.frees_before = allocator.frees.count.get()

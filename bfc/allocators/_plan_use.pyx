@@ -102,6 +102,21 @@ cdef cbool may_lie_in_plan(ChunkAllocator allocator, Request* request) noexcept 
                 or (request.contiguous and request.alignment) or is_in_capture(allocator, request))
 
 
+cdef cbool ends_waiting(ChunkAllocator allocator) noexcept:
+    """Whether the policy has served all as if there were no plan, and from now on serves what lies beside it: the plan
+    has got its first region, or is taken for this program's."""
+    cdef PlanServer* plan
+    cdef cbool ends = False
+    # Another thread may end the plan.
+    allocator.acquire()
+    plan = allocator.pool.plans.current
+    if plan != NULL and plan.is_waiting:
+        ends = plan.is_proven or plan.present[0] or plan.present[1]
+        plan.is_waiting = not ends
+    allocator.lock.release()
+    return ends
+
+
 cdef int keep_within_bounds(ChunkAllocator allocator, Request* request, Placement* placed) except -1:
     """Before more memory is asked for than the policy alone has needed: uses any gap of the plan, and gives back
     what is free. What a plan that did not pay has left is used before anything is asked for."""

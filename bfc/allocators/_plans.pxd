@@ -130,4 +130,5 @@ cdef class Planned:
     cdef dict stats(self)
 
 
+cdef bint is_beside_plan(Pool pool) noexcept nogil
 cdef Step new_step(object allocator, Planned planned, str kind)

@@ -78,6 +78,11 @@ cdef str no_room_for(PlanServer* server, Source source):
             f"and {source.sub_allocator!r} has no room for them")
 
 
+cdef bint is_beside_plan(Pool pool) noexcept nogil:
+    """Whether the policy serves what lies beside a plan. While a plan has no memory, all is as if there were none."""
+    return pool.plans.current != NULL and not pool.plans.current.is_waiting
+
+
 cdef class Step:
     """One iteration of a program, as a context manager: `Allocator.step` makes it."""
 
@@ -223,8 +228,13 @@ cdef class Planned:
                 return 0
             self.declined = why
             self.was_served = True
+            is_untouched = self.server.is_waiting
             self.retire()
-            self.give_back_side()       # what lay beside the plan is in pieces
+            if is_untouched:            # the policy is where it would be without a plan
+                self.online = 0
+                self.has_departed = False
+            else:
+                self.give_back_side()   # what lay beside the plan is in pieces
             return self.give_back_empty()
 
     cdef bint body_is_idle(self) noexcept:
@@ -282,6 +292,7 @@ cdef class Planned:
         self.declined = self.departure = None
         server.begins_with_head = from_start
         server.is_proven = not from_start
+        server.is_waiting = from_start and not at_once
         self.take_regions(from_start, at_once)
         # From here on requests are asked of the plan: it has its regions, and its head begins with it.
         acquire_lock(self.lock[0])
@@ -813,14 +824,15 @@ cdef class Planned:
         # What lives is compared at one moment, and by one thread.
         acquire_lock(self.lock[0])
         if self.server != NULL and not self.server.is_proven:
-            self.server.is_proven = True
             is_there = (self.server.counts.hits + self.server.counts.guests + self.server.counts.side == 0
                         or self.server.has_whole_head())
+            self.server.is_proven = is_there
         self.lock.release()
         if not is_there:
             why = "the plan is for another program: this one asks for something else before its first iteration"
             allocator._end_plan(why)
-            self.online = 1     # that program says nothing about what this one needs, but what lives does
+            # that program says nothing about what this one needs, but what lives does
+            self.online = min(self.online, <uint64_t>1)
             warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
         return is_there
 
@@ -973,8 +985,8 @@ cdef class Planned:
         return <double>hits / <double>asked
 
     cdef bint has_ended_early(self) noexcept nogil:
-        """Whether a plan was in use, and did not pay, and no other one has come."""
-        return self.was_served and self.server == NULL
+        """Whether a plan was in use, had memory, and did not pay, and no other one has come."""
+        return self.was_served and self.server == NULL and self.online > 0
 
     cdef uint64_t allowed(self, uint64_t nbytes, bint in_part) noexcept nogil:
         """What the policy alone needs, as far as is known, once so many more bytes live: what it did for the recording,
@@ -993,12 +1005,13 @@ cdef class Planned:
 
     cdef bint may_grow(self, uint64_t nbytes, bint in_part) noexcept:
         """Whether the policy alone needs as much as there will be after it has asked for so many bytes beside the plan,
-        or after the plan has ended; or nothing looks at the plan."""
+        or after the plan has ended; or nothing looks at the plan, or it has no memory yet."""
         if not self.online or self.source.is_called_here():
             return True
         # What is reserved is compared at one moment.
         acquire_lock(self.lock[0])
-        cdef bint fits = nbytes <= self.room_for(nbytes, in_part)
+        cdef bint is_waiting = self.server != NULL and self.server.is_waiting
+        cdef bint fits = is_waiting or nbytes <= self.room_for(nbytes, in_part)
         self.lock.release()
         return fits
 
@@ -1018,7 +1031,7 @@ cdef class Planned:
     cdef int about_to_grow(self, uint64_t nbytes) except -1:
         """Before the policy asks for memory: where that is more than it may be, what is free goes back first, and what
         looks at the plan is told if that is not enough."""
-        if self.step is None:
+        if self.step is None and (self.server != NULL or self.has_ended_early()):
             self.has_departed = True    # what comes now goes back when a step begins
         if self.may_grow(nbytes, True):
             return 0

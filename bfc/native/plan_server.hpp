@@ -73,6 +73,7 @@ public:
     bool in_step = false;
     bool begins_with_head = false;      // it came into use where nothing lived
     bool is_proven = false;             // the program has made the head, or that is not to be expected
+    bool is_waiting = false;            // it has no memory yet: the program has asked for nothing that it expects first
 
     // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,
@@ -355,7 +356,7 @@ public:
         Sequence* now = active_[stream];
         if (may_be_head && !(now && now->matcher.comes_next(size))) return kEnds;
         if (now && (now->matcher.find(size) >= 0 || tells_now(*now, requested))) return kGoesOn;
-        const int64_t kind = asked() < not_before_ ? kNone : kind_beginning(stream, size, requested);
+        const int64_t kind = asked() < not_before_ || is_in_head() ? kNone : kind_beginning(stream, size, requested);
         if (kind != kNone && (count_left().first == 0 || live_in_body() <= low_)) return kind;
         const bool ends = in_step && is_over() && (has_head_ended() || ++extra_ > static_cast<uint64_t>(PlanMatcher::kBehind));
         return ends ? kEnds : kGoesOn;
@@ -924,6 +925,12 @@ private:
                 all += each->matcher.slots();
             }
         return {left, all};
+    }
+    // Whether fewer requests have come than the plan has before the first step: none begins by itself then.
+    bool is_in_head() const noexcept {
+        uint64_t all = 0;
+        for (const int64_t number : heads_) all += number == kNone ? 0 : sequences_[number].places.size();
+        return !is_proven && asked() < all;
     }
     // Whether a request is one of those of the head whose blocks have been freed.
     bool is_of_ended_head(uint32_t stream, uint64_t size) const noexcept {

@@ -21,7 +21,7 @@ from bfc.allocators._private_pools cimport (
 )
 from bfc.allocators._source cimport REFUSED, Taken, total_size
 from bfc.allocators._tags cimport TAG_POOLS
-from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
+from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS, is_beside_plan
 from bfc.allocators._chunk_allocator cimport (
     FROM_UPPER_END, ChunkAllocator, Placement, Request, is_apart, is_in_capture, note_hit, set_plain_request,
 )
@@ -554,7 +554,7 @@ cdef class BFCAllocator(Allocator):
                 size = min(wanted, available)
             else:
                 size = grow_to(next_size, max(request.rounded, least), available, &grew)
-            if self.pool.plans.current != NULL:      # what lies beside a plan does not double
+            if is_beside_plan(self.pool):      # what lies beside a plan does not double
                 size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
             elif self.planned is not None and self.planned.has_ended_early():
                 size = min(size, max(request.rounded, self.planned.room_for(request.rounded, True)))
@@ -681,7 +681,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
-        cdef cbool planned = self.pool.plans.current != NULL
+        cdef cbool planned = is_beside_plan(self.pool)
         if self.stitches:
             return 0            # pages need no chunk as a whole
         self.acquire()

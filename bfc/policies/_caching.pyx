@@ -26,7 +26,7 @@ from bfc.allocators._frees cimport AGAIN, QUERY, RECORD, WAIT, report_unraisable
 from bfc.allocators._tags cimport TAG_POOLS, no_mapping
 from bfc.allocators.mapping._blocks cimport blocks_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments
-from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS
+from bfc.allocators._plans cimport WHOLE_BESIDE_PLANS, is_beside_plan
 from bfc.allocators._chunk_allocator cimport (
     ChunkAllocator, Placement, Request, is_in_capture, note_hit, set_plain_request,
 )
@@ -151,7 +151,7 @@ cdef uint64_t smallest_page(sub_allocator) except 0:
 cdef uint64_t oversize_of(CachingAllocator allocator, settings) except? 0xFFFFFFFFFFFFFFFF:
     """Beside a plan large chunks stay whole: the next step needs them as they are."""
     cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
-    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if allocator.pool.plans.current != NULL else oversize
+    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if is_beside_plan(allocator.pool) else oversize
 
 
 cdef void resolve_collection(CachingAllocator allocator) noexcept nogil:

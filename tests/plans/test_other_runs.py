@@ -242,24 +242,46 @@ def test_a_region_is_taken_when_the_first_request_for_it_comes(policy: str):
 @pytest.mark.parametrize("steps", [None, "auto"])
 @pytest.mark.parametrize("policy", MAKES)
 def test_another_program_has_its_memory_for_itself(policy: str, steps: str | None):
-    """It asks for other weights, and so for no place of the plan before its first step."""
-    reserved = []
+    """It asks for other weights, and so for no place of the plan before its first step: the policy
+    takes at each request what it takes without a plan, and gives no more back."""
+    reserved: list[list[int]] = []
     for plan in (None, small_plan(policy, weights=2)):
+        taken = []
         with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
             pool.use_plan(plan, steps=steps)
-            weights = [pool.allocate(3 * MIB) for _ in range(3)]
+            live = []
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
+                for mebibytes in (3, 3, 70, 3):
+                    live.append(pool.allocate(mebibytes * MIB))
+                    taken.append(pool.stats().pool_bytes)
+                live.pop().free()
                 for _ in range(3):
                     with pool.step("train"):
-                        for size in SIZES:
-                            pool.allocate(size * MIB).free()
-            reserved.append(pool.stats().peak_pool_bytes)
+                        for size in (SIZES[0], 37, *SIZES[1:]):
+                            block = pool.allocate(size * MIB)
+                            taken.append(pool.stats().pool_bytes)
+                            block.free()
+            reserved.append(taken)
             assert len(found) == (plan is not None)
             assert pool.check() is None
-            del weights
+            del live
     assert "the plan is for another program" in str(found[0].message)
-    assert reserved[1] <= reserved[0]
+    assert reserved[1] == reserved[0]
+
+
+@pytest.mark.parametrize("policy", MAKES)
+def test_no_step_begins_by_itself_before_a_head(policy: str):
+    """A program's first weight may look like the first request of the plan's iterations."""
+    with MAKES[policy](bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(small_plan(policy, weights=2), steps="auto")
+        weight = pool.allocate(SIZES[0] * MIB)
+        assert pool.plan_stats()["state"] == "between steps"
+        alone = pool.stats().pool_bytes
+        pool.use_plan(None)
+        assert pool.stats().pool_bytes == alone
+        assert pool.check() is None
+        del weight
 
 
 @pytest.mark.parametrize("between", ["a guest", "a capture"])

@@ -71,8 +71,7 @@ TOUCHED = {
         "times.safe_frontier times.timestamped two_ends.shared_begin"
     ),
     "policies/_caching.pyx": (
-        "bin_sets books.usage chunks counters features order.prefers_older plans.current "
-        "regions sizes"
+        "bin_sets books.usage chunks counters features order.prefers_older regions sizes"
     ),
     "policies/_releasing.pyx": "bin_sets chunks lanes.pool_sets regions times.clock",
 }
