@@ -83,10 +83,13 @@ class Matcher:
 
 
 class SlowPlan:
-    """A plan of one stream, and what lives in its span."""
+    """A plan of one stream, and what lives in its span. Its two regions are there from the
+    beginning, or else each comes when it is needed first."""
 
-    def __init__(self, plan: bfc.Plan) -> None:
+    def __init__(self, plan: bfc.Plan, *, at_once: bool = True) -> None:
         self.plan = plan
+        self.regions = [(0, plan.base), (plan.base, plan.span)]
+        self.present = list(self.regions) if at_once else []
         self.live: dict[int, int] = {}  # offset: end
         self.places: dict[int, tuple[Requests, int]] = {}  # of those that are no guests: for what
         self.seen: set[str] = set()
@@ -177,6 +180,21 @@ class SlowPlan:
         self.head.skipped, self.head.previous, self.head.misses = None, 0, 0
         self.requests, self.matcher = self.first[""], self.head
 
+    def absent_in_step(self, kind: str) -> tuple[int, int] | None:
+        """The region that comes when a step of a kind begins: that of the bodies."""
+        is_known = any(part.role == BODY and part.kind == kind for part in self.plan.parts)
+        absent = is_known and self.plan.body and self.regions[1] not in self.present
+        return self.regions[1] if absent else None
+
+    def absent_for(self, size: int) -> tuple[int, int] | None:
+        """The region that comes for a request, since the place that it is looked up for lies
+        there."""
+        slot = None if self.matcher is None else self.matcher.by_size(size)
+        if slot is None or self.requests is None:
+            return None
+        region = self.regions[self.requests.offset[slot] >= self.plan.base]
+        return None if region in self.present else region
+
     def is_expected(self, size: int) -> bool:
         """Whether a request gets the place that its size is looked up for."""
         if self.matcher is None or self.requests is None:
@@ -188,7 +206,8 @@ class SlowPlan:
         return self.is_free(at, at + self.requests.size[slot])
 
     def is_free(self, begin: int, end: int) -> bool:
-        return all(end <= low or high <= begin for low, high in self.live.items())
+        is_there = any(low <= begin and end <= high for low, high in self.present)
+        return is_there and all(end <= low or high <= begin for low, high in self.live.items())
 
     def allocate(self, size: int, large: bool) -> int | None:
         """The offset of a request; None: it is served beside the plan."""
@@ -245,7 +264,7 @@ class SlowPlan:
     def _gap(self, used: list[tuple[int, int]], size: int) -> int | None:
         """The smallest gap, and of those of one size the lowest. None lies across the border."""
         best = None
-        for low, high in ((0, self.plan.base), (self.plan.base, self.plan.span)):
+        for low, high in sorted(self.present):
             at = low
             for begin, end in [*sorted(used), (high, high)]:
                 if begin < low or begin > high or (begin == high and end > high):
