@@ -51,6 +51,7 @@ cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil:
     256·n."""
     cdef uint64_t smaller = bfc_times_nine_tenths(size)
     if rounds_down:
+        # Nine tenths of a size, rounded down, are always less than it: this branch needs no step of its own.
         return smaller & ~<uint64_t>(MINIMUM_SIZE - 1)
     smaller = round_up(smaller, MINIMUM_SIZE)
     return smaller if smaller < size else size - MINIMUM_SIZE
@@ -60,6 +61,7 @@ cdef uint64_t grow_to(uint64_t* next_size, uint64_t rounded, uint64_t available,
     """The bytes to ask for, where regions double from one to the next (TensorFlow's behaviour, 2.4). `grew` tells
     region_came() that a large request has doubled the size already."""
     grew[0] = False
+    # Kept even if the device then refuses: a failed Extend leaves TensorFlow's size enlarged for good (CC-13).
     while rounded > next_size[0]:
         double_size(next_size)
         grew[0] = True
@@ -67,6 +69,7 @@ cdef uint64_t grow_to(uint64_t* next_size, uint64_t rounded, uint64_t available,
 
 
 cdef void region_came(uint64_t* next_size, cbool grew) noexcept nogil:
+    # Also where the limit or the backpedal has made the region smaller than the size: upstream doubles then, too.
     if not grew:
         double_size(next_size)
 
@@ -89,6 +92,7 @@ cdef inline cbool hit_plainly(BFCAllocator allocator, uint64_t nbytes, uint64_t 
     cdef uint64_t rounded = round_up(nbytes, allocator.pool.granularity)
     if allocator.pool.plans.current != NULL:
         return note_hit(allocator.pool, take_planned(allocator.pool, rounded, nbytes, stream), placed)
+    # TensorFlow merges what the safe frontier has passed before each search, which may move the best fit. `place` does.
     if allocator.pool.times.timestamped.size():
         return False
     return note_hit(allocator.pool, allocator.pool.allocate_chunk(0, rounded, nbytes, stream, 0, True), placed)
@@ -229,6 +233,7 @@ cdef class BFCAllocator(Allocator):
         self.backings = (regions_beside(IN_REGIONS if virtual_memory else 0),)
         if virtual_memory:
             page_size = page_size_for(self.limit, sub_allocator) if page_size is None else page_size
+            # Pages are asked first: regions serve whatever they are asked for.
             self.backings = (stitched_pages(self, page_size, headroom), *self.backings)
         self.honours_alignment = rules.honours_alignment
         self.rounds_down = rules.rounds_down
@@ -239,16 +244,21 @@ cdef class BFCAllocator(Allocator):
         self.retry_seconds = retry_seconds
         self.slack_cap = DEFAULT_SLACK_CAP
         if fragmentation_fraction > 0:
+            # With a cap of 0 TensorFlow splits off a chunk of no bytes at an exact fit, and aborts (CC-39).
             self.slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
         if enable_spatial_partitioning:
             self.set_up_ends(initial_region_bytes)
         elif not virtual_memory:
             self.pool.add_bin_set(self.slack_cap, True)
             self.pool.add_bin_set(UNLIMITED, False)     # never used: those of lanes come in pairs
+        # Without growth this is the whole limit. It is taken by the first request: upstream's constructor takes
+        # nothing.
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
                                      MINIMUM_SIZE)
+        # It doubles without growth, too: in TensorFlow a pool that got less than its limit goes on to extend.
         self.next_size = self.first_region
         self.has_lanes.set(virtual_memory)
+        # Until here every call finds the allocator closed, as after an __init__ that has raised.
         self.is_closed = False
         if plan is not None:
             self.use_plan(plan)
@@ -399,6 +409,7 @@ cdef class BFCAllocator(Allocator):
     cdef void tell_apart(self, Lane* lane, uint64_t stream) noexcept nogil:
         """Fills in the stream of a lane whose pool is known."""
         cdef cbool apart = is_apart(self, lane)
+        # One set of free chunks serves all streams: whoever gets memory on another one waits for the home stream.
         lane.stream = stream if apart else self.home_stream
         lane.thread = this_thread() if apart and self.thread_streams.size() and self.is_of_thread(stream) else 0
 
@@ -415,6 +426,7 @@ cdef class BFCAllocator(Allocator):
             self.private_pools.divert(&request.lane, request.stream, PoolId(request.captured[0], request.captured[1]))
             self.tell_apart(&request.lane, request.stream)
         if request.tag:
+            # Its free chunks have addresses and no memory. The error is raised by `place_after_miss`, without the lock.
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
@@ -432,10 +444,14 @@ cdef class BFCAllocator(Allocator):
         if request.tag:
             self.tags.refuse_if_asleep(request.tag)
         grow_backing(self, request, placed)
+        # Not for a request with a bound: what a forced pass merges has the latest timestamp of its parts.
         if placed.handle == NO_CHUNK and request.freed_before == 0 and self.pool.times.timestamped.size():
             self.merge_and_find(request, placed)
+        # Collection comes after growth: upstream never collects to keep a pool small. In a capture nothing goes back,
+        # since that waits for the device to be idle, which would spoil the capture.
         if placed.handle != NO_CHUNK or not self.garbage_collection or is_in_capture(self, request):
             return 0
+        # Whether enough went is not asked: other threads may have it by now.
         if make_room(self, request, request.rounded):
             grow_backing(self, request, placed)
         if placed.handle == NO_CHUNK and self.release_for(request):
@@ -471,6 +487,7 @@ cdef class BFCAllocator(Allocator):
     cdef uint64_t available(self) noexcept nogil:
         """What is left of the limit. In upstream it wraps around if a sub-allocator gave more than was asked for."""
         cdef uint64_t taken = self.source.taken()
+        # Below 0 it would be a huge number: TensorFlow's limit holds no more then (CC-35).
         return self.limit - taken if taken < self.limit else 0
 
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
@@ -490,6 +507,7 @@ cdef class BFCAllocator(Allocator):
         is_first = self.pool.two_ends.shared_begin == 0
         self.lock.release()
         if is_first:
+            # A named first region may come out smaller than this request: upstream backpedals until something is given.
             least = request.rounded if self.initial_region_bytes == 0 else MINIMUM_SIZE
             self.extend_by(request, placed, least, self.initial_region_bytes)
             # It may have been added by this thread or by another one.
@@ -498,6 +516,7 @@ cdef class BFCAllocator(Allocator):
             self.lock.release()
             if is_missing:
                 return 0
+        # The lower end never grows: its addresses must not depend on what the upper one asks.
         if placed.handle != NO_CHUNK or not self.allow_growth or request.end == LOWER_END or request.asking.fault:
             return 0
         # The ends of the regions move with each request.
@@ -511,6 +530,7 @@ cdef class BFCAllocator(Allocator):
         """
         cdef uint64_t least = UNLIMITED
         cdef cmap[uint64_t, Region].iterator it = self.pool.regions.begin()
+        # No block will extend a region, so nothing that lies free at an end of one helps.
         if not self.source.joins_regions:
             return request.rounded
         while it != self.pool.regions.end():
@@ -523,6 +543,7 @@ cdef class BFCAllocator(Allocator):
         """The bytes that a request lacks behind a region, if that grows. Needs the lock."""
         cdef ChunkHandle tail = self.pool.chunk_at_end(region)
         cdef uint64_t start = region.end
+        # A tail with a timestamp does not merge with what comes behind it.
         if self.pool.chunks[tail].state == FREE and self.pool.chunks[tail].freed_at_count == 0:
             start = self.pool.chunks[tail].ptr
         if request.alignment:
@@ -545,6 +566,7 @@ cdef class BFCAllocator(Allocator):
         cdef int got
         cdef cbool well
         self.acquire()
+        # Upstream rounds down what the limit leaves, and not the limit itself (CC-19, CC-20).
         cdef uint64_t available = self.available() & ~<uint64_t>(MINIMUM_SIZE - 1)
         cdef uint64_t* next_size = self.next_size_of(request)
         if next_size == NULL:
@@ -558,24 +580,30 @@ cdef class BFCAllocator(Allocator):
                 size = min(size, max(request.rounded, <uint64_t>FIRST_REGION))
             elif self.planned is not None and self.planned.has_ended_early():
                 size = min(size, max(request.rounded, self.planned.room_for(request.rounded, True)))
+        # Bytes set aside for other calls may come back; those that the sub-allocator did not take back will not soon.
         request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned_bytes
         if size == 0:
+            # The text of the error then says that the limit has refused, and not the device.
             self.source.refused_bytes.set(0)
         self.source.set_aside += size      # under the same lock: no other thread may find the limit free meanwhile
         self.lock.release()
         if size == 0:
             return 0
         got = self.source.ask(&request.asking, size, &block, True)
+        # A driver that fails is not out of memory, and would fail for less as well.
         while not got and size > least and request.asking.fault == 0:
             size = backpedal(size, self.rounds_down)
+            # The request itself may never be tried: TensorFlow's steps of a tenth jump over it, too (CC-15).
             if size < least:
                 return 0
+            # Not set aside yet: a call that is refused gives its bytes back to the limit.
             got = self.source.ask(&request.asking, size, &block, False)
         if got:
             # The size of the next region follows from this one, before another thread asks for it.
             self.acquire()
             well = (wanted > 0 or not self.pool.features & ENDS or is_private(&request.lane)
                     or self.lies_well(request, &block))
+            # Looked up again: the lock was free meanwhile, so a pool may have come or gone, and the size with it.
             next_size = self.next_size_of(request)
             if next_size != NULL and well:
                 region_came(next_size, grew)
@@ -590,6 +618,7 @@ cdef class BFCAllocator(Allocator):
         cdef vector[Region] blocks
         cdef Taken taken
         self.acquire()
+        # For no lane: the block is counted as one that came and goes back, and never enters the pool.
         taken = self.source.take_in(&request.asking, block, NO_LANE, blocks)
         self.lock.release()
         request.asking.changes += blocks.size()     # a change of this thread's own is no reason to try again
@@ -605,6 +634,7 @@ cdef class BFCAllocator(Allocator):
         if not self.private_pools.know(pool_of(&request.lane)):
             return NULL
         pool = self.private_pools.find(pool_of(&request.lane))
+        # Small without growth as well: a region as large as the limit would never fit beside the default pool's.
         if pool.next_region == 0:
             pool.next_region = round_up(min(self.limit, <uint64_t>FIRST_REGION), MINIMUM_SIZE)
         return &pool.next_region
@@ -645,6 +675,7 @@ cdef class BFCAllocator(Allocator):
         self.private_pools.keep_used(self.pool, True, default_pool(), regions)
         total = total_size(regions)
         kept = self.source.taken() - total
+        # TensorFlow frees nothing where that would not be enough (CC-37c), and else all of it.
         if total == 0 or (not self.stitches and (kept > self.limit or request.rounded > self.limit - kept)):
             self.lock.release()
             return False
@@ -711,6 +742,7 @@ cdef class BFCAllocator(Allocator):
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane
         if not self.stitches and not is_private(&request.lane):
+            # The number of the end is that of its set of bins; with one end it is 0.
             return request.end
         lane = find_lane(self.pool, &request.lane)
         if lane == NO_LANE:
@@ -719,6 +751,7 @@ cdef class BFCAllocator(Allocator):
                 return NO_LANE
             self.set_rules(lane)
         if not may_be_mapped(&request.lane):
+            # A graph's pool has one set for all sizes, as TensorFlow's pool has: the other one of the pair stays empty.
             return lane + LARGE
         return lane + is_large(request.rounded)
 

@@ -125,8 +125,11 @@ cdef class Observers:
             return False
         self.running.here = True
         try:
+            # A copy, since a function may add or remove others.
             for function in list(functions):
                 try:
+                    # All are called, even after one has freed memory, as upstream does (PyTorch's behaviour, 2.7). What
+                    # observers return is not even tested: a user's __bool__ may raise.
                     answer = function(*arguments)
                     freed = (functions is self.callbacks and bool(answer)) or freed
                 except Exception as error:
@@ -156,6 +159,7 @@ cdef uint64_t oversize_of(CachingAllocator allocator, settings) except? 0xFFFFFF
 
 cdef void resolve_collection(CachingAllocator allocator) noexcept nogil:
     cdef uint64_t counted_from = allocator.allowed
+    # PyTorch collects nothing without a limit, whatever the threshold: users take it for broken (#106660).
     if counted_from == UNLIMITED and allocator.collect_without_limit:
         counted_from = allocator.total_bytes
     allocator.collects_above = UNLIMITED
@@ -168,6 +172,7 @@ cdef cbool answer_for_pages(CachingAllocator allocator, BinSet* answers) noexcep
     if answers.lane.thread != IN_RANGES:
         answers.is_range = not answers.lane.thread & IN_REGIONS and may_be_mapped(&answers.lane)
         answers.counts_pieces = not answers.is_range
+    # Pages need no chunk as a whole: free ones are stitched. Collection leaves ranges alone, as upstream's does.
     if answers.is_range:
         answers.split_remainder = MINIMUM_BLOCK
         answers.oversize = answers.cuts_below = UNLIMITED
@@ -188,6 +193,7 @@ cdef int grow(CachingAllocator allocator, Request* request, Placement* placed, c
     cdef GrowingPool pool = GrowingPool(request.lane.pool[0], request.lane.pool[1])
     cdef cbool noted = True, private = is_private(&request.lane)
     allocator.acquire()
+    # Before any test: alloc_block counts a retry that the limit then refuses, too.
     allocator.recorder.num_alloc_retries += retry
     if private:
         noted = allocator.source.begin_growing(pool)     # so that `join_tag` knows what is not in the pool yet
@@ -208,6 +214,7 @@ cdef int grow(CachingAllocator allocator, Request* request, Placement* placed, c
 cdef cbool rejects(CachingAllocator allocator, Request* request, uint64_t size, uint64_t taken) noexcept nogil:
     """Whether throw_on_cudamalloc_oom refuses a request, since the fraction of the settings has no room for the
     `size` bytes of its region. Then these are not set aside any more."""
+    # In this form nothing wraps, however much is taken.
     if size <= allocator.rejects_above and taken <= allocator.rejects_above - size:
         return False
     # What was set aside is given up before another thread finds the limit reached.
@@ -215,6 +222,7 @@ cdef cbool rejects(CachingAllocator allocator, Request* request, uint64_t size, 
     allocator.source.set_aside -= size
     allocator.recorder.num_oom_rejections += 1
     allocator.lock.release()
+    # Nothing else is tried, and no failure is counted (V-9): rejecting early is what the setting is for.
     request.refused = request.rejected = True
     request.taken = taken
     return True
@@ -228,6 +236,7 @@ cdef void borrow(CachingAllocator allocator, Request* request, Placement* placed
     cdef uint32_t found
     cdef ChunkHandle handle
     allocator.acquire()
+    # A private pool borrows from no other one (PyTorch's behaviour, 2.14).
     if is_default(pool_of(&request.lane)) and not allocator.is_closed:
         for pool in allocator.private_pools.lenders:
             lane = request.lane
@@ -252,6 +261,7 @@ cdef int collect(CachingAllocator allocator, Request* request) except -1 nogil:
     cdef vector[Region] regions
     # The threshold is compared and the regions are taken out at once: no thread is handed one that goes.
     allocator.acquire()
+    # No fence is asked and nothing is waited for: upstream collects what is free already.
     cdef cbool collects = allocator.collects_above != UNLIMITED
     cdef uint64_t taken = allocator.pool.counters.pool_bytes
     if taken > allocator.collects_above and list_collectable(allocator.pool, allocator.strict, candidates):
@@ -274,6 +284,7 @@ cdef int release_oversize(CachingAllocator allocator, Request* request) except -
     if limited:
         bin_set = allocator.bin_set_of(request)
         limited = bin_set != NO_LANE and allocator.pool.bin_sets[bin_set].oversize != UNLIMITED  # it is, in pages
+    # What was chosen goes back even if it is not enough: upstream has released it by the time it can tell.
     enough = limited and choose_oversize(allocator.pool, bin_set, request.rounded, allocator.oversize, regions)
     allocator.source.forget(regions)
     allocator.lock.release()
@@ -289,11 +300,13 @@ cdef int release_and_retry(CachingAllocator allocator, Request* request, Placeme
         count_wait(allocator)   # upstream counts it whether there is something to wait for or not
     else:
         wait_for_all(allocator)
+    # Off by default: it keeps a cache in pieces, and a recorded run was refused a request with it.
     if allocator.release_only_what_is_needed and release_some(allocator, request):
         grow(allocator, request, placed, True)
         asked = True
     if placed.handle == NO_CHUNK:
         release_all(allocator, request)
+        # A request counts one retry, as upstream's: the first of the two attempts is ours.
         grow(allocator, request, placed, not asked)
     return 0
 
@@ -308,6 +321,7 @@ cdef int release_some(CachingAllocator allocator, Request* request) except -1 no
     allocator.acquire()
     needed = allocator.pool.sizes.segment_for(request.rounded)
     taken = allocator.source.taken()
+    # Where the device has refused it lacks the segment's bytes; at the limit, only what is over it has to go.
     if allocator.allowed != UNLIMITED and needed <= allocator.allowed and taken > allocator.allowed - needed:
         needed = taken - (allocator.allowed - needed)
     list_what_may_go(allocator, chunks, may_release_default(allocator))
@@ -321,6 +335,7 @@ cdef int release_some(CachingAllocator allocator, Request* request) except -1 no
 cdef int release_all(CachingAllocator allocator, Request* request) except -1 nogil:
     cdef vector[ChunkHandle] chunks
     cdef vector[Region] regions
+    # PyTorch goes pool by pool, and in each from regions to ranges. Without the GIL ranges stay as they are.
     if not request.asking.without_gil and allocator.segments.are_some():
         empty_in_turn(allocator, &request.asking.changes, may_release_default(allocator))
         return 0
@@ -342,6 +357,7 @@ cdef uint64_t empty_in_turn(CachingAllocator allocator, uint64_t* changes,
 
 
 cdef cbool may_release_default(CachingAllocator allocator) noexcept nogil:
+    # 2.11 gives nothing of the default pool back while a scope is open anywhere (EX-22).
     return not (allocator.strict and allocator.is_gated())
 
 
@@ -406,6 +422,7 @@ cdef uint64_t empty_one_pool(CachingAllocator allocator, PoolId id) except? 0xFF
 
 cdef int wait_for_pool(CachingAllocator allocator, PoolId id) except -1:
     """Waits for the streams that still use a pool's freed memory, and for no others."""
+    # What a scope has put off gets its fences first, so that they are among those that are listed.
     allocator.frees.drain(RECORD)
     cdef vector[QueuedMark] marks
     cdef QueuedMark mark
@@ -558,16 +575,19 @@ cdef class CachingAllocator(Allocator):
             garbage_collection_threshold=garbage_collection_threshold,
             roundup_power2_divisions=roundup_power2_divisions, large_segment_size_mb=large_segment_size_mb,
             per_process_memory_fraction=per_process_memory_fraction)
+        # 1.0 is all of the device, and 1 is one byte. PyTorch's fractions are floats, too.
         is_fraction = isinstance(memory_limit, float) and 0.0 < memory_limit <= 1.0
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
         self.pool.order.prefers_older = self.rules.by_registration and not stitch
         self.by_stream = self.home_stream != HOST_STREAM
+        # A free never asks: PyTorch's process_events runs at allocations only.
         self.fences.asks_later = True
         self.fences.strict = strict
         self.scopes_gate = self.rules.scopes_gate
         if self.scopes_gate:
             self.fences.open_scopes = &self.private_pools.open_scopes
+        # A segment of PyTorch's is one cudaMalloc, also if two lie end to end.
         self.source.joins_regions = False
         self.source.alignment = max(self.source.alignment, <uint64_t>MINIMUM_BLOCK)
         self.pool.sizes.granularity = self.source.alignment
@@ -583,6 +603,7 @@ cdef class CachingAllocator(Allocator):
         self.total_bytes = sub_allocator.total_bytes
         self.apply(settings)
         if self.oversize != UNLIMITED:
+            # memory_stats() goes on to show the value that the allocator was made with: upstream copies it once.
             self.first_max_split_size = <int64_t>self.oversize
         if is_fraction or memory_limit is None:
             self.set_memory_fraction(settings.per_process_memory_fraction if memory_limit is None else memory_limit)
@@ -660,11 +681,13 @@ cdef class CachingAllocator(Allocator):
         """
         settings = self.settings_now().apply(text, strict=self.strict, torch=self.rules.version)
         if not self.strict and settings.per_process_memory_fraction != self.applied.per_process_memory_fraction:
+            # In PyTorch the limit follows this key only where a device's allocator is made: said, rather than ignored.
             raise late_fraction(settings.per_process_memory_fraction)
         self.apply(settings)
 
     cdef int apply(self, settings) except -1:
         settings = replace(settings)    # checked again: an unpickled one was not
+        # Whatever may refuse stands above all that changes. Upstream applies what it has read before a mistake.
         self.mapped.check_settings(settings)
         cdef int i
         cdef uint64_t oversize = oversize_of(self, settings)
@@ -684,6 +707,7 @@ cdef class CachingAllocator(Allocator):
         self.pool.sizes = sizes
         self.rejects_above = UNLIMITED
         if settings.throw_on_cudamalloc_oom:
+            # That of the settings and not one set by a call: alloc_block reads the configured fraction.
             self.rejects_above = <uint64_t>(<double>settings.per_process_memory_fraction * <double>self.total_bytes)
         self.expands = self.segments.is_on = settings.expandable_segments
         self.oversize = oversize
@@ -702,6 +726,7 @@ cdef class CachingAllocator(Allocator):
 
     cdef int pool_released(self, pool) except -1:
         if self.rules.forgets_unsplit:
+            # Up to 2.13 the id stays in no_split_pools, and a later pool of that id does not split either (V-4).
             self._set_no_split(pool, False)
         return 0
 
@@ -740,8 +765,10 @@ cdef class CachingAllocator(Allocator):
         self.require_set_up()
         cdef double limit = fraction * <double>self.total_bytes
         cdef uint64_t whole = <uint64_t>limit
+        # From 2.13 on to the nearest, halves away from zero (V-3). Before, the fraction is cut off.
         if self.rules.rounds_limit and limit - <double>whole >= 0.5:
             whole += 1
+        # As upstream: 1.0 takes an earlier limit away, and leaves it to the driver to refuse.
         self.set_allowed(UNLIMITED if fraction == 1.0 else whole)
 
     @property
@@ -759,6 +786,7 @@ cdef class CachingAllocator(Allocator):
         self.mapped.set_limit(limit, allowed)
         self.frees.count.add(1)         # so that threads that wait for memory look again
         resolve_collection(self)
+        # Only then are the rules written into the sets of bins, which is all that the fast path reads.
         self.answer_all()
         self.lock.release()
         return 0
@@ -786,6 +814,8 @@ cdef class CachingAllocator(Allocator):
             return
         if self.stitches and answer_for_pages(self, answers):
             return
+        # should_split looks at the option and not at the chunk: an ordinary one is split to 512 bytes, too, while it is
+        # on.
         answers.split_remainder = MINIMUM_BLOCK if answers.kind == SMALL or expands else LARGE_REMAINDER
         answers.looks_in_ranges = expands and answers.ranges != 0
         if is_among(pool, self.private_pools.unsplit):
@@ -812,8 +842,10 @@ cdef class CachingAllocator(Allocator):
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
         cdef Lane lane = Lane([0, 0], stream, 0)
+        # Before the size is rounded, which wraps for the largest. PyTorch's raw_alloc does not test it.
         if nbytes >= TOO_LARGE:
             return False
+        # Else the lane is that of the stream in the default pool, and needs no look at scopes or threads.
         if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
             if self.private_pools.may_have_joined(stream):
@@ -856,6 +888,7 @@ cdef class CachingAllocator(Allocator):
             if self.tags.is_asleep(request.tag):
                 return NO_CHUNK
             put_in_pool(&request.lane, PoolId(TAG_POOLS, request.tag))
+        # A private pool may sleep with a tag that this request is not in.
         elif self.tags.asleep_with(request.lane.pool) != 0:
             return NO_CHUNK
         return find_in_backings(self, request)
@@ -886,6 +919,7 @@ cdef class CachingAllocator(Allocator):
             return NO_CHUNK     # the sub-allocator gave less
         if not self.private_pools.know(pool_of(&request.lane)):
             return NO_HOST_MEMORY
+        # Not the best fit, which a free of another thread may have made meanwhile: alloc_block returns its own block.
         return self.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream, request.indexed)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
@@ -903,6 +937,7 @@ cdef class CachingAllocator(Allocator):
         if placed.handle == NO_CHUNK:
             collect(self, request)
             grow(self, request, placed, False)
+        # Upstream raises an error of the driver at once, with no retry.
         if request.asking.fault or request.refused:
             return 0    # a driver that fails is not out of memory
         if placed.handle == NO_CHUNK:
@@ -917,6 +952,7 @@ cdef class CachingAllocator(Allocator):
         """Makes the retry that an open scope has suppressed, and then searches what that has freed once more."""
         if request.asking.fault:
             return 0
+        # Before it is refused and not earlier, so that placement stays PyTorch's up to its first refusal.
         if not self.strict and self.is_gated() and not is_in_capture(self, request):
             release_and_retry(self, request, placed)
         if placed.handle == NO_CHUNK and self.search_again:
@@ -1012,6 +1048,7 @@ cdef class CachingAllocator(Allocator):
         """
         cdef uint64_t changes = 0
         cdef bint captures = self.fences.is_in_capture(self.home_stream)
+        # In a capture only released pools are emptied (V-2l): waiting for streams would spoil it.
         cdef cbool with_default = may_release_default(self) and not captures
         if not captures and not (self.strict and self.is_gated()):
             wait_for_all(self)
@@ -1044,6 +1081,7 @@ cdef class CachingAllocator(Allocator):
                                                     request.taken, self.total_bytes)
         if request.refused:
             return 0
+        # With no lock held: a sub-allocator is a user's code, which may allocate here.
         device_free, total = self.memory_of_device()
         self.recorder.note_refusal(self.pool, self.lock, request.rounded, device_free, &request.lane, request.owner)
         return self.observers.tell(self.device, self.pool.sizes.segment_for(request.rounded),
@@ -1320,6 +1358,8 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         if not is_free:
             return 0
+        # A MemPool that dies in a capture must not raise from its destructor: its memory goes with the next
+        # empty_cache.
         if self.fences.is_in_capture(self.home_stream):
             if or_later:
                 return 0

@@ -41,6 +41,7 @@ cdef cbool list_sets(Pool pool, PoolId id, uint32_t kind, cbool in_ranges, vecto
     cdef BinSet* owner
     while pair != NO_PAIR:
         owner = &pool.bin_sets[2 * pair + kind]
+        # The list of a pool's pairs is found by a hash, so other pools may stand in it.
         if (is_same_pool(pool_of(&owner.lane), id) and owner.is_range == in_ranges
                 and not try_push_back(out, <uint32_t>(2 * pair + kind))):
             return False
@@ -105,6 +106,7 @@ cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_def
     """What `empty_cache` gives back, in upstream's order; `with_default`: of the default pool too. If the host has no
     memory, only the first part."""
     cdef PrivatePool private = PrivatePool(default_pool(), 0, 0, 0)
+    # Large before small in the default pool, and the other way round in private ones: so upstream calls the driver.
     if with_default and not (list_whole(pool, default_pool(), LARGE, out)
                              and list_whole(pool, default_pool(), SMALL, out)):
         return False
@@ -123,6 +125,8 @@ cdef void collect_oldest(Pool pool, vector[ChunkHandle]& candidates, uint64_t ta
     cdef size_t left = candidates.size(), before = 0, kept, i
     for i in range(candidates.size()):
         total_age += <double>(pool.times.clock - pool.chunks[candidates[i]].freed_at_count)
+    # A pass that has freed nothing ends it: its average would be the same again. A range that cannot go may hold the
+    # average above all that can (V-10g), which upstream gives up on, too.
     while reclaimed < target and left > 0 and left != before:
         before = left
         oldest_allowed = total_age / <double>left
@@ -149,6 +153,7 @@ cdef cbool choose_oversize(Pool pool, uint32_t bin_set, uint64_t rounded, uint64
     cdef size_t i, first = 0
     if bin_set == NO_LANE or not pool.list_free(bin_set, free):
         return False
+    # The list rises by size, so what is not smaller than wanted stands at its end.
     while first < free.size() and pool.chunks[free[first]].size < wanted:
         first += 1
     for i in range(first, free.size()):
@@ -156,6 +161,7 @@ cdef cbool choose_oversize(Pool pool, uint32_t bin_set, uint64_t rounded, uint64
         if is_whole(pool, free[i]):
             return try_push_back(out, region_of(pool, free[i]))
     i = first
+    # From the largest down, as upstream goes: fewer calls, and the small ones stay.
     while i > 0 and released < wanted:
         i -= 1
         chunk = &pool.chunks[free[i]]
@@ -185,6 +191,7 @@ cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, ve
     """Takes the regions that these chunks fill out of the pool, to be given back. Returns their bytes."""
     cdef ChunkHandle handle
     for handle in chunks:
+        # One that the list has no room for stays in the pool, and in the cache.
         try_push_back(out, region_of(pool, handle))
     return source.forget(out)
 
@@ -225,12 +232,15 @@ cdef class Emptying:
         cdef bint maps = self.segments.enter(0)
         cdef uint64_t before = self.segments.changes
         try:
+            # What could not be unmapped before is tried whenever the cache is emptied: until then it counts as
+            # reserved.
             released = self.segments.try_stuck_again(faults) if maps else 0
             for kind in (LARGE, SMALL) if with_default else ():
                 released += self.empty_one(default_pool(), kind, maps, changes, faults)
             while self.get_next(&pool):
                 for kind in (SMALL, LARGE):
                     released += self.empty_one(pool.id, kind, maps, changes, faults)
+            # Upstream keeps ranges that never held memory (EX-19).
             if maps and not strict:
                 self.segments.drop_unused(faults)
         finally:
@@ -241,6 +251,7 @@ cdef class Emptying:
             released += self.give_unreturned_back(changes)
         except BaseException as error:
             faults.add(error)
+        # Only now: a region that the device does not take must not keep those behind it.
         raise_faults(self.source.sub_allocator, faults)
         return released
 
