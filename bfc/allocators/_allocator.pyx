@@ -100,9 +100,11 @@ cdef inline object owned(PyObject* made):
 
 cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placement* placed) except -1:
     """The fast path of an allocation: a hit that needs nothing but the pool. Returns whether it was one."""
+    # One word for all that may have to be done besides: each of these asked by itself would cost every hit.
     if nbytes == 0 or not self.reasons.none():
         return False
     cdef bint elsewhere = on != self.home_stream
+    # An unordered stream may not reuse what was freed on it, and the alias is a second name of stream 0.
     if elsewhere and (self.may_be_unordered or on == self.default_stream_alias):
         return False
     cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
@@ -135,6 +137,7 @@ cdef inline int free_at_address(Allocator self, uint64_t address) except -1:
 cdef Buffer own_buffer(Allocator allocator, Buffer buffer):
     """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
     where it was freed."""
+    # A view stands for its buffer here: both are one allocation.
     while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
         buffer = (<BufferView>buffer).base
     if buffer.owner is not allocator:
@@ -224,6 +227,7 @@ cdef class Allocator(ChunkAllocator):
         cdef int how = 0 if allocation_end is None else self.end_for(allocation_end)
         if stream is None and scopes_open.load():
             stream = current_stream()
+        # What is asked in a special way goes the slow way from the start: the fast path knows sizes and streams alone.
         if (freed_before is not None or more or how or not small_int(nbytes, &size)
                 or not (stream is None or small_int(stream, &on)) or not hit_at_once(self, size, on, &placed)):
             allocate_placement(self, size_from(nbytes), self.stream_of(stream), stream, freed_before, how, more,
@@ -355,6 +359,7 @@ cdef class Allocator(ChunkAllocator):
         cdef Placement placed
         on = place_as_asked(self, size, stream, alignment, allocation_end, OR_NONE | (CONTIGUOUS if contiguous else 0),
                             &placed)
+        # A request of 0 bytes has no allocation, and is no refusal.
         if size and placed.allocation_id == 0:
             return None
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
@@ -421,6 +426,7 @@ cdef class Allocator(ChunkAllocator):
             if self.pool.chunks[i].state & TRACED:
                 self.pool.books.owned.tracing.forget(self.pool.books.owned.tracing.domain, self.pool.chunks[i].ptr)
                 self.pool.chunks[i].state &= ~<uint32_t>TRACED
+        # What lives is told to no new domain: tracemalloc would count it for the line that calls this.
         self.pool.books.owned.tracing = Tracing(number, track, untrack)
         self.reasons.put(IS_TRACED, number != 0)
         self.lock.release()
@@ -522,6 +528,7 @@ cdef class Allocator(ChunkAllocator):
             raise ValueError("a plan does not know when memory may be used again by the timing counter")
         if self.pool.features & ENDS:
             raise ValueError("a plan has places of its own, and none at two ends of the memory")
+        # Asked before anything changes: whether a plan pays is known from its own figures.
         declined = None if gate is None else plan._declined(gate, by_itself=steps is not None)
         stop_watch(self)
         planned.follows = steps is not None
@@ -711,6 +718,7 @@ cdef class Allocator(ChunkAllocator):
             raise TypeError(f"pool is a bfc.GraphPool, as capture() returns it, not {type(pool).__name__}")
         self.require_set_up()
         handle = int(self.stream_of(stream))
+        # An error comes from the call that names the stream, and not only from the driver when the capture begins.
         self.sub_allocator.check_stream(handle)
         return Capture(self, handle, pool)
 
@@ -802,6 +810,8 @@ cdef class Allocator(ChunkAllocator):
             If `pool` is not the id of a pool.
         """
         self.require_set_up()
+        # Memory does not go back here: upstream leaves it to the next empty_cache, and live tensors may outlast the
+        # pool.
         if self.pool_uses.release_reference(id_of(pool)):
             self.recorder.note_of_pool(self.pool, self.lock, pool, _words.LET_GO)
             self.pool_released(pool)
@@ -897,15 +907,18 @@ cdef class Allocator(ChunkAllocator):
         cdef vector[uint64_t] wanted
         cdef size_t done = 0, i
         cdef Placement placed
+        # All sizes are read before the first allocation: a wrong one must not undo those before it.
         sizes_from(sizes, &wanted)
         if stream is None and scopes_open.load():
             stream = current_stream()
         cdef uint64_t on = self.stream_of(stream)
+        # Once for all of them: it reads a context variable, which is Python.
         cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
         found = numpy.empty(wanted.size(), numpy.uint64)
         cdef uint64_t[::1] addresses = found
         try:
             while done < wanted.size():
+                # Asked again after each miss, which runs Python: the reasons against may have changed.
                 if hits_are_plain(self, on):
                     done = allocate_hits(self, wanted, addresses, done, on, owner)
                 if done < wanted.size():
@@ -956,11 +969,14 @@ cdef class Allocator(ChunkAllocator):
         cdef vector[ChunkHandle] handles
         cdef size_t i = 0
         addresses_from(ptrs, &addresses)
+        # Outside of the lock, since it may raise.
         handles.resize(addresses.size())
+        # All are looked up before the first is freed: a wrong address raises, and nothing has changed.
         self.frees.look_up_all(addresses, handles)
         if self.reasons.has(FREES_PENDING):
             self.frees.drain(0)
         while i < addresses.size():
+            # Frames are those of the free, and are gathered by the path that frees one.
             if not self.recorder.keeps_free_frames:
                 i = self.frees.free_many(addresses, handles, i)
             if i < addresses.size():
@@ -1023,6 +1039,7 @@ cdef class Allocator(ChunkAllocator):
         if address:
             handle = self.pool.handle_of(address)
             allocation_id = self.pool.chunks[handle].allocation_id if handle != NO_CHUNK else -1
+        # A buffer's memory may have been freed by its address, and its record be another chunk's.
         elif not is_live_in(self.pool, handle, allocation_id):
             handle = NO_CHUNK
         if handle != NO_CHUNK:
@@ -1036,6 +1053,7 @@ cdef class Allocator(ChunkAllocator):
         if handle == NO_CHUNK:
             raise BufferOwner.why_not(self, buffer.handle, allocation_id)
         if elsewhere:
+            # Uses that were noted without the GIL join those of Python: the free must find all in one place.
             self.fences.adopt(allocation_id)
             if self.fences.capture_is_marked():
                 self.fences.note_captured(allocation_id, on, made_on)
@@ -1086,6 +1104,7 @@ cdef class Allocator(ChunkAllocator):
         self.private_pools.keep_used(self.pool, not captures, default_pool(), regions)
         if self.private_pools.some_default(self.pool, regions):     # else a history does not tell a replay of it
             self.regions_released()
+        # What an earlier release left is offered again, and counts as released by the call that offers it.
         released = self.source.forget(regions) + self.source.unreturned_bytes
         self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
@@ -1131,6 +1150,7 @@ cdef class Allocator(ChunkAllocator):
         cdef vector[Region] regions
         cdef bint viewed
         fault = None
+        # With views about it fails below, so there is nothing to wait for.
         if counted(self.exports) == 0:
             try:
                 self.frees.wait_for_streams()
@@ -1148,11 +1168,13 @@ cdef class Allocator(ChunkAllocator):
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.frees.forget()
+        # Blocks that broke the contract never came into the pool, and only the sub-allocator can take them.
         self.source.offer_rejected_again()
         try:
             self.source.give_back(regions, False)
         finally:
             self.tags.drop_kept()
+            # Even if regions could not be given back: ranges of addresses are no memory of theirs.
             self.mapped.give_all_back()
         if fault is not None:
             raise fault
@@ -1180,6 +1202,7 @@ cdef class Allocator(ChunkAllocator):
         that."""
         cdef TurnAt turn
         turn.take(self)
+        # At the exit the driver may be gone, and the process gives all memory back by itself.
         if self.is_abandoned and not counted(exiting):
             self.is_abandoned = False
             try:
@@ -1316,6 +1339,7 @@ cdef class Allocator(ChunkAllocator):
             raise ValueError(f"{address:#x} has {present} bytes, and would have {size}: try_extend makes nothing "
                              f"smaller")
         if not extend_now(self, address, rounded, size):
+            # Nothing is moved: new memory helps only at the addresses behind the chunk, which only a range can map.
             if not self.mapped.extend(address, rounded):
                 return False
             if not extend_now(self, address, rounded, size):
@@ -1666,6 +1690,7 @@ cdef class Allocator(ChunkAllocator):
         if not is_closed:
             self.recorder.restart(enabled, context)
             self.fences.told.clear()
+        # Now as it is: under PyTorch's policy the pool notes hits, so without frames they stay fast.
         self.reasons.put(KEEPS_HISTORY, self.recorder.keeps_history(self.pool))
         if is_closed:
             raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")
@@ -1865,6 +1890,7 @@ cdef class Allocator(ChunkAllocator):
         if needed:
             gc.collect()    # buffers in reference cycles
             self.release_free_regions()
+            # Once more, and no third time: what is free has gone back by now.
             needed = wake_up(self.mapped, wanted, fill)
         if needed:
             refused_by = repr(self.sub_allocator) if self.source.refused_bytes.get() else ""
@@ -1929,6 +1955,7 @@ cdef uint64_t place_as_asked(Allocator allocator, uint64_t size, object stream, 
         stream = current_stream()
     if stream is not None:
         on = allocator.stream_of(stream)
+    # OR_NONE is not among these: a hit is the same with and without it.
     if how & (CONTIGUOUS | FROM_UPPER_END) or more or not hit_at_once(allocator, size, on, placed):
         allocate_placement(allocator, size, on, stream, None, how, more, placed)
     return on
@@ -1946,6 +1973,7 @@ cdef int free_address(Allocator allocator, uint64_t address) except -1:
     cdef ChunkHandle handle = allocator.pool.handle_of(address)
     if handle == NO_CHUNK:
         allocator.lock.release()
+        # Without the lock: to find out why makes a text, which runs Python.
         raise_invalid_pointer(allocator.pool, allocator.lock, address)
     allocator.frees.free_locked(handle)
     if BFC_DEBUG >= 2 and allocator.pool.check_is_due():
@@ -1974,6 +2002,7 @@ cdef bint hits_are_plain(Allocator allocator, uint64_t on) except -1:
     """Whether a hit for this stream needs nothing but the free chunk."""
     if not allocator.reasons.none():
         return False
+    # Under BFC another stream first waits for the home stream, by a call of the driver.
     return not allocator.is_unordered(on) if allocator.by_stream else on == allocator.home_stream
 
 
@@ -2006,6 +2035,7 @@ cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
         allocator.lock.release()
         raise ClosedError("this allocator was closed during the replay")
     cdef Chunk* chunk = &allocator.pool.chunks[handle]
+    # A replay keeps handles. From here on the program knows the address alone.
     cdef bint indexed = chunk.state & INDEXED or allocator.pool.index_chunk(handle)
     cdef uint64_t stream = chunk.stream
     cdef int64_t allocation_id = chunk.allocation_id
@@ -2033,6 +2063,7 @@ cdef uint64_t rounded_size(Allocator allocator, uint64_t nbytes) noexcept:
     cdef Request request
     # The settings by which a policy rounds change under the lock.
     allocator.acquire()
+    # Only to round: each policy has its own rule.
     allocator.set_request(&request, nbytes, allocator.home_stream)
     allocator.lock.release()
     return request.rounded

@@ -15,6 +15,7 @@ cdef int look_at_captures(ChunkAllocator allocator, Request* request) except -1:
         request.captured[0] = pool.first
         request.captured[1] = pool.second
     request.in_capture = request.in_capture or allocator.captures.is_captured(request.stream, allocator.strict)
+    # Waiting for a stream while another captures would break the capture, so such a request takes what is free.
     request.has_waited = request.has_waited or request.in_capture
     if request.in_capture and allocator.fences.reuses:
         allocator.frees.free_safe_in_capture(request.stream)
@@ -24,6 +25,7 @@ cdef int look_at_captures(ChunkAllocator allocator, Request* request) except -1:
 cdef int note_captured_streams(ChunkAllocator allocator) except -1:
     """Writes into a history which streams with mapped memory have joined a capture, or left it: nobody waits for
     those that capture, so that their pages stay, and a replay has no driver that would tell."""
+    # PyTorch's histories say nothing of streams in a capture. Without a capture the driver is not asked.
     if allocator.strict or not allocator.private_pools.open_captures.get():
         return 0
     # A history may be started or ended by another thread.
@@ -64,6 +66,7 @@ def end_capture(ChunkAllocator allocator not None, pool):
     allocator.require_set_up()
     try:
         allocator.captures.mark(-1)
+    # Also where no capture is marked any more: the scope would divert all later requests into the graph's pool.
     finally:
         end_scope(allocator, pool, _words.CAPTURE_ENDS)
         allocator.captures.forget_streams_of(pool)

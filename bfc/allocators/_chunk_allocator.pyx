@@ -72,6 +72,7 @@ cdef class ChunkAllocator(BufferOwner):
     """
 
     def __cinit__(self, *args, **kwargs):
+        # First, as __dealloc__ undoes it whatever fails below.
         watch_forks(self)
         self.is_closed = True   # until it is set up
         self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
@@ -88,6 +89,7 @@ cdef class ChunkAllocator(BufferOwner):
         self.captures = Captures()
         self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools, self.pool_uses)
         self.recorder = Recorder()
+        # Never None: an allocator that maps nothing has one that does nothing, and no caller asks which.
         self.mapped = AddressRanges()
         self.mapped.attach(&self.lock, self.pool, self.source, self.fences, self.tags)
 
@@ -95,6 +97,7 @@ cdef class ChunkAllocator(BufferOwner):
         unwatch_forks(self)
 
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1:
+        # A second __init__ would leave chunks of the first source behind, of which the second knows nothing.
         if self.sub_allocator is not None:
             raise RuntimeError("an allocator is set up once: make another")
         if not isinstance(sub_allocator, SubAllocator):
@@ -114,6 +117,7 @@ cdef class ChunkAllocator(BufferOwner):
                 self.fences.native = self.source.native
             self.set_home_stream(stream)
         except BaseException:
+            # As before the call, so that __init__ can be tried again.
             self.sub_allocator = self.fences.source = self.source.sub_allocator = None
             raise
         self.strict = strict
@@ -149,9 +153,11 @@ cdef class ChunkAllocator(BufferOwner):
         if stream is None:
             return 0
         cdef uint64_t handle = stream_from(stream)
+        # An int is a raw handle, and taken at its word.
         if not PyLong_CheckExact(stream):
             self.require_set_up()
             refuse_queue(stream, self.sub_allocator.device)
+        # Streams are compared as integers, so one stream has one number, as PyTorch's default stream is 0.
         return 0 if handle == self.default_stream_alias else handle
 
     @cython.final
@@ -298,10 +304,13 @@ cdef class ChunkAllocator(BufferOwner):
         if not note_hit(self.pool, handle, placed):
             return
         cdef Chunk* chunk = &self.pool.chunks[handle]
+        # PyTorch's policy notes it where it counts, in the pool.
         if self.pool.books.history != NULL and self.pool.books.usage == NULL:
             self.pool.note(HISTORY_ALLOC, chunk, request.nbytes)
         if request.owner:
             self.pool.set_owner(handle, request.owner)
+        # Under the lock that placed it: a free that comes before `uses` is called must not take the chunk for the home
+        # stream's.
         if request.shared or (request.stream != self.home_stream and not is_apart(self, &request.lane)):
             chunk.state |= USED_ELSEWHERE
 
@@ -311,6 +320,7 @@ cdef class ChunkAllocator(BufferOwner):
         cdef cbool closed
         cdef Taken taken
         self.acquire()
+        # `close` has taken all regions out, and this one would be left. With no lane `take_in` refuses it.
         closed = self.is_closed
         taken = self.source.take_in(&request.asking, block, NO_LANE if closed else self.bin_set_of(request), refused)
         if taken == ADDED:
@@ -328,6 +338,7 @@ cdef class ChunkAllocator(BufferOwner):
         except Exception as error:      # a request is refused all the same
             report_unraisable(error, self.sub_allocator)
             answer = 0, self.sub_allocator.total_bytes
+        # The answer may be a user's, and goes into a history, where a negative number would be a huge one.
         return checked_memory_info(answer, self.sub_allocator)
 
     cdef int check_books(self) except -1:
@@ -367,13 +378,16 @@ cdef class ChunkAllocator(BufferOwner):
     cdef void free_handle_from_finaliser(self, ChunkHandle handle, int64_t allocation_id) noexcept:
         if counted(exiting):
             return
+        # Before anything that may leave the free to another call: the buffer is gone either way.
         count_by(self.live_buffers, <int64_t>-1)
         if (some_use(self.fences) or not self.fences.noted.empty()) and not self.fence_now(handle, allocation_id):
             return
+        # A finaliser may run anywhere, in a fork hook, too: so it never waits.
         if not self.lock.try_acquire():
             self.frees.leave(handle, allocation_id, LOCK_TAKEN)
             return
         cdef bint live = is_live_in(self.pool, handle, allocation_id)
+        # A chunk that streams use is not freed here, as its fences may run Python: it is left to the next call.
         cdef bint freed = live and self.pool.free_unshared(handle)
         self.frees.count.add(freed)
         self.lock.release()
@@ -388,6 +402,7 @@ cdef class ChunkAllocator(BufferOwner):
     cdef uint64_t hand_to_stream(self, ChunkHandle handle, int64_t allocation_id, uint64_t made_on, consumer) except? 0:
         cdef uint64_t on = self.stream_of(consumer)
         cdef bint live
+        # Work of one stream is done in its order, so its consumer needs neither an event nor a fence.
         if on == made_on and not self.is_of_thread(on):
             return NO_CONSUMER
         cdef TurnAt turn
@@ -400,6 +415,8 @@ cdef class ChunkAllocator(BufferOwner):
         self.lock.release()
         if live:
             self.fences.adopt(allocation_id)
+        # Without the lock: the sub-allocator may be Python. The mark above keeps a free of another thread behind the
+        # stream.
         if live and made_on != HOST_STREAM and self.sub_allocator.asynchronous:
             self.sub_allocator.order(made_on, on)
         return on if live else NO_CONSUMER

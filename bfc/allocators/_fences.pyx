@@ -65,6 +65,7 @@ cdef int drop_done(list fences) except -1:
         oldest = fences[0]
         if not oldest[1].done():
             return 0
+        # To ask a fence may have let another thread in.
         if fences and fences[0] is oldest:
             del fences[0]
     return 0
@@ -88,6 +89,7 @@ cdef class FenceQueues:
 
     def __dealloc__(self):
         self.lock = NULL    # the allocator may be gone
+        # The bits that it sets are the allocator's as well.
         self.queues.attach(NULL, 0, 0)
         self.drop_all_marks()
 
@@ -95,6 +97,7 @@ cdef class FenceQueues:
 
     cdef int uses(self, int64_t allocation_id, object stream, object passed) except -1:
         """Notes that a stream uses an allocation, and keeps what the user passed for the stream alive meanwhile."""
+        # By id and not by address: a later owner of the address must not wait for these streams.
         self.users.setdefault(allocation_id, {})[stream] = passed
         return 0
 
@@ -128,6 +131,7 @@ cdef class FenceQueues:
         cdef size_t i
         if not fences:
             return 0
+        # First: a mark that is made owns its event, and there must be a place for it.
         if not try_make_room(marks, <size_t>len(fences)):
             raise out_of_host_memory()
         for stream, fence in fences:
@@ -139,6 +143,7 @@ cdef class FenceQueues:
             return 0
         for i in range(marks.size()):       # the fences are as before
             if marks[i].kind == EVENT_MARK:
+                # The caller still has the fences, and waits for them another time.
                 (<EventFence>fences[i][1]).event = marks[i].what
             else:
                 self.drop_mark(&marks[i])
@@ -147,8 +152,10 @@ cdef class FenceQueues:
     cdef Mark mark_from(self, stream, fence) noexcept:
         """The mark in a queue that a fence becomes. An event of the native source needs no object around it."""
         cdef Mark mark = Mark(0 if stream is None else stream, NULL, PASSED_MARK)
+        # Only of the source whose functions the queue will call: an event belongs to one context.
         if type(fence) is EventFence and self.native != NULL and <void*>(<EventFence>fence).memory == self.native.self:
             mark.what = (<EventFence>fence).event
+            # The mark owns it now: the fence must not destroy it when it goes.
             (<EventFence>fence).event = NULL
             mark.kind = EVENT_MARK if mark.what != NULL else PASSED_MARK
         elif fence is not OVER:
@@ -159,6 +166,7 @@ cdef class FenceQueues:
     cdef void drop_mark(self, Mark* mark) noexcept nogil:
         """Gives up a mark that is in no queue any more. Without the lock, since this may run Python."""
         if mark.kind == FENCE_MARK:
+            # A thread without the GIL takes no fences: so this never waits for it under a mutex of PyTorch's.
             with gil:
                 Py_DECREF(<object>mark.what)
         elif mark.kind == EVENT_MARK:
@@ -169,6 +177,7 @@ cdef class FenceQueues:
         cdef bint more = True
         while more:
             self.enter()
+            # One by one, since to drop one may run Python, which may come back here.
             more = self.queues.pop(mark)
             self.leave()
             if more:
@@ -210,6 +219,7 @@ cdef class FenceQueues:
             self.leave()
             if turn != TURN_OF_ANOTHER:
                 return turn == YOUR_TURN
+            # This thread asks it further up its own stack, or its asker has been stopped for good: neither will end.
             if taken.by == me or is_finalizing():
                 return False
             time.sleep(_POLL_SECONDS)
@@ -248,6 +258,7 @@ cdef class FenceQueues:
                 fence.wait()
                 return True
             return fence.done()
+        # An event may be far off, and whoever queues the work before it may need the GIL.
         with nogil:
             result = self.native.reached(self.native.self, &taken.mark.what, wait)
         if result != 0 and result != BFC_NOT_REACHED:
@@ -261,6 +272,7 @@ cdef class FenceQueues:
             if self.is_reached(taken, wait):
                 return _REACHED
         except Exception as error:
+            # Else it would hold up its whole queue, in which later marks may be reached.
             self.set_aside(taken)
             faults.append(error)
             return _SET_ASIDE
@@ -280,6 +292,7 @@ cdef class FenceQueues:
         self.forget_dead_askers()
         while answer == _SET_ASIDE:
             turn = self.take_first(stream, True, taken)
+            # Who waits for memory waits for that thread, too: what it finds reached is freed by it.
             if turn == TURN_OF_ANOTHER and wait and taken.by != PyThread_get_thread_ident() and not is_finalizing():
                 time.sleep(_POLL_SECONDS)
                 continue
@@ -317,6 +330,7 @@ cdef class FenceQueues:
             return 0
         if taken.mark.kind == EVENT_MARK:
             self.drop_mark(&taken.mark)
+            # It has passed for good. An event would be asked again by the next look at the queue.
             taken.mark.kind = PASSED_MARK
         self.put_back(&taken)
         return 0
@@ -345,6 +359,7 @@ cdef class FenceQueues:
         self.enter()
         seen = self.era_seen.get()
         if seen != now:     # another thread may have been here first, and taken marks since
+            # Shifted, an era is the count of forks: only a fork has ended those that ask events, too.
             self.queues.forget_threads(survivor(), now >> 1 != seen >> 1)
             self.era_seen.set(now)
         self.leave()
@@ -383,6 +398,7 @@ cdef class Fences(FenceQueues):
 
     cdef void deferred_changed(self) noexcept:
         if self.reasons != NULL:
+            # Not for those that are stuck: only `release_free_regions` and `close` try these again.
             self.reasons.put(FREES_DEFERRED, len(self.deferred) > 0)
 
     # -- marks ---------------------------------------------------------------------------------------------------------
@@ -404,6 +420,7 @@ cdef class Fences(FenceQueues):
                 self.uses(allocation_id, stream, None)
             again.clear()
             self.enter()    # another thread may have noted one more
+            # Dropped only if `users` has all of them: to enter a use there runs Python, which lets others note more.
             settled = self.noted.copy(allocation_id, again) and again.size() == streams.size()
             if settled:
                 self.noted.drop(allocation_id)
@@ -438,6 +455,7 @@ cdef class Fences(FenceQueues):
 
     cdef list fences_on(self, streams):
         fences = []
+        # In the order of their numbers: PyTorch's is that of a hash table, which no two runs need share.
         for stream in sorted(streams):
             fence = self.source.fence(stream)
             if fence is not None:
@@ -450,7 +468,9 @@ cdef class Fences(FenceQueues):
         fences = list(self.marked.get(allocation_id, ()))
         streams = self.users.get(allocation_id, ())
         if self.source.asynchronous:
+            # Made now and not when the use was recorded: the stream may have got more work since.
             fences += self.fences_on(streams)
+        # PyTorch records an event also on a stream with nothing to do, and frees the block at the next allocation.
         if self.asks_later:
             marked = {stream for stream, _fence in fences}
             for stream in sorted(streams):
@@ -461,6 +481,7 @@ cdef class Fences(FenceQueues):
             return fences
         unfinished = []
         for entry in fences:
+            # TensorFlow has no fences, so nothing says that they are asked later than this.
             if not entry[1].done():
                 unfinished.append(entry)
         return unfinished
@@ -483,6 +504,7 @@ cdef class Fences(FenceQueues):
         does not ask, and waits."""
         if self.strict or not self.capture_is_marked():
             return False
+        # A replay has no driver that would tell.
         return stream in self.replayed or self.is_capturing(stream)
 
     cdef bint is_in_capture(self, uint64_t made_on) except -1:
@@ -491,6 +513,7 @@ cdef class Fences(FenceQueues):
         return self.capture_is_marked() and self.is_capturing(self.stream_here(made_on))
 
     cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF:
+        # The stream that the program has named, which a driver does not know; then that of the thread.
         current = current_stream()
         if current is not None:
             return stream_handle(current)
@@ -511,6 +534,7 @@ cdef class Fences(FenceQueues):
         if not self.strict and stream in self.users.get(allocation_id, ()) \
                 and stream not in self.captured.get(allocation_id, ()):
             return 0
+        # Upstream asks the thread's current stream, and not the one that is recorded.
         capture = self.source.capture_id(self.stream_here(made_on) if self.strict else stream)
         if capture:
             self.captured.setdefault(allocation_id, {})[stream] = capture
@@ -522,6 +546,7 @@ cdef class Fences(FenceQueues):
             raise RuntimeError("no capture is marked: mark_capture_begin comes first")
         self.captures.set(self.captures.get() + more)
         if self.captures.get() == 0:
+            # Nodes are named by their handles, which a later graph's may have again.
             self.visited.clear()
         return 0
 
@@ -530,6 +555,7 @@ cdef class Fences(FenceQueues):
         markers = set()
         for stream in (made_on, *streams):
             if not self.is_capturing(stream):
+                # A graph says nothing of work outside of it, so nothing is proved.
                 return None
             markers.update(self.source.capture_terminals(stream))
         return markers
@@ -542,6 +568,7 @@ cdef class Fences(FenceQueues):
         ends = self.source.capture_terminals(stream)
         if not ends:
             return safe
+        # Kept: nodes are only added, so what came before stays before, and each is walked once a capture.
         visited = self.visited.setdefault((self.source.capture_id(stream), stream), set())
         todo = list(ends)
         while todo:
@@ -549,8 +576,10 @@ cdef class Fences(FenceQueues):
             if node not in visited:
                 visited.add(node)
                 todo.extend(self.source.capture_dependencies(node))
+        # Once around: what is not safe goes to the end, in its order.
         for _ in range(len(self.deferred)):
             entry = self.deferred.popleft()
+            # Of the same stream alone: a chunk stays in its lane.
             if entry.markers and entry.made_on == stream and entry.markers <= visited:
                 safe.append(entry)
             else:
@@ -578,10 +607,12 @@ cdef class Fences(FenceQueues):
         cdef DeferredFree entry = DeferredFree()
         entry.pool = pool
         entry.handle = handle
+        # The dictionary itself, which keeps the streams' objects alive: `forget` is about to take it out of `users`.
         entry.streams = self.users.get(allocation_id) or {}
         entry.fences = self.marked.get(allocation_id) or []
         entry.made_on = made_on
         entry.captured = self.captured.get(allocation_id) or {}
+        # Fences made before the free stand for work that no graph orders.
         if self.reuses and not entry.fences and self.capture_is_marked():
             entry.markers = self.markers_of(made_on, entry.streams)
         self.deferred.append(entry)
@@ -604,9 +635,11 @@ cdef class Fences(FenceQueues):
         error goes to `faults`."""
         cdef DeferredFree entry
         while again and self.stuck_deferred:
+            # Entered before it leaves the other list, so that an interrupt loses none.
             self.deferred.appendleft(self.stuck_deferred[len(self.stuck_deferred) - 1])
             self.stuck_deferred.pop()
         cdef Py_ssize_t left = len(self.deferred)
+        # Before any entry is taken out: what needs no fence must find a place.
         if not try_make_room(done, <size_t>left):
             raise out_of_host_memory()
         try:
@@ -619,6 +652,7 @@ cdef class Fences(FenceQueues):
                         continue
                     found = entry.fences
                     if self.source.asynchronous:
+                        # What a graph orders needs no fence (PyTorch's behaviour, 2.15).
                         found = found + self.fences_on(set(entry.streams).difference(entry.captured))
                     self.wait_behind(entry.handle, found)
                     if not found:
@@ -658,6 +692,7 @@ cdef class Captures:
         self.fences.mark_captures(more)
         # Requests look at it under the lock, before they ask a plan.
         acquire_lock(self.lock[0])
+        # A graph keeps its addresses for ever, while a plan gives a place to many in turn.
         self.pool.plans.rest = self.fences.capture_is_marked()
         self.lock.release()
         return 0
@@ -715,15 +750,19 @@ cdef class Captures:
     cdef bint is_captured(self, uint64_t stream, bint strict) except -1:
         """Whether a request for a stream comes in a capture: the stream of this thread captures or, unless `strict`,
         the request's own."""
+        # PyTorch's rule first: the current stream of the calling thread decides.
         if self.fences.is_in_capture(stream):
             return True
         return not strict and self.fences.capture_is_marked() and self.fences.is_capturing(stream)
 
     cdef PoolId pool_for(self, uint64_t stream) except *:
         """The pool of the capture that a stream has joined, in whichever thread; or the default pool."""
+        # Without one the driver is not asked: a call of it at each miss would cost more than the miss.
         if self.private_pools.open_captures.get():
             mine = self.fences.source.capture_id(stream)
             for begun_on, name in self.pool_uses.captures() if mine else ():
+                # Streams join a capture by waiting for one of its events, which nobody tells us: the driver's id is the
+                # same.
                 if self.fences.source.capture_id(begun_on) == mine:
                     return id_of(name)
         return default_pool()

@@ -44,6 +44,7 @@ cdef enum:
 
 cdef void report_unraisable(object error, object doing) noexcept:
     """Reports an error that cannot be raised to a caller, as Python does for errors in finalisers."""
+    # Written by Python itself, so that sys.unraisablehook gets it as from a finaliser of Python's.
     PyErr_SetObject(type(error), error)
     PyErr_WriteUnraisable(doing)
 
@@ -85,11 +86,13 @@ cdef class Frees:
     cdef int free_locked(self, ChunkHandle handle) except -1:
         """Frees a chunk with the lock held, and lets go of the lock."""
         cdef bint freed
+        # One test for what is rare; a plain free goes past both.
         if self.pool.chunks[handle].state & (USED_ELSEWHERE | EXPORTED):
             if self.pool.chunks[handle].state & EXPORTED:
                 self.lock.release()
                 raise BufferError(VIEWED)
             return self.free_shared(handle)
+        # The merge reads both neighbours' records, which a program seldom has in its cache.
         self.pool.prefetch_neighbours(handle)
         freed = self.pool.free_chunk(handle)
         self.count.add(1)
@@ -103,15 +106,18 @@ cdef class Frees:
         Releases the lock. If the device fails, the chunk stays as it was, and can be freed again."""
         cdef int64_t allocation_id = self.pool.chunks[handle].allocation_id
         cdef bint waits
+        # Under the lock, and before Python makes fences: from here on a second free of the chunk is an error.
         self.pool.stop_using(handle)
         self.lock.release()
         try:
             key = allocation_id     # the host may have no memory for it later
             self.fences.adopt(allocation_id)
             waits = self.put_behind_users(handle, key)
+        # A Ctrl-C while fences are made: the program can free it again, and no fence has been forgotten.
         except BaseException:
             self.use_again(handle, allocation_id)
             raise
+        # Only now: had it been interrupted before, the next free would have found no users.
         self.fences.forget(key)
         return 0 if waits else self.finish_waiting(handle)
 
@@ -130,6 +136,7 @@ cdef class Frees:
         # streams may share a lane where PyTorch's counts are not kept
         cdef uint64_t made_on = lane.stream if self.pool.books.usage != NULL else self.pool.chunks[handle].stream
         self.lock.release()
+        # First: in a capture the driver refuses to record an event that could be asked later.
         if self.fences.defers(allocation_id, made_on):
             self.fences.defer(handle, allocation_id, made_on, (lane.pool[0], lane.pool[1]))
             return True
@@ -151,6 +158,7 @@ cdef class Frees:
 
     cdef void finish_locked(self, ChunkHandle handle) noexcept nogil:
         if self.is_waiting(handle):
+            # Memory of another stream leaves no work on the home stream, so nobody need wait for that again.
             self.fenced += self.pool.chunks[handle].stream != self.home_stream
             if not self.pool.free_chunk(handle):
                 self.leave(handle, -1, HOST_MEMORY_GONE)
@@ -194,6 +202,8 @@ cdef class Frees:
                 found = state[0] & (COUNTED | EXPORTED)
                 if found:
                     break
+                # A mark in the chunk finds an address that appears twice without a set, which would need memory under
+                # the lock.
                 state[0] |= COUNTED
             checked += 1
         for i in range(checked):
@@ -218,12 +228,15 @@ cdef class Frees:
         while i < addresses.size():
             if handles[i] != NO_CHUNK:
                 chunk = &self.pool.chunks[handles[i]]
+                # Looked at again: the lock was free since the look-up, so the chunk may be another one, or have a user
+                # by now.
                 if chunk.ptr != addresses[i] or chunk.state & ~<uint32_t>(MARKS | PLANNED) != IN_USE | INDEXED:
                     break
                 if not self.pool.free_chunk(handles[i]):
                     break
                 self.count.add(1)
             i += 1
+            # So many take some 10 us: a list of a million would keep other threads waiting throughout.
             if i % BETWEEN_OTHERS == 0:
                 let_others_on(self.lock[0])
         self.lock.release()
@@ -248,6 +261,7 @@ cdef class Frees:
         try:
             self.fences.mark_users(allocation_id)
         except BaseException as error:
+            # Not lost: a finaliser has nobody to raise to, and the memory may be in use still.
             self.leave(handle, allocation_id, DEVICE_FAILED)
             report_unraisable(error, PUT_OFF)
             return False
@@ -259,6 +273,7 @@ cdef class Frees:
         try:
             self.fences.mark_user(allocation_id, stream)
         except BaseException as error:
+            # Without a fence the whole device is waited for: then no work of that stream is left.
             if not self.synchronize():
                 self.fences.uses(allocation_id, stream, None)
                 report_unraisable(error, PUT_OFF)
@@ -268,6 +283,7 @@ cdef class Frees:
     cdef bint synchronize(self) noexcept:
         """Waits until the device has nothing to do. Returns False if it cannot tell, as while a graph is captured."""
         cdef int result = -1
+        # A context that is synchronised while a stream captures spoils the capture.
         if self.source.native != NULL and not self.fences.capture_is_marked():
             with nogil:
                 result = self.source.native.synchronize(self.source.native.self)
@@ -287,8 +303,10 @@ cdef class Frees:
         streams, no host memory), the stream waits once more than it has to."""
         # The map is shared by all threads that leave the home stream.
         acquire_lock(self.lock[0])
+        # Streams that are gone are never taken out. Forgetting all costs each stream one order more.
         if self.ordered.size() >= STREAMS_REMEMBERED:
             self.ordered.clear()
+        # Without host memory the stream waits once more next time: that is always right.
         try_store(self.ordered, stream_id, home_frees)
         self.lock.release()
 
@@ -305,6 +323,8 @@ cdef class Frees:
         cdef bint asks
         cdef list faults
         cdef bint is_due = self.reasons.has(FREES_PENDING | FREES_DEFERRED | SOME_WAIT)
+        # Nearly every call ends here. The other bits ask for what no reason shows, such as frees that the device failed
+        # for.
         if not how & ~(AT_ALLOCATION | IN_CAPTURE) and not is_due:
             return 0
         faults = []
@@ -315,7 +335,9 @@ cdef class Frees:
         if how & AGAIN:
             self.pool.pending.try_failed_again()
             self.fences.try_stuck_again()
+        # Frees of finalisers come before the fences are asked: they may have marks among those.
         self.free_pending(faults)
+        # PyTorch's process_events turns deferred blocks into events before it asks any.
         if asks and how & AT_ALLOCATION and self.reasons.has(FREES_DEFERRED):
             self.record_deferred(False, None, faults)
         if asks:
@@ -325,6 +347,7 @@ cdef class Frees:
     cdef int free_pending(self, list faults) except -1:
         """Makes the frees that were left to a later call: as many as there are now."""
         cdef PendingFree[ENTRIES_TAKEN] entries
+        # As many as there were: one that fails is entered again, and would be tried for ever.
         cdef size_t left = self.pool.pending.due(), taken = 0, i = 0
         while left > 0:
             taken = self.pool.pending.take(entries, min(left, <size_t>ENTRIES_TAKEN))
@@ -337,6 +360,7 @@ cdef class Frees:
                     i += 1
                     self.free_entry(&entries[i - 1], faults)
             finally:
+                # After a Ctrl-C the rest of what was taken goes back on the list.
                 while i < taken:
                     self.leave(entries[i].handle, entries[i].allocation_id, entries[i].reason)
                     i += 1
@@ -345,9 +369,11 @@ cdef class Frees:
     cdef int free_entry(self, PendingFree* entry, list faults) except -1:
         if entry.reason == HOST_MEMORY_GONE:
             return self.finish_waiting(entry.handle)
+        # Left by a thread without the GIL, which could neither wait for the device nor make a fence.
         if entry.reason == NOT_IDLE:
             self.wait_for_home(entry)
         acquire_lock(self.lock[0])      # `free_locked` releases it
+        # Freed by its address meanwhile: the free was made, if by another name.
         if not is_live_in(self.pool, entry.handle, entry.allocation_id):
             self.lock.release()
             return 0
@@ -397,6 +423,7 @@ cdef class Frees:
         try:
             self.fences.record_deferred(again, only, done, faults)
         finally:
+            # Also after an error: their entries have left the queue, so nobody else would free them.
             for handle in done:
                 self.finish_waiting(handle)
         return 0
@@ -441,6 +468,7 @@ cdef class Frees:
         cdef cbool more
         if self.fences.scopes_defer():
             return True     # as with the GIL: nobody asks in a scope
+        # Python finds out which streams capture, and has no fence asked meanwhile.
         if self.fences.capture_is_marked():
             return False
         more = self.fences.next_stream(True, &stream)
@@ -462,6 +490,7 @@ cdef class Frees:
             if taken.mark.kind == EVENT_MARK:
                 result = self.fences.native.reached(self.fences.native.self, &taken.mark.what, False)
             if result != 0:
+                # It stays first: a stream reaches its marks in their order, so those behind it need not be asked.
                 self.fences.put_back(&taken)
                 return result == BFC_NOT_REACHED
             self.finish_mark(&taken)
@@ -469,6 +498,7 @@ cdef class Frees:
     cdef int wait_for_streams(self) except -1:
         """Waits until other streams have finished with all that was freed. Call it without the lock."""
         self.drain(RECORD | QUERY)      # the fences of a free from a finaliser may not have been made yet
+        # Errors are raised: whoever waits for memory must not take what streams may still use.
         self.fences.wait_for_all(None)
         return self.drain(QUERY | AGAIN)
 

@@ -29,6 +29,7 @@ cdef object stats_of(ChunkAllocator allocator, Counters counters, uint64_t large
         peak_bytes_in_use=counters.peak_bytes_in_use,
         largest_alloc_size=counters.largest_alloc_size,
         bytes_limit=allocator.limit,
+        # Always 0 in TensorFlow. Pages that could not be released lie in no region, and the device still has them.
         bytes_reserved=counters.pool_bytes + allocator.mapped.bytes_beside_regions(),
         peak_bytes_reserved=counters.peak_pool_bytes,
         pool_bytes=counters.pool_bytes,
@@ -42,6 +43,7 @@ cdef object stats_of(ChunkAllocator allocator, Counters counters, uint64_t large
 
 cdef object stats_now(ChunkAllocator allocator):
     """`Allocator.stats`."""
+    # What finalisers have left is not in use any more, and must not be shown so.
     allocator.frees.drain(0)
     # All figures are of one moment.
     allocator.acquire()
@@ -69,6 +71,7 @@ cdef object look(ChunkAllocator allocator, bint with_history, bint noted):
     copied = copied and allocator.pool.books.owned.copy(owned)
     if allocator.pool.books.history != NULL:
         copied = copied and (not with_history or allocator.pool.books.history.copy(records))
+        # After the copy: PyTorch's snapshot shows itself only in the next one (case 82).
         if noted:
             allocator.pool.books.history.add(HistoryRecord(0, allocator.pool.totals().bytes_in_use, 0, [0, 0], 0, 0,
                                                            HISTORY_SNAPSHOT, 0))

@@ -50,16 +50,21 @@ cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on
     cdef Request request
     cdef TurnAt turn
     turn.take(allocator)
+    # An unordered stream has no lane of its own, as nothing can be reused there without waiting: it borrows from the
+    # home stream.
     allocator.set_request(&request, size, allocator.home_stream if unordered else on)
     request.shared = unordered
     request.alignment = request.asking.alignment = alignment
     request.end = UPPER_END if how & FROM_UPPER_END else LOWER_END
     if freed_before is not None:
         allocator.set_freed_before(&request, freed_before)
+    # Before the first attempt, and once: a retry belongs to the same scopes.
     set_scopes_of(allocator, &request)
     if how & CONTIGUOUS or alignment:      # what is mapped page by page lies at any multiple of all addresses
         request.contiguous = True
         check_contiguous(allocator, &request, how & CONTIGUOUS != 0)
+    # Read before the attempt, so that a free during it is not missed. Upstream misses those (TensorFlow's behaviour,
+    # 2.8).
     cdef uint64_t seen = allocator.frees.count.get()
     cdef uint64_t changes = allocator.source.changes.get()
     attempt(allocator, &request, placed)
@@ -69,6 +74,7 @@ cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on
             if how & OR_NONE:
                 return 0
             raise refusal_of(allocator, &request)
+    # Asked of the lane that the request got: a private pool of BFC is kept apart by stream, the rest is not.
     if on != allocator.home_stream and size and (unordered or not is_apart(allocator, &request.lane)):
         leave_home(allocator, placed, on, stream)
     if allocator.reasons.has(IS_TOLD) and placed.allocation_id:
@@ -95,6 +101,7 @@ cdef int set_owner_of(ChunkAllocator allocator, Request* request) except -1:
         return 0
     # The table of owners may grow, and other threads read it.
     allocator.acquire()
+    # Room for its figures is made now, so that noting the owner of a chunk cannot fail.
     cdef bint is_known = allocator.pool.books.owned.know(request.owner)
     allocator.lock.release()
     if not is_known:
@@ -125,6 +132,7 @@ cdef int check_contiguous(ChunkAllocator allocator, Request* request, bint is_as
         raise ValueError(f"memory of tag {name!r} is mapped, so that it can sleep, and is neither one physical "
                          f"allocation nor aligned to more than {allocator.source.alignment}: allocate contiguous or "
                          f"aligned memory outside of it")
+    # Alignment alone may cross a border: only who asks for one physical allocation minds.
     if is_asked and allocator.source.joins_regions:
         raise ValueError(f"this allocator joins the regions of {allocator.sub_allocator!r} that lie end to end, so a "
                          f"chunk may lie in two of them: virtual_memory=True or a CachingAllocator joins none")
@@ -140,8 +148,10 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
     placed.ptr = 0
     if request.refused and allocator.is_closed:
         raise closed()
+    # Nothing is polled either: upstream's process_events does not run for such a request (PyTorch's behaviour, 2.12).
     if request.nbytes == 0 or request.refused:
         return 0
+    # Frees that are due come first, so that what they free can serve this request: as in PyTorch's malloc.
     if not allocator.reasons.none():
         allocator.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
     if allocator.pool.plans.current != NULL and allocator.planned.follows and asks_plan(allocator, request):
@@ -170,6 +180,7 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
 cdef int after_miss(ChunkAllocator allocator, Request* request, Placement* placed) except -1:
     """The slow path. The lock is not held: `place_after_miss` takes it where it needs the pool."""
     cdef uint64_t seen
+    # Threads that Python has stopped for good may be inside a call. It never ends, so nobody may wait for its bytes.
     if is_finalizing():
         allocator.source.forget_other_threads()
     if allocator.fences.capture_is_marked():
@@ -178,6 +189,7 @@ cdef int after_miss(ChunkAllocator allocator, Request* request, Placement* place
           and allocator.pool.plans.all.size() > <size_t>(allocator.pool.plans.current != NULL)
           and not allocator.source.is_called_here()):
         allocator.planned.give_back_empty()      # of plans that have ended, before more is asked for
+    # Before the device is asked: beside a plan memory may not grow past what the plan was chosen for.
     if placed.handle == NO_CHUNK and allocator.planned is not None and not allocator.fences.capture_is_marked():
         keep_within_bounds(allocator, request, placed)
     while placed.handle == NO_CHUNK:
@@ -217,7 +229,9 @@ cdef bint worth_another_try(ChunkAllocator allocator, Request* request, uint64_t
     request.has_waited = True
     if waits:
         allocator.frees.wait_for_streams()
+    # Read before it is asked who is calling: a call that ends in between is not waited for.
     cdef uint64_t ended = allocator.source.calls_ended.get()
+    # A request from inside a sub-allocator's call would wait for that call, and so for itself.
     cdef bint is_inside = allocator.source.is_called_here()
     if request.blocked and not is_inside:
         time.sleep(_RETRY_POLL_SECONDS)
@@ -239,12 +253,14 @@ cdef int try_harder(ChunkAllocator allocator, Request* request, object freed_bef
     if counted(allocator.live_buffers) and not allocator.strict and not request.refused:
         freed = allocator.frees.count.get()
         gc.collect()    # buffers in reference cycles
+        # Most collections find no buffer: then there is nothing to try.
         if allocator.frees.count.get() != freed or allocator.reasons.has(FREES_PENDING):
             attempt(allocator, request, placed)
     if placed.handle == NO_CHUNK and allocator.retry_seconds > 0 and not request.refused \
             and not is_in_capture(allocator, request):
         wait_for_frees(allocator, request, freed_before, seen, placed)
     if placed.handle == NO_CHUNK:
+        # Told here and not where the error is made: `try_allocate` makes none, and counts as refused all the same.
         allocator.was_refused(request)
     return 0
 
@@ -260,6 +276,7 @@ cdef int wait_for_frees(ChunkAllocator allocator, Request* request, object freed
         while allocator.frees.count.get() == seen and not allocator.reasons.has(FREES_PENDING) and not late:
             _sleep(_RETRY_POLL_SECONDS)
             allocator.frees.drain(0)     # a stream that finishes counts as a free
+            # The deadline does not move with a free that was too small (CC-55).
             late = time.monotonic() >= deadline
         seen = allocator.frees.count.get()
         if freed_before is not None:
@@ -284,9 +301,11 @@ cdef int leave_home(ChunkAllocator allocator, Placement* placed, uint64_t on, ob
     cdef uint64_t home_frees, stream_id
     try:
         if allocator.home_stream != HOST_STREAM and allocator.sub_allocator.asynchronous:
+            # By the id: a driver may give the handle of a destroyed stream to a new one, which has waited for nothing.
             stream_id = allocator.sub_allocator.stream_id(on)
             if allocator.frees.must_order(stream_id, &home_frees) or allocator.is_of_thread(on):
                 allocator.sub_allocator.order(allocator.home_stream, on)
+                # With the count from before the order: what was freed since may not be covered by it.
                 allocator.frees.was_ordered(stream_id, home_frees)
         allocator.fences.uses(placed.allocation_id, on, stream)
     except BaseException as error:

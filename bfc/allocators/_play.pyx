@@ -202,6 +202,7 @@ cdef class Run:
         rebuilt = min(rebuilt, self.events.count)
         self.handles[:] = NO_CHUNK
         self.addresses[:] = 0           # also touches the pages, so that the timed loop does not pay for that
+        # The allocator's own peaks come back afterwards: a replay must not hide them.
         cdef Counters before = start_peaks(self.allocator.pool, self.allocator.lock)
         self.calls_before = counted(self.allocator.source.driver_calls)
         try:
@@ -309,6 +310,7 @@ cdef class Run:
         while start < end:
             if release < start:
                 release = self.next_release(start, end)
+            # The loop stops short of a RELEASE, so that it need not test for one at each event.
             stop = min(start + EVENTS_OF_A_BATCH, release)
             if allocator.is_closed:
                 allocator.lock.release()
@@ -355,6 +357,7 @@ cdef class Run:
         cdef ChunkHandle* handle = &self.events.handles[self.events.number[i]]
         if self.events.op[i] == ALLOCATE:
             self.allocator.set_request(&request, self.events.size[i], self.events.stream[i])
+            # A replay keeps handles: the table of addresses is left to what outlives it.
             request.indexed = False
             request.owner = self.events.owner[i] if self.events.owner != NULL else 0
             request.end = self.events.end[i] if self.events.end != NULL else LOWER_END
@@ -364,6 +367,7 @@ cdef class Run:
                 request.in_capture = self.pools.is_captured(self.events.pool[i])
             attempt(self.allocator, &request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
+                # And the replay goes on: a trace of a larger device still says how often this one refuses.
                 self.allocator.was_refused(&request)
             elif placed.handle != NO_CHUNK and not is_apart(self.allocator, &request.lane):
                 if request.stream != self.allocator.home_stream:
@@ -433,6 +437,7 @@ cdef class Run:
         next call of the allocator: the user does not know its address."""
         cdef Py_ssize_t i
         interrupt = None
+        # Under one lock what can be, since there may be millions. The rest have fences to make.
         self.take_back_plain()
         for i in range(self.handles.shape[0]):
             if self.handles[i] == NO_CHUNK or self.allocator.is_closed:

@@ -31,6 +31,7 @@ cdef PoolId id_of(pool) except *:
     """The id that two integers are. Raises TypeError or ValueError for anything else."""
     try:
         first, second = pool
+        # Any integer type, but no float: (1.0, 0) would be another pool's id by mistake.
         first, second = operator.index(first), operator.index(second)
     except (TypeError, ValueError):
         raise TypeError(f"the id of a pool is two integers, such as (1, 0), not {reprlib.repr(pool)}") from None
@@ -45,10 +46,12 @@ cdef Scope scope_of(pool, streams) except *:
     cdef Scope scope = Scope(id_of(pool), EVERY_STREAM, 0, this_thread())
     if is_default(scope.pool):
         raise ValueError("(0, 0) is the default pool, where all goes that is not diverted: give another id")
+    # A tag's memory sleeps, and would take a user's pool of that id with it.
     if scope.pool.first == _OUR_TAGS:
         raise ValueError(f"pool ids that begin with {_OUR_TAGS} (2**62) belong to tags: give another id")
     if streams == "thread":
         scope.kind = ONE_THREAD
+        # A number of our own: Python gives the ident of a thread that has ended to a new one.
         scope.of = this_thread()
     elif streams == "none":
         scope.kind = NO_STREAM
@@ -69,6 +72,8 @@ cdef cbool holds_memory(Pool pool, PoolId id) noexcept nogil:
         for kind in range(2):
             owner = &pool.bin_sets[2 * pair + kind]
             if (is_same_pool(pool_of(&owner.lane), id)
+                    # A range without memory is addresses alone. PyTorch counts calls here, which do not match (2.16,
+                    # 66g).
                     and (owner.mapped_bytes > 0 or (owner.regions > 0 and not owner.is_range))):
                 return True
         pair = pool.lanes.pool_sets.next(pair)
@@ -126,6 +131,7 @@ cdef class PrivatePools:
             return
         at = self.known.begin()
         while at != self.known.end():
+            # Live tensors may outlast their pool: it goes when its memory has gone.
             if deref(at).second.uses > 0 or holds_memory(pool, deref(at).first):
                 incremented(at)
             else:
@@ -133,6 +139,7 @@ cdef class PrivatePools:
 
     cdef cbool next_released(self, PoolId after, PrivatePool* found) noexcept nogil:
         """The first pool without references behind an id. Returns whether there is one."""
+        # By id and not by an iterator: the lock is free between two pools, and others come and go.
         cdef KnownPools.iterator at = self.known.upper_bound(after)
         while at != self.known.end() and deref(at).second.uses > 0:
             incremented(at)
@@ -147,6 +154,7 @@ cdef class PrivatePools:
         cdef PoolId id
         for i in range(regions.size()):
             id = pool_of(&pool.bin_sets[pool.chunks[regions[i].first].bin_set].lane)
+            # Also of a pool that nobody knows any more: its last reference went before its memory.
             if (with_default if is_default(id) else self.uses(id) <= 0) and (is_default(only)
                                                                              or is_same_pool(id, only)):
                 regions[kept] = regions[i]
@@ -168,6 +176,8 @@ cdef class PrivatePools:
         `in_other_threads` counts too."""
         cdef Scope other
         for other in self.scopes:
+            # With `strict` any second scope of a pool is an error, as beginAllocateToPool's is. Else only one whose end
+            # could not be told from the first's.
             if is_same_pool(other.pool, scope.pool) and (in_other_threads or scope.kind != ONE_THREAD
                                                          or other.kind != ONE_THREAD):
                 return True
@@ -217,6 +227,7 @@ cdef class PrivatePools:
             i -= 1
             scope = self.scopes[i]
             if scope.kind == ONE_CAPTURE:
+                # Work that another thread queues on a stream that does not capture is none of the graph.
                 takes = scope.thread == thread_number() if is_default(joined) else is_same_pool(scope.pool, joined)
             elif scope.kind == NO_STREAM:   # a replay or a library names the pool with each request
                 takes = not is_default(joined) and is_same_pool(scope.pool, joined)
@@ -298,12 +309,14 @@ cdef class PoolUses:
             raise RuntimeError(f"stream {scope.of:#x} is captured already: end that capture first")
         if is_in_use:
             raise RuntimeError(f"pool {name_of(scope.pool)} is in use already: end that use first")
+        # Before the scope is open: a pool that requests are diverted to must not go.
         self.add_reference(scope.pool)
         # A miss of another thread reads the list of scopes.
         acquire_lock(self.lock[0])
         cdef bint added = self.private_pools.begin(scope)
         self.lock.release()
         if not added:
+            # Upstream's begin leaks its reference when it fails.
             self.release_reference(scope.pool)
             raise out_of_host_memory()
         return 0

@@ -59,6 +59,7 @@ cdef tuple python_frames():
     """The caller's frames, innermost first. Empty if there is no memory for them: the allocation must not fail."""
     frames = []
     try:
+        # By the frames' own links: `traceback` reads source files.
         frame = sys._getframe()
         while frame is not None:
             frames.append(Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
@@ -88,6 +89,7 @@ cdef History* new_history(enabled, context, stacks, max_entries, skip_actions) e
         skipped |= 1 << words.ACTIONS.index(action)
     if enabled is None:
         return NULL
+    # PyTorch's ring has at least one entry.
     most = 1 if enabled == "state" else sys.maxsize if max_entries is None else max(1, max_entries)
     return new History(most, skipped)
 
@@ -152,8 +154,10 @@ cdef class Recorder:
         if pools_below:
             stats["num_oom_rejections"] = rejections
             for entry in pools:
+                # Tags are pools of ours, of which PyTorch knows nothing.
                 if entry.has_had and entry.first < pools_below:
                     add_gauges(stats, f"reserved_bytes_by_private_pools.{entry.first}_{entry.second}", entry.reserved)
+        # PyTorch's dictionary is sorted by key.
         return dict(sorted(stats.items()))
 
     cdef void restart_counts(self) noexcept nogil:
@@ -166,6 +170,7 @@ cdef class Recorder:
         """Drops the frames that are kept, and keeps those that `record_history` asks for from now on."""
         self.keeps_frames = enabled is not None and context is not None
         self.keeps_free_frames = enabled is not None and context == "all"
+        # It starts anew, where PyTorch goes on with the old entries.
         self.frames.clear()
         self.free_frames.clear()
         self.region_frames.clear()
@@ -193,9 +198,11 @@ cdef class Recorder:
             frames = []
             for i in range(records.size()):
                 if records[i].action == HISTORY_SEGMENT_ALLOC:
+                    # By address: a segment has no allocation id.
                     frames.append(self.region_frames.get(records[i].addr, ()))
                     continue
                 kept = self.frames
+                # A free has frames of its own, where it was made, under the id of its allocation.
                 if records[i].action in (HISTORY_FREE_REQUESTED, HISTORY_FREE_COMPLETED):
                     kept = self.free_frames
                 frames.append(kept.get(records[i].allocation_id, ()))
@@ -222,6 +229,7 @@ cdef class Recorder:
             of_pool_too = (_OF_POOL,) if of_pool else ()
             self.frames[number] = (_RELEASE, *of_pool_too, *(python_frames() if self.keeps_free_frames else ()))
             self.bound_frames(pool, lock)
+        # The release goes on: a history that lacks an entry is better than memory that stays.
         except MemoryError:
             return 0
         return number
@@ -231,6 +239,7 @@ cdef class Recorder:
         """Counts a request that is refused, and adds it to the history."""
         cdef int64_t number = 0
         acquire_lock(lock)
+        # Counted whether a history is kept or not, and under the lock, as threads without the GIL count here.
         self.num_ooms += 1
         if pool.books.history != NULL:
             number = pool.records.next_allocation_id    # of its own, to find its frames by
@@ -277,6 +286,7 @@ cdef class Recorder:
         if self.frames:
             found = []
             for i in range(chunks.size()):
+                # Free chunks have the id -1; ids of live ones begin at 1.
                 found.append(self.frames.get(chunks[i].allocation_id, ()) if chunks[i].allocation_id > 0 else ())
         return found
 
@@ -310,8 +320,10 @@ cdef class Recorder:
             if step is not None:
                 self.steps[allocation_id] = step
             if region_came:
+                # PyTorch shows a segment with the stack of the request that it was taken for.
                 self.region_frames[start_of_region(pool, lock, ptr)] = frames
             return self.bound_frames(pool, lock)
+        # The allocation must not fail for its frames.
         except MemoryError:
             return 0
 
@@ -320,6 +332,7 @@ cdef class Recorder:
         return 0
 
     cdef int bound_frames(self, Pool pool, Lock& lock) except -1:
+        # Only when they have doubled, which costs each a constant share.
         if <size_t>(len(self.frames) + len(self.free_frames) + len(self.region_frames)) > self.frames_allowed:
             self.forget_frames(pool, lock)
         return 0

@@ -45,6 +45,7 @@ cdef void forget_calls_of_others(Source source) noexcept nogil:
     cdef vector[Call] own
     source.set_aside = source.unreturned_bytes
     for call in source.calls:
+        # Of the threads only the one that has forked exists here. Its own calls go on, and still hold their bytes.
         if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
             source.set_aside += call.nbytes
     source.calls.swap(own)
@@ -68,6 +69,7 @@ cdef class Source:
 
     cdef int open(self, object sub_allocator) except -1:
         """Sets the sub-allocator. If that raises, nothing has changed."""
+        # Read before anything is set: a property of a user's class may raise.
         native = sub_allocator.native
         joins = bool(sub_allocator.supports_coalescing)
         self.sub_allocator = sub_allocator
@@ -85,6 +87,7 @@ cdef class Source:
         granularity = self.sub_allocator.granularity
         if not isinstance(granularity, int) or not 1 <= granularity <= 1 << 30 or granularity & (granularity - 1):
             raise ValueError(f"the granularity of {self.sub_allocator!r} is {granularity!r}: it must be a power of two")
+        # Also of a source with a finer one: TensorFlow's chunks begin at multiples of 256.
         self.alignment = max(<uint64_t>granularity, <uint64_t>MINIMUM_SIZE)
         self.pool.granularity = self.alignment
         return 0
@@ -127,6 +130,7 @@ cdef class Source:
         that is only for calls that are under way. Needs the lock: no other thread may find the limit free meanwhile."""
         cdef uint64_t taken = self.taken()
         cdef cbool fits = nbytes <= limit and taken <= limit - nbytes
+        # Worth waiting for only if it fits without what is set aside: else it never will.
         blocked[0] = not fits and nbytes <= limit and self.lasting() <= limit - nbytes
         if fits:
             self.set_aside += nbytes
@@ -153,14 +157,17 @@ cdef class Source:
         cdef uint64_t received, alignment = max(self.alignment, asking.alignment)
         cdef cbool listed = self.begin_call(nbytes, 0 if is_set_aside else nbytes)
         try:
+            # Before the source is asked: a block that comes must have a list to stand in, should it have to go back.
             if not self.keep_room():
                 if not asking.without_gil:
                     with gil:
                         raise out_of_host_memory()
             elif asking.without_gil:
+                # Counted without a lock: several threads may be inside calls.
                 add_up(&self.driver_calls, 1)
                 asking.fault = self.native.alloc(self.native.self, alignment, nbytes, &block.ptr, &received)
                 got = asking.fault == 0
+                # No memory is an answer, and the steps of a miss go on. Any other fault ends them, as it does upstream.
                 if asking.fault == BFC_NO_ROOM:
                     asking.fault = 0
                 block.end = block.ptr + received if got else 0
@@ -176,6 +183,7 @@ cdef class Source:
 
     cdef int ask_in_python(self, uint64_t alignment, uint64_t nbytes, Region* block, cbool in_block) except -1 with gil:
         cdef uint64_t received
+        # Memory that is to sleep needs addresses that stay when its page goes, which a sub-allocator's block has not.
         source = self.blocks if in_block else self.sub_allocator
         cdef bint got = ask_for_block(source, source.alloc, alignment, nbytes, self.strict,
                                       &block.ptr, &received, self.rejected)
@@ -187,14 +195,18 @@ cdef class Source:
         to be given back; one that overlaps the pool's memory is not, since it is not ours to give."""
         cdef uint64_t nbytes = block.end - block.ptr
         self.set_aside -= asking.asked
+        # A source that hands memory out twice: given back, it would be freed under the block that is in use.
         if self.pool.overlaps_region(block.ptr, nbytes):
             self.on_their_way -= 1
             return OVERLAPS
+        # What came counts, and not what was asked for: TensorFlow's limit fails where a source gives more (CC-35).
         if bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions):
             self.on_their_way -= 1
+            # Requests that fit nowhere look again when this has changed.
             self.changes.add(1)
             asking.changes += 1
             return ADDED
+        # It counts against the limit until the source has taken it back.
         self.set_aside += nbytes
         if not try_push_back(refused, block[0]):
             self.keep_unreturned(block[0])
@@ -216,8 +228,10 @@ cdef class Source:
         for region in regions:
             self.pool.remove_region(region)
             total += region.end - region.ptr
+        # TensorFlow's garbage collection leaves such frees in its queue, and looks up chunks of memory that has gone.
         forget_queued(self.pool)
         self.set_aside += total
+        # Each may have to be kept in `unreturned`, where room for it stays.
         self.on_their_way += regions.size()
         return total
 
@@ -226,6 +240,7 @@ cdef class Source:
         cdef Region region
         while self.unreturned.size():
             region = self.unreturned.back()
+            # It stays on the list, for the next attempt.
             if not try_push_back(regions, region):
                 return
             self.unreturned.pop_back()
@@ -238,7 +253,9 @@ cdef class Source:
         cdef uint32_t i
         for i in range(<uint32_t>self.pool.bin_sets.size()):
             if not self.pool.bin_sets[i].is_range:      # as those of ranges stay, and count as asleep
+                # What sleeps is not in `pool_bytes`, and `forget` takes the bytes of each region off that.
                 count_asleep(self.pool, i, False)
+        # Into a vector that has room for all of them: close() must not fail for want of host memory.
         self.pool.list_regions(self.closing, True)
         self.forget(self.closing)
         self.take_unreturned(self.closing)
@@ -254,6 +271,7 @@ cdef class Source:
         add_up(&self.driver_calls, regions.size())
         if not without_gil:
             return self.give_back_in_python(regions)
+        # Their bytes are set aside since `forget`: a child that is forked in the call finds them in the call.
         listed = self.begin_call(total_size(regions), 0)
         for region in regions:
             # Unmapping takes the GIL. Where there are blocks, the next release with the GIL gives all of these back.
@@ -268,6 +286,7 @@ cdef class Source:
         cdef cbool listed = self.begin_call(total_size(regions), 0)
         cdef Deferral deferral
         fault, interrupt = None, None
+        # A Ctrl-C between two regions would leave the rest with nobody: the pool has forgotten them.
         defer_handlers(&deferral)
         for region in regions:      # the pool has forgotten them, so nobody else can take one or give it back
             returned = True
@@ -279,6 +298,7 @@ cdef class Source:
                     source = self.blocks
                 source.free(region.ptr, region.end - region.ptr)
             except BaseException as error:
+                # An exception from another thread cannot be deferred. The rest are kept without a call, to end soon.
                 interrupt = interrupt if isinstance(error, Exception) else error
                 fault = fault or error
                 failed += 1
@@ -366,7 +386,9 @@ cdef class Source:
     cdef void end_call(self, cbool listed, uint64_t nbytes) noexcept nogil:
         acquire_lock(self.lock[0])
         self.set_aside -= nbytes
+        # A block that came is still on its way, until `take_in` has it.
         self.on_their_way -= nbytes > 0
+        # 0 after a success: the last refusal is none of a request that comes later.
         self.refused_bytes.set(nbytes)
         self.calls_ended.add(1)
         if listed:      # looked for again: other threads' calls have come and gone, and the list has moved
@@ -393,6 +415,7 @@ cdef class Source:
         wait for itself."""
         # Other threads list their calls and take them off.
         acquire_lock(self.lock[0])
+        # By thread and not by a flag: sub-allocators of several allocators may call each other.
         cdef bint found = self.newest_call() != NULL
         self.lock.release()
         return found
@@ -435,8 +458,10 @@ cdef int ask_for_block(object source, object alloc, uint64_t alignment, uint64_t
             return 0
         read_block(source, block, nbytes, alignment, 1 if strict else nbytes, address, received, rejected)
         return 1
+    # Out of memory is an answer: the steps of a miss go on, as after None.
     except MemoryError:
         return 0
+    # It has a text of its own, which says what failed.
     except SubAllocatorError:
         raise
     except Exception as error:
@@ -456,8 +481,10 @@ cdef int read_block(object source, object block, uint64_t nbytes, uint64_t align
     try:
         address[0], received[0] = given_address, given_bytes
     except OverflowError:
+        # Fails the next test, which offers the block back, as any other that breaks the contract.
         address[0] = received[0] = 0
     if (address[0] > 0 and least <= received[0] and address[0] % alignment == 0
+            # The end of a region is a key of the pool, and must not wrap.
             and received[0] <= ~<uint64_t>0 - address[0]):
         return 0
     offer_back(source, (given_address, given_bytes), rejected)

@@ -18,6 +18,7 @@ cdef object put_tags_to_sleep(ChunkAllocator allocator, keep, drop, keep_limit):
     if allocator.is_closed:
         raise closed()
     cdef dict ways = allocator.tags.ways_from(keep, drop)
+    # An allocator that has mapped memory before its settings changed can still put that to sleep.
     if not (allocator.mapped.is_on or allocator.mapped.are_some() or allocator.source.blocks):
         raise no_mapping(allocator)
     if allocator.device.kind == "simulated" and some_kept(ways):

@@ -74,6 +74,7 @@ cdef class Scope:
         self.entered.append(item)   # before the variables are set, since the host may have no memory for it
         try:
             if self.tag is None:
+                # `tag(None)` is a scope as well: it ends that of an outer one.
                 item[2] = enter_owner(NO_OWNER, self.allocator, None, NO_TAG)
             else:
                 item[2] = enter_owner(number_of_owner(self.tag.name), self.allocator, None, self.tag.number)
@@ -84,6 +85,7 @@ cdef class Scope:
             if item[2] is not None:
                 self.stop_owning(item)
             raise
+        # Last: once it counts, every request takes the slow way, and must find the variables set.
         self.tags.count_scopes(1)
         return self
 
@@ -91,6 +93,7 @@ cdef class Scope:
         cdef Entry entry
         cdef list item
         cdef Py_ssize_t i
+        # From the newest: one scope may be entered by several tasks and threads, each with a token of its own.
         for i in range(len(self.entered) - 1 if self.entered is not None else -1, -1, -1):
             item = self.entered[i]
             try:
@@ -101,6 +104,7 @@ cdef class Scope:
                 pass        # the entry stays in the variable, but counts as left
             del self.entered[i]
             entry = item[1]
+            # A task that was started in the scope has a copy of the variable, in which the entry counts no more.
             entry.allocator = None
             self.stop_owning(item)
             self.tags.count_scopes(-1)
@@ -161,7 +165,9 @@ cdef class Tags:
         if found is None:
             found = Tag()
             found.name = str(name)
+            # Tags are never taken out, so no number comes twice. 0 is no tag.
             found.number = <uint64_t>len(self.by_name) + 1
+            # Of two threads that name a tag first, both get one of them.
             found = self.by_name.setdefault(name, found)
         return found
 
@@ -176,6 +182,7 @@ cdef class Tags:
         """The number of the tag that this call allocates in, or NO_TAG."""
         cdef Entry entry
         if counted(self.scopes_open):
+            # The innermost one of this allocator: scopes of several are in one variable.
             for entry in reversed(_entries.get()):
                 if entry.allocator is allocator:
                     return NO_TAG if entry.tag is None else entry.tag.number
@@ -198,6 +205,7 @@ cdef class Tags:
 
     cdef uint64_t tag_of(self, const uint64_t* pool) noexcept nogil:
         """The tag that the memory of a pool sleeps with, or NO_TAG. Needs the lock."""
+        # A tag's own memory is a pool by this name, so that it needs neither a record nor a look-up.
         if pool[0] == TAG_POOLS:
             return pool[1]
         cdef PrivatePool* found = self.private_pools.find(PoolId(pool[0], pool[1]))
@@ -205,6 +213,7 @@ cdef class Tags:
 
     cdef uint64_t asleep_with(self, const uint64_t* pool) noexcept nogil:
         """The tag that a private pool sleeps with now, or NO_TAG. Needs the lock."""
+        # Nearly always: then no map is searched.
         if self.asleep.empty():
             return NO_TAG
         cdef uint64_t tag = self.tag_of(pool)
@@ -254,6 +263,7 @@ cdef class Tags:
         """The way of each tag that is to sleep: None drops its contents."""
         cdef dict ways = {}
         if keep is None and drop is None:
+            # sleep() alone drops all: nothing is copied unless it is asked for.
             return dict.fromkeys(self.by_name.values())
         for name in names_from(() if drop is None else drop, "drop"):
             ways[self.known(name)] = None

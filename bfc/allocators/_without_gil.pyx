@@ -48,6 +48,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     cdef Lane lane
     cdef int poll
     cdef cbool closed = False
+    # Context variables are read with the GIL. Who is in which scope stands in a table besides, for such threads.
     cdef uint32_t owner = owner_without_gil(<const void*>allocator)
     placed.handle = NO_CHUNK
     if nbytes >= <uint64_t>1 << 63:     # which a call from Python refuses: rounded up, it might become 0
@@ -61,10 +62,12 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
             if pool != NULL:
                 request.captured[0] = pool[0]
                 request.captured[1] = pool[1]
+            # Without host memory it has no owner: a call without the GIL could raise no error about it.
             request.owner = owner if allocator.pool.books.owned.know(owner) else NO_OWNER
         allocator.set_lane(&lane, stream)
         if pool != NULL and not is_private(&lane):
             lane.pool[0], lane.pool[1] = pool[0], pool[1]
+        # Under BFC memory is taken for the home stream, and another stream is made to wait for that at the end.
         request.stream = stream if is_apart(allocator, &lane) else allocator.home_stream
         closed = allocator.is_closed
         if not closed and not request.refused:
@@ -75,6 +78,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         allocator.place_after_miss(&request, &placed)
         if placed.handle != NO_CHUNK or request.refused:
             break
+        # Nobody holds a part of the limit that may come back.
         if not (request.blocked or allocator.source.holds_bytes_aside()):
             break
         usleep(1000)
@@ -83,8 +87,10 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         return False
     if placed.handle == NO_CHUNK and not closed:
         allocator.place_where_refused(&request, &placed)
+    # Nothing can be raised here: PyTorch's error is made later, with the GIL, and names it.
     allocator.last_fault.set(request.asking.fault)
     if placed.handle >= NO_HOST_MEMORY:
+        # As PyTorch counts: an error of the driver is no lack of memory.
         if not closed and not request.asking.fault:
             count_refusal(allocator)
         return False
@@ -121,6 +127,7 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     worked. A stream that the driver gives no id waits in any case: nothing is remembered of it."""
     cdef bfc_native_source* native = allocator.source.native
     cdef uint64_t home_frees, stream_id
+    # Without an id it cannot be told whether the stream has waited before: then it waits again.
     cdef cbool has_id = native.stream_id(native.self, stream, &stream_id) == 0
     if has_id and not allocator.frees.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
         return True
@@ -149,6 +156,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK:
         if not allocator.fences.noted.empty():
+            # Without host memory for the list the whole device is waited for.
             waits = not allocator.fences.noted.copy(allocator.pool.chunks[handle].allocation_id, uses) or waits
         elsewhere = allocator.pool.chunks[handle].state & USED_ELSEWHERE
         if is_apart(allocator, &allocator.pool.bin_sets[allocator.pool.chunks[handle].bin_set].lane):
@@ -156,21 +164,26 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     allocator.lock.release()
     if handle == NO_CHUNK:
         return False
+    # The driver may be gone, and the process gives its memory back by itself.
     if counted(exiting):
         return True
     if not waits and not elsewhere and stream != home:
+        # The home stream waits, on the device: then memory is free at once, and later work is ordered behind the use.
         waits = native.order(native.self, stream, home) != 0
     for noted in uses:
         if not waits and not elsewhere and noted != home:
             # in a capture it may belong to the graph, or not: no stream may wait for another across that border
             waits = allocator.fences.capture_is_marked() or native.order(native.self, noted, home) != 0
     if waits or elsewhere:
+        # A context that is synchronised while a stream captures spoils the capture.
         idle = not allocator.fences.capture_is_marked() and native.synchronize(native.self) == 0
     allocator.acquire()
+    # Looked up again: the lock was free while the device was asked.
     handle = allocator.pool.handle_of(ptr)
     if handle != NO_CHUNK and not allocator.is_closed:
         if idle and not elsewhere and uses.size():
             allocator.fences.noted.drop(allocator.pool.chunks[handle].allocation_id)
+        # Python knows which streams `record_stream` has named. It makes the free, behind their fences.
         if elsewhere or not idle:
             if not allocator.by_stream:
                 allocator.pool.chunks[handle].stream = stream   # `wait_for_home` waits for it, too
@@ -213,14 +226,17 @@ cdef inline cbool prepare_hit(Allocator allocator, uint64_t nbytes, uint64_t* ta
 
 
 cdef cbool prepare_with_reasons(Allocator allocator, uint64_t* tag, uint32_t* owner) noexcept nogil:
+    # Events and tags are what C can see to; for all else the call goes to Python.
     if allocator.reasons.has(~<uint32_t>(EVENTS_WAIT | IN_A_TAG)):
         return False
     if tag == NULL or not allocator.reasons.has(IN_A_TAG):
         owner[0] = owner_without_gil(<const void*>allocator)
     else:
+        # What holds outside of all scopes: a scope of this thread overwrites it.
         tag[0] = counted(allocator.tags.everywhere)
         if not tag_without_gil(<const void*>allocator, tag, owner):
             return False
+    # PyTorch polls its events at each allocation, and what they free may serve this one.
     return not allocator.reasons.has(EVENTS_WAIT) or allocator.frees.ask_events()
 
 
@@ -230,6 +246,7 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef uint64_t tag
     cdef uint32_t owner
     cdef cbool is_hit
+    # Under BFC another stream waits for the home stream first, which is the caller's to do.
     if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes.get())
                                             or stream == allocator.default_stream_alias):
         return False
@@ -253,6 +270,7 @@ cdef cbool hit_in_tag(Allocator allocator, uint64_t nbytes, uint64_t stream, uin
                       uint64_t* ptr) noexcept nogil:
     """The same for a request that belongs to a tag. One that a private pool is to serve as well is an error."""
     cdef Request request
+    # Which of the two serves it, or that it is an error, is for Python to say.
     if allocator.private_pools.open_scopes.get() or allocator.fences.capture_is_marked():
         return False
     return place_hit(allocator, nbytes, stream, default_pool(), tag, owner, &request, ptr)
@@ -263,6 +281,7 @@ cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_
     """The same from the private pool of an id, two numbers, under a policy that keeps streams apart."""
     cdef Request request
     cdef uint32_t owner
+    # No tag: what is asked of a private pool by name belongs to none.
     if not allocator.by_stream or not prepare_hit(allocator, nbytes, NULL, &owner):
         return False
     return place_hit(allocator, nbytes, stream, PoolId(pool[0], pool[1]), NO_TAG, owner, &request, ptr)
@@ -278,6 +297,7 @@ cdef cbool place_hit(Allocator allocator, uint64_t nbytes, uint64_t stream, Pool
         allocator.set_request(request, nbytes, stream)
         request.captured[0], request.captured[1] = pool.first, pool.second
         request.tag = tag
+        # Nobody asks whether the stream captures: while any capture is marked, the request counts as one in it.
         request.asking.without_gil = True
         request.owner = owner
         if not request.refused:
@@ -293,6 +313,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
     cdef ChunkHandle handle
     cdef Chunk* chunk
     cdef cbool noted = False
+    # Where an event would say too little, Python makes a fence: an unordered stream passes its events in any order.
     if not allocator.fences.takes_events() or allocator.may_be_unordered or allocator.home_stream == HOST_STREAM:
         return False
     stream = 0 if stream == allocator.default_stream_alias else stream
@@ -303,6 +324,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
         chunk = &allocator.pool.chunks[handle]
         if not is_foreign(allocator, chunk, stream):
             noted = True
+        # One of the two lists has all uses of an allocation. If Python's has one already, this belongs there.
         elif not chunk.state & USED_ELSEWHERE or allocator.fences.noted.has(chunk.allocation_id):
             noted = allocator.fences.noted.add(chunk.allocation_id, stream)
             if noted:
@@ -314,6 +336,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
 cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept nogil:
     """Frees memory at once, or behind events on the streams that `note_use` has noted."""
     cdef cbool freed
+    # A history gathers the frames of a free, and frees that were left to a later call come first.
     if allocator.reasons.has(IS_TOLD | FREES_PENDING):
         return False
     # Found and freed at once: of two frees of an address one is refused.
@@ -348,9 +371,11 @@ cdef cbool free_behind_events(Allocator allocator, uint64_t ptr) noexcept nogil:
     allocator.lock.release()
     if allocation_id < 0:
         return False
+    # In the order in which Python makes its fences, so that the driver is called alike.
     sort(streams.begin(), streams.end())
     if mark_streams(allocator, streams, marks) and wait_behind_marks(allocator, handle, allocation_id, marks):
         return True
+    # As if nothing had been asked: the caller goes on to free it with the GIL.
     allocator.frees.use_again(handle, allocation_id)
     drop_events(allocator, marks)
     return False
@@ -365,7 +390,9 @@ cdef cbool mark_streams(Allocator allocator, vector[uint64_t]& streams, vector[M
         mark.stream = stream
         if native.mark(native.self, stream, &mark.what) != 0:
             return False
+        # No event: the stream has nothing queued. The chunk is freed by the next allocation all the same, as PyTorch's.
         mark.kind = PASSED_MARK if mark.what == NULL else EVENT_MARK
+        # There is room: it was reserved under the lock.
         marks.push_back(mark)
     return True
 
