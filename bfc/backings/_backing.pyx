@@ -39,6 +39,7 @@ cdef int make_room(ChunkAllocator allocator, Request* request, uint64_t nbytes) 
     cdef Py_ssize_t i = 0
     cdef PyObject* backing = backing_at(allocator, i)
     while backing != NULL:
+        # All are asked, also once one has tried: how much each gives back is not known before.
         tried |= (<Backing>backing).make_room(allocator, request, nbytes)
         i += 1
         backing = backing_at(allocator, i)

@@ -53,6 +53,7 @@ cdef uint64_t page_size_for(uint64_t limit, sub_allocator) except 0:
     cdef uint64_t granularity = sub_allocator.mapping_granularity, nbytes = SMALLEST_PAGE
     while nbytes < limit // PAGES_WANTED and nbytes < LARGEST_PAGE:
         nbytes *= 2
+    # The source's granularity wins over the bound: a smaller page cannot be mapped at all.
     while nbytes < granularity:
         nbytes *= 2
     return nbytes
@@ -76,6 +77,7 @@ cdef StitchedPages stitched_pages(ChunkAllocator allocator, page_size, headroom)
     made.stitching.attach(&allocator.lock, allocator.pool, allocator.source, allocator.fences, allocator.tags)
     made.stitching.set_up(allocator.limit, nbytes, headroom)
     allocator.by_stream = allocator.home_stream != HOST_STREAM
+    # A view of pages may lie right behind a region of the sub-allocator's, and is unmapped by itself.
     allocator.source.joins_regions = False
     allocator.stitches = True
     return made
@@ -86,6 +88,7 @@ cdef class StitchedPages(Backing):
     several get further addresses, end to end."""
 
     cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
+        # Private pools get regions: a captured graph names addresses, and pages move.
         return may_be_mapped(&request.lane) and not request.contiguous and not request.asking.without_gil
 
     cdef ChunkHandle find(self, ChunkAllocator allocator, Request* request) noexcept nogil:
@@ -99,6 +102,7 @@ cdef class StitchedPages(Backing):
         handle = allocator.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0,
                                                request.indexed)
         if handle == NO_CHUNK:
+            # A kept view comes after the best fit: it takes whole pages, and may cut free chunks into pieces.
             handle = self.stitching.pages.find_elsewhere(bin_set, request.rounded, request.nbytes, request.stream,
                                                          request.indexed)
         return handle
@@ -106,11 +110,13 @@ cdef class StitchedPages(Backing):
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         cdef PyThreadState* state
         cdef PyObject* error = NULL
+        # Before anything is reserved: addresses for it would stay.
         if request.rounded > allocator.limit:
             return 0
         if not is_native(self.stitching):
             return self.map_with_gil(allocator, request, placed)
         state = let_gil_go()
+        # Another thread maps, or a child has to take over what one had begun. Both are sorted out with the GIL.
         if not self.stitching.enter_natively(0):
             take_gil_back(state)
             return self.map_with_gil(allocator, request, placed)
@@ -144,11 +150,13 @@ cdef class StitchedPages(Backing):
         self.stitching.device.is_refused = False
         # Between two locks other threads take and free memory: so each round looks at all of it again.
         while placed_now == 0 and provided > 0:
+            # Looked for before anything is mapped: what another thread has freed since the miss costs no call.
             placed_now = self.place(allocator, request, placed, wanted.handle)
             if placed_now == 0:
                 bin_set = self.bin_set_now(allocator, request)
                 provided = (self.stitching.device.fail_for_memory() if bin_set == NO_LANE else
                             self.stitching.provide(bin_set, &wanted))
+        # Changes of its own are no reason for a request to try again.
         request.asking.changes += self.stitching.changes - changes
         self.stitching.note_request(calls)
         return -1 if placed_now < 0 or provided < 0 else 0
@@ -201,6 +209,7 @@ cdef class StitchedPages(Backing):
         return self.stitching.device.fail(ClosedError("this allocator was closed while it asked for memory"))
 
     cdef int make_room(self, ChunkAllocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
+        # To trim may raise, and waits for streams with the GIL.
         if request.asking.without_gil or self.serves(allocator, request):
             return False
         self.trim_for(allocator, nbytes)

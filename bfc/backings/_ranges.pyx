@@ -25,6 +25,7 @@ cdef class Ranges(Backing):
     nothing to `find`."""
 
     cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
+        # A range is mapped chunk by chunk, and its errors are Python's. Such requests get ordinary segments.
         return self.segments.is_on and not request.contiguous and not request.asking.without_gil
 
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
@@ -38,6 +39,8 @@ cdef class Ranges(Backing):
         cdef uint64_t changes
         cdef Growing growing
         try:
+            # One thread maps at a time. What it maps may be enough for this request, too, which looks again when that
+            # has ended.
             if not self.segments.enter(set_aside):
                 request.blocked = True
                 return 0
@@ -48,12 +51,15 @@ cdef class Ranges(Backing):
                 self.open_ranges(allocator, request, &growing)
                 while not self.place(allocator, request, placed, &growing):
                     if not self.segments.map_more(&growing):
+                        # The device is asked for pages one by one: the error's text names the size of one.
                         allocator.source.refused_bytes.set(self.segments.slot_of(&growing))
                         break
             finally:
+                # Changes of its own are no reason for a request to try again.
                 request.asking.changes += self.segments.changes - changes
                 self.segments.leave()
         finally:
+            # Whatever was mapped counts in the pool by now, in whole chunks, which may be more than alloc_size (EX-23).
             allocator.source.put_bytes_back(set_aside)
         return 0
 
@@ -68,6 +74,8 @@ cdef class Ranges(Backing):
         acquire_lock(allocator.lock)
         known = allocator.private_pools.know(pool_of(&request.lane))
         bin_set = allocator.bin_set_of(request)
+        # The lane has no region yet, and the lock is let go of while addresses are reserved: nobody else may get its
+        # record.
         allocator.pool.lanes.kept = bin_set & ~<uint32_t>1
         growing.bin_set = allocator.pool.open_ranges(bin_set) if known and bin_set != NO_LANE else NO_LANE
         if growing.bin_set != NO_LANE:

@@ -36,8 +36,10 @@ cdef class Regions(Backing):
         if request.tag:
             return NO_CHUNK     # it could not sleep
         request.lane.thread |= self.mark
+        # A lane is opened only for a region that comes: a search must not leave empty ones behind.
         if find_lane(allocator.pool, &request.lane) != NO_LANE:
             handle = allocator.find(request)
+        # The request may still get pages, in the lane without the mark.
         request.lane.thread = thread
         return handle
 
@@ -69,6 +71,7 @@ cdef class SleepingRegions(Backing):
 
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
         cdef uint64_t nbytes = allocator.set_aside_for(request)
+        # Mapping a block may raise, and takes Python for it.
         if nbytes and not request.asking.without_gil:
             return add_block(self, allocator, request, placed, nbytes)
         allocator.source.put_bytes_back(nbytes)
@@ -81,6 +84,7 @@ cdef int add_block(SleepingRegions backing, ChunkAllocator allocator, Request* r
     cdef Region block
     cdef bint entered = False, asked = False
     try:
+        # Nothing falls asleep or wakes while this thread is the mapper, so the tag is asked once, and after entering.
         entered = backing.memory.enter(0)
         request.blocked = not entered
         if entered:

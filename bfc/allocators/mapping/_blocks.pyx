@@ -45,6 +45,7 @@ cdef class Blocks:
         cdef MappedRun run = MappedRun()
         cdef Page* page
         run.is_block = True
+        # One page for the block, whatever its size: it never moves, and is unmapped as a whole.
         run.nbytes = round_up_to(nbytes, sub_allocator.mapping_granularity)
         run.pages.push_back(new_page(run.nbytes))
         page = run.pages[0].get()
@@ -52,6 +53,7 @@ cdef class Blocks:
             raise out_of_host_memory()
         run.ptr = call_reserve(sub_allocator, sub_allocator, run.nbytes)
         try:
+            # Before there is a page: a child that is forked in `create` must know the addresses.
             self.by_address[run.ptr] = run
         except MemoryError:
             sub_allocator.unreserve(run.ptr, run.nbytes)
@@ -74,6 +76,7 @@ cdef class Blocks:
         try:
             self.free(run.ptr, run.nbytes)
         except BaseException:
+            # It is a block that the sub-allocator did not take back: it counts, and close() offers it again.
             self.memory.source.keep_block(run.ptr, run.nbytes)
 
     def free(self, address, nbytes):
@@ -81,6 +84,7 @@ cdef class Blocks:
         sub_allocator = self.sub_allocator()
         cdef MappedRun run = self.by_address[address]
         cdef Page* page = run.pages[0].get()
+        # Step by step, each noted when it is done: `free` is called again for what is left.
         if run.is_mapped or run.lost:
             sub_allocator.unmap(run.ptr, run.nbytes)
             run.note_unmapped()
@@ -94,6 +98,7 @@ cdef class Blocks:
     cdef int list_for(self, TagTransition transition, bint mapped) except -1:
         """Adds those of a tag that are mapped, or are not."""
         cdef MappedRun run
+        # A copy, since another thread may give a block back between two of them.
         for run in list(self.by_address.values()):
             if bool(run.is_mapped or run.lost) == mapped and tag_of(self.memory, run) == transition.tag.number:
                 transition.add(run)

@@ -70,6 +70,8 @@ cdef class ExpandableSegments(AddressRanges):
 
     cdef int enter_pages(self, AddressRange* range, uint64_t ptr, vector[PageRef]& pages) noexcept nogil:
         cdef size_t i = 0, first = (ptr - range.ptr) // range.slot, count = first + pages.size()
+        # A row of slots that grows with what is mapped: a range has 9/8 of the device's addresses, and mostly few
+        # pages.
         if not try_make_room(range.pages, count):
             return self.device.fail_for_memory()
         if range.pages.size() < count:
@@ -86,6 +88,7 @@ cdef class ExpandableSegments(AddressRanges):
         page = range.pages[(ptr - range.ptr) // range.slot]
         page.get().is_mapped = False
         range.pages[(ptr - range.ptr) // range.slot].reset()
+        # A child forked in the call that releases it finds the page here, and must not release it twice.
         if page.get().is_made:
             self.device.counts.releases += 1
             self.release_page(page, faults)
@@ -102,6 +105,7 @@ cdef class ExpandableSegments(AddressRanges):
                 is_new = is_new and handle != added
         range.holes.resize(kept)
         if is_new and try_push_back(range.holes, added):
+            # In the order of addresses, since the lowest start that suffices is taken (PyTorch's behaviour, 11.5).
             i = kept
             while i > 0 and self.pool.chunks[range.holes[i - 1]].ptr > self.pool.chunks[added].ptr:
                 range.holes[i] = range.holes[i - 1]
@@ -177,6 +181,7 @@ cdef class ExpandableSegments(AddressRanges):
         if chunk.state == FREE:
             nbytes[0] -= chunk.size
             handle = chunk.next
+        # Block by block, as upstream maps: each step counts, and has an entry in the history.
         nbytes[0] = min(nbytes[0], self.pool.chunks[handle].size)
         return handle
 
@@ -206,6 +211,7 @@ cdef class ExpandableSegments(AddressRanges):
             for k in range(addresses.holes.size()):
                 hole = addresses.holes[k]
                 start = self.pool.chunks[hole].prev
+                # Only the block right before: upstream does not look further back (EX-13b).
                 if start == NO_CHUNK or self.pool.chunks[start].state != FREE:
                     start = hole
                 if is_run_of(self.pool, start, growing.size):
@@ -219,15 +225,19 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Faults faults = Faults()   # before there is a range: it needs memory of the host
         cdef uint64_t slot, nbytes
         cdef AddressRange* range
+        # Read for each reservation, as upstream reads it: the total may have changed (EX-25b).
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
+        # PyTorch's chunks are 2 and 20 MiB whatever the driver's granularity is.
         slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
         nbytes = round_up_to(self.bytes_to_reserve(total), slot)
+        # 2.15 gives such a range back at once (V-5); up to 2.14 it is mapped, found too small, and stays.
         if self.checks_range and nbytes < growing.size and not (self.strict and nbytes):
             return False
         range = self.ranges.open()
         if range == NULL:
             raise out_of_host_memory()
         range.slot, range.nbytes, range.bin_set = slot, nbytes, growing.bin_set
+        # Before the device is asked: a range that comes must have its hole on the list.
         if not self.make_room(range):
             self.remove(range)
             raise out_of_host_memory()
@@ -287,6 +297,7 @@ cdef class ExpandableSegments(AddressRanges):
         try:
             made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
             self.device.check(made)
+            # What was made goes back below: a request that cannot have all of a step gets none of it (EX-21).
             if made < slots:
                 return False
             acquire_lock(self.lock[0])
@@ -298,6 +309,7 @@ cdef class ExpandableSegments(AddressRanges):
                 raise out_of_host_memory()
             self.device.check(self.map_fresh(range, handle))
         finally:
+            # What is in a slot by now is no longer among the fresh pages, so this takes back only what failed.
             self.release_fresh()
         return True
 
@@ -321,6 +333,7 @@ cdef class ExpandableSegments(AddressRanges):
         if not self.wait_for(range, faults):
             # From here on the chunk is free again, and other threads may take it.
             acquire_lock(self.lock[0])
+            # To join it again may take a record of the host's. Else it stays LEAVING, and is waited for another time.
             range.must_wait = not cancel_unmapping(self.pool, handle)
             range.some_stuck = range.some_stuck or range.must_wait
             self.lock.release()
@@ -336,6 +349,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef uint64_t end = range.ptr + (part.ptr + part.size - range.ptr) // range.slot * range.slot
         cdef Chunk* chunk
         cdef ChunkHandle handle = NO_CHUNK
+        # Without a whole slot inside upstream makes no call, and does not even wait (EX-11).
         if start >= end or not self.make_room(range):
             return NO_CHUNK
         acquire_lock(self.lock[0])
@@ -358,6 +372,7 @@ cdef class ExpandableSegments(AddressRanges):
             range = self.ranges.at(i)
             was_stuck = range.some_stuck
             if was_stuck and range.is_known and self.make_room(range):
+                # A stream that could not be waited for may still use it.
                 if not range.must_wait or self.wait_for(range, faults):
                     range.must_wait = False
                     released += self.unmap_again(range, self.strict, faults)
@@ -396,6 +411,7 @@ cdef class ExpandableSegments(AddressRanges):
                 self.wait_for(range, faults)    # even if the device fails, its memory is given back
                 self.empty(range, faults)
             self.unreserve(range, faults)
+            # One whose addresses went is taken off the list, and another one is in its place.
             i += self.ranges.size() == before
 
     # -- sleep --------------------------------------------------------------------------------------------------------
@@ -460,10 +476,12 @@ cdef class ExpandableSegments(AddressRanges):
         while handle != NO_CHUNK:
             chunk = &self.pool.chunks[handle]
             handle = chunk.next
+            # What could not be unmapped before the tag fell asleep is not mapped anew: nothing lives in it.
             if chunk.state in (UNMAPPED, LEAVING) or (live_only and chunk.state == FREE):
                 continue
             start = range.ptr + (chunk.ptr - range.ptr) // range.slot * range.slot
             end = range.ptr + round_up_to(chunk.ptr + chunk.size - range.ptr, range.slot)
+            # Two chunks may share a slot, which is mapped once.
             if out.size() and out.back().ptr + out.back().nbytes >= start:
                 out.back().nbytes = max(out.back().ptr + out.back().nbytes, end) - out.back().ptr
             elif not try_push_back(out, Span(start, end - start)):

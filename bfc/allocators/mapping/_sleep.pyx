@@ -61,6 +61,7 @@ cdef list transitions_of(ways, bint are_asleep):
     cdef list transitions = []
     cdef TagTransition transition
     cdef Tag tag
+    # In one order, whatever the user's is: a report, and the calls of the driver, are the same in each run.
     for tag in sorted(ways, key=by_number):
         if tag.is_asleep == are_asleep:
             transition = TagTransition()
@@ -75,9 +76,11 @@ cdef list transitions_of(ways, bint are_asleep):
 
 cdef int enter_or_wait(AddressRanges memory) except -1:
     while not memory.enter(0):
+        # It would wait for itself.
         if memory.source.is_called_here():
             raise RuntimeError("a sub-allocator called sleep() or wake() of the allocator that was calling it")
         time.sleep(_POLL_SECONDS)
+    # Pages that were not taken back count against the limit, and may be what is missing.
     memory.try_unreleased_again(None)
     return 0
 
@@ -93,6 +96,7 @@ cdef object put_to_sleep(AddressRanges memory, dict ways, object keep_limit):
     begun = time.monotonic()
     enter_or_wait(memory)
     try:
+        # From here on a forked child can tell what this thread was doing.
         transitions = memory.moving = transitions_of(ways, False)
         sleep_all(memory, transitions, keep_limit)
         for transition in transitions:
@@ -114,7 +118,9 @@ cdef int sleep_all(AddressRanges memory, list transitions, object keep_limit) ex
             block(memory, transition.tag.number)
         for transition in transitions:
             mark(memory, transition)
+        # When nothing can be allocated any more, so that the sum is of all, and before anything is copied.
         refuse_too_much(memory, transitions, keep_limit)
+        # Before the copy: kernels may still write what is to be kept.
         wait_for_users(memory, transitions)
         for transition in transitions:
             if transition.way is not None:
@@ -124,6 +130,7 @@ cdef int sleep_all(AddressRanges memory, list transitions, object keep_limit) ex
             list_mapped(memory, transition)
         take_down(memory, transitions)
     except BaseException as error:
+        # All or none, so that a program that catches the error goes on as before.
         if not bring_back(memory, transitions):
             fall_asleep(memory, transitions)
             error.add_note("undoing it failed, too: the tags sleep all the same, and wake() can be tried")
@@ -146,6 +153,7 @@ cdef int refuse_too_much(AddressRanges memory, list transitions, object keep_lim
                 wanted += live.nbytes
     for tag in list(memory.tags.by_name.values()):
         held += tag.kept.nbytes if tag.kept is not None else 0
+    # What sleeps already counts, and is no reason to refuse a sleep that keeps nothing.
     if wanted and held + wanted > <uint64_t>keep_limit:
         raise MemoryError(f"{format_bytes(wanted)} are to be kept on the host, which holds {format_bytes(held)} of "
                           f"tags that sleep, and keep_limit is {format_bytes(keep_limit)}: nothing has changed. Drop "
@@ -213,6 +221,7 @@ cdef int list_live(AddressRanges memory, TagTransition transition, cbool* export
             continue
         exported[0] = exported[0] or chunk.state & EXPORTED
         owner = &memory.pool.bin_sets[chunk.bin_set]
+        # Such a region is cudaMalloc's, whose addresses cannot be kept without its memory.
         if not owner.is_range and owner.lane.pool[0] == TAG_POOLS:
             unmapped[0] += chunk.size
         elif chunk.state & STATE == IN_USE and not try_push_back(
@@ -238,6 +247,7 @@ cdef void unmark(AddressRanges memory, TagTransition transition) noexcept:
     for i in range(<uint32_t>memory.pool.bin_sets.size()):
         if memory.pool.bin_sets[i].asleep and is_of_tag(memory, i, transition.tag.number):
             count_asleep(memory.pool, i, False)
+    # What wakes counts as reserved again, without a region that comes.
     memory.pool.counters.peak_pool_bytes = max(memory.pool.counters.peak_pool_bytes, memory.pool.counters.pool_bytes)
     memory.lock.release()       # a request in the tag is still refused, until `unblock`
     unblock(memory, transition.tag.number)
@@ -268,6 +278,7 @@ cdef int wait_for_users(AddressRanges memory, list transitions) except -1:
         raise out_of_host_memory()
     for stream in of_ranges:
         streams.add(stream)
+    # No stream of a driver's: nothing queues work on it.
     streams.discard(<uint64_t>HOST_STREAM)
     for stream in sorted(streams):
         sub_allocator.wait(stream)
@@ -291,6 +302,8 @@ cdef int take_down(AddressRanges memory, list transitions) except -1:
     sub_allocator = memory.source.sub_allocator
     for transition in transitions:
         for run in transition.runs:
+            # All of it before a page is released: until then, mapping the same pages again undoes everything without a
+            # copy.
             sub_allocator.unmap(run.ptr, run.nbytes)
             run.note_unmapped()
     for transition in transitions:
@@ -308,6 +321,7 @@ cdef bint bring_back(AddressRanges memory, list transitions) noexcept:
     cdef list emptied = []
     try:
         for transition in transitions:
+            # If no page was released, the contents are still there.
             if transition.kept is not None and transition.misses_pages():
                 emptied.append(transition)
         put_up(memory, transitions)
@@ -330,6 +344,7 @@ cdef list alive(AddressRanges memory, kept):
     cdef list found = []
     cdef size_t i
     for allocation in kept.allocations:
+        # By handle and id: the handle's record may be another chunk's by now.
         saved.push_back(Live(0, 0, 0, allocation.allocation_id, allocation.handle))
     # The host's copies are compared with what lives at one moment.
     acquire_lock(memory.lock[0])
@@ -388,6 +403,7 @@ cdef void note_held(AddressRanges memory) noexcept:
     cdef uint64_t held = memory.bytes_held()
     if memory.source.blocks is not None:
         held += (<Blocks>memory.source.blocks).bytes_of(True, True)
+    # Only the difference: `keep_bytes` counts against the limit what others read at any time.
     if held != memory.held:
         memory.source.keep_bytes(<int64_t>held - <int64_t>memory.held)
         memory.held = held
@@ -474,6 +490,7 @@ cdef int map_run(AddressRanges memory, MappedRun run, list mapped) except -1:
     for i in range(run.pages.size()):
         numbers.append(number_of(run.pages[i].get().number))
     sub_allocator = memory.source.sub_allocator
+    # Before the call: one that fails half-way must be undone as well.
     mapped.append(run)
     try:
         sub_allocator.map(run.ptr, numbers)
@@ -546,6 +563,7 @@ cdef uint64_t wake_up(AddressRanges memory, list tags, object fill) except? 0xFF
                 set_aside(memory, transition, -<int64_t>transition.aside)
                 memory.lock.release()
             note_held(memory)
+            # No error yet: the allocator gives back what it caches, and tries once more.
             if isinstance(error, NoRoomError):
                 return needed
             raise
@@ -607,6 +625,7 @@ cdef bint take_room(AddressRanges memory, list transitions, uint64_t* needed) ex
         needed[0] += wanted.back()
     acquire_lock(memory.lock[0])
     taken = memory.source.taken()
+    # A tag of which all was freed needs no room, even in a pool above its limit.
     fits = needed[0] == 0 or (needed[0] <= memory.limit and taken <= memory.limit - needed[0])
     for i in range(wanted.size() if fits else 0):   # under the same lock: no other thread may find the limit free
         set_aside(memory, <TagTransition>transitions[i], wanted[i])
@@ -687,6 +706,7 @@ cdef void take_over_transitions(AddressRanges memory) noexcept:
             except BaseException:
                 pass
             page.is_made = False
+        # A copy that another thread was making is half done, and there is no telling which half.
         transition.tag.is_broken = not transition.is_waking and transition.way is not None
         transition.kept = transition.tag.kept if transition.is_waking else None
         transition.aside = 0       # what was set aside for that thread's calls is forgotten with them
