@@ -75,6 +75,7 @@ def open_allocators():
         In no particular order.
     """
     allocators = []
+    # Copied in one step, since a finaliser may close an allocator at any line.
     for reference in list(_open.values()):
         allocator = reference()
         if allocator is not None:
@@ -161,6 +162,7 @@ cdef class Events(FenceQueues):
     cdef int mark_user(self, int64_t allocation_id, uint64_t stream) except -1:
         """Marks a stream that has let go of the memory now: it may be destroyed before the memory is freed."""
         if self.source.asynchronous:
+            # A stream with nothing queued waits in the queue as well, as upstream's events of idle streams do.
             fence = self.source.fence(stream) or _OVER
             self.marked.setdefault(allocation_id, []).append((ONE_QUEUE, fence))
             drop_done(self.marked[allocation_id])
@@ -172,6 +174,8 @@ cdef class Events(FenceQueues):
         cdef list fences = list(self.marked.get(key, ()))
         for source, stream in list(self.users.get(key, ())):
             if source.asynchronous:
+                # One queue, whatever the stream is: PyTorch checks its events from the head, and the oldest holds back
+                # all (case 88).
                 fences.append((ONE_QUEUE, source.fence(stream) or _OVER))
         return fences
 
@@ -186,6 +190,7 @@ cdef class Events(FenceQueues):
         fault = None
         for used_on in list(self.users.values()):
             for source, stream in list(used_on):
+                # Its own device is waited for when the blocks go back.
                 if source is self.source or not source.asynchronous:
                     continue
                 try:
@@ -638,6 +643,7 @@ cdef class PinnedAllocator(BufferOwner):
                     return handle
             if attempt:
                 self.give_back_cached()
+            # Rounded up to a power of two, the largest requests are more than a signed size can say.
             if size < <uint64_t>1 << 63 and self.ask(size, alignment, &block):
                 return self.heard(self.add(block, size, nbytes))
         return NO_BLOCK
@@ -662,6 +668,7 @@ cdef class PinnedAllocator(BufferOwner):
 
     cdef bint ask(self, uint64_t size, uint64_t alignment, Range* block) except -1:
         """Takes memory from the reserve, or asks the source. Returns whether there was room."""
+        # Pieces lie one behind the other, so a larger alignment would leave gaps that nobody uses.
         if alignment <= ALIGNMENT and self.applied.pinned_reserve_segment_size:
             if self.source.reserve.nbytes == 0:
                 self.take_reserve(size)
@@ -750,6 +757,7 @@ cdef class PinnedAllocator(BufferOwner):
     cdef int free_used(self, uint32_t handle, int64_t allocation_id) except -1:
         cdef object key = allocation_id     # made before anything changes: the host may have no memory for it
         self.blocks.records[handle].allocation_id = 0
+        # Before fences are made, which may run Python: a second free of the block is an error from here on.
         self.blocks.records[handle].state = LEAVING
         try:
             fences = self.events.fences_of(key)
@@ -763,6 +771,7 @@ cdef class PinnedAllocator(BufferOwner):
             raise
         if not fences:
             self.retire(handle)
+        # Last: an interrupt before leaves all uses known, and the block live.
         self.events.forget(key)
         return 0
 
@@ -800,6 +809,7 @@ cdef class PinnedAllocator(BufferOwner):
         """Waits for all that is queued. Returns the first error that a fence raised, or None; `drain` queries that
         fence again."""
         cdef list faults = []
+        # A fence that is asked further up this stack would be waited for by itself.
         if not self.events.is_asking():
             self.events.wait_for_all(faults)
         self.drain()
@@ -861,6 +871,7 @@ cdef class PinnedAllocator(BufferOwner):
         cdef int64_t allocation_id
         source = self.events.source_of(stream) if source is None else source
         number = self.events.number_of(stream, source)
+        # The context first, as upstream's record_event: an address inside a block is then as good as its start.
         allocation_id = self.known_by(context)
         if allocation_id == 0:
             address = address_from(ptr)
@@ -993,6 +1004,7 @@ cdef class PinnedAllocator(BufferOwner):
         """
         before = self.blocks.allocated_bytes.current
         self.try_again()
+        # What its streams have left is free. Nothing is waited for, as in upstream (case 90).
         self.drain()
         self.source.offer_unreturned_again()
         self.blocks.drop_cached()
@@ -1037,12 +1049,14 @@ cdef class PinnedAllocator(BufferOwner):
             raise BufferError(f"{self.exports} view(s) of this memory are in use (arrays, memoryviews): delete them, "
                               f"then close")
         self.is_closed = True
+        # All at once, and without Python: a finaliser that comes in between finds no block.
         self.blocks.abandon_all()
         self.source.leave_reserve()
         self.source.offer_unreturned_again()
         self.events.clear()
         _open.pop(id(self), None)
         self.source.offer_rejected_again()
+        # Here blocks may be live, so the device is waited for.
         self.source.give_back(idle=False)
         if fault is not None:
             raise fault     # even if the device fails, its memory is given back
@@ -1274,6 +1288,7 @@ cdef class PinnedAllocator(BufferOwner):
         try:
             self.free_block(handle, allocation_id)
         except BaseException as error:
+            # The block is live still, and has nobody who would free it again.
             self.blocks.records[handle].unfreed = True
             report_unraisable(error, _PUT_OFF)
 

@@ -54,6 +54,7 @@ cdef class Source:
             return False
         piece.ptr = self.reserve.ptr + self.reserve_used
         piece.nbytes = 0
+        # A piece that is emptied is never cut again: PyTorch's reserve only moves forward (case 91).
         self.reserve_used = min(self.reserve.nbytes, self.reserve_used + (size + PIECE - 1) // PIECE * PIECE)
         return True
 
@@ -94,6 +95,7 @@ cdef class Source:
 
     cdef int give_back_block(self, Range block) except -1:
         """Gives a block back that the source gave, and that is not used after all."""
+        # Only a host without memory for the list comes here; then the block goes back outside of it.
         if not self.leave(block):
             self.free_timed(block, True)
         return self.give_back()
@@ -107,6 +109,7 @@ cdef class Source:
             return 0
         fault, failed, interrupt = None, 0, None
         defer_handlers(&deferral)
+        # After an exception from another thread the rest stays listed, for the next release.
         while self.leaving.size() and interrupt is None:
             block = self.leaving.back()
             self.leaving.pop_back()
@@ -170,6 +173,8 @@ cdef class Blocks:
         """
         cdef uint32_t* link = &self.stacks[bucket_of(size)]
         cdef uint32_t handle
+        # Only exact sizes put different ones into a bucket. A release of PyTorch without this test overflowed the heap
+        # (#192722).
         while link[0] != NO_BLOCK and (self.records[link[0]].size < size
                                        or self.records[link[0]].ptr & (alignment - 1)):
             link = &self.records[link[0]].next
@@ -182,6 +187,7 @@ cdef class Blocks:
     cdef void begin(self, uint32_t handle, uint64_t nbytes) noexcept nogil:
         """Makes a block live."""
         cdef Block* block = &self.records[handle]
+        # Ids tell a block from the one that had its record before.
         self.last_id += 1
         block.allocation_id = self.last_id
         block.requested = nbytes
@@ -196,6 +202,7 @@ cdef class Blocks:
             return False
         predecrement(after)
         cdef Block* below = &self.records[dereference(after).second]
+        # The source may have given more than the block's size, and that is not free either.
         return below.ptr + max(below.size, below.received) > ptr
 
     cdef uint32_t add(self, Range memory, uint64_t size, uint64_t nbytes) noexcept nogil:
@@ -219,9 +226,11 @@ cdef class Blocks:
             handle = <uint32_t>self.records.size()
             block.next = NO_BLOCK
             block.state = UNUSED
+            # The last number stands for none, so a table of as many records is full.
             if handle == NO_BLOCK or not try_push_back(self.records, block):
                 return NO_BLOCK
             self.unused = handle
+        # The record stays unused, and is found there by the next block.
         if not try_store(self.by_address, ptr, handle):
             return NO_BLOCK
         self.unused = self.records[handle].next
@@ -244,6 +253,7 @@ cdef class Blocks:
         self.active_requests.lower(1)
         self.active_bytes.lower(block.size)
         block.state = CACHED
+        # On top: PyTorch takes the block that was freed last (case 86).
         block.next = self.stacks[bucket]
         self.stacks[bucket] = handle
 
@@ -252,6 +262,7 @@ cdef class Blocks:
         until the allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
         cdef uint32_t handle = link[0]
         cdef Range block = Range(self.records[handle].ptr, self.records[handle].received)
+        # A piece of the reserve has nothing to give back: it is forgotten, as upstream forgets it.
         if block.nbytes and not self.source.leave(block):
             return False
         link[0] = self.records[handle].next

@@ -95,6 +95,7 @@ cdef class CUDAPages:
         result = self.books.native.reserved(address[0], nbytes)
         self.lock.release()
         if result != 0:
+            # Nobody else knows these addresses.
             self.driver.end(UNRESERVE, address[0], nbytes)
             return self.failed(RESERVE, result, 0, nbytes, fault)
         return 0
@@ -170,6 +171,7 @@ cdef class CUDAPages:
             fault.undoing = self.driver.end(UNMAP, address, fault.address - address)
         if fault.undoing:
             fault.lost = fault.address - address
+            # What could not be unmapped stays in the books, so that it can be unmapped later.
             run.drop_first(done)
         self.lock.wait_and_acquire()
         self.books.native.unmapped(run)
@@ -202,6 +204,7 @@ cdef class CUDAPages:
             if result == 0 and not try_assign(access, self.access):
                 result = NO_HOST_MEMORY
             if result == 0:
+                # Before the call: a peer that is enabled meanwhile must find this run.
                 self.books.native.accessible(run)
                 changes = self.access_changes
             else:
@@ -223,6 +226,7 @@ cdef class CUDAPages:
         self.lock.wait_and_acquire()
         result = self.books.native.find_run(address, nbytes, &run)
         if result == 0:
+            # Before the driver has unmapped it: from then on another thread may map there.
             self.books.native.unmapped(run)
         else:
             self.refused(UNMAP, result, address, nbytes, fault)
@@ -272,12 +276,14 @@ cdef class CUDAPages:
         cdef tuple before = self.peers, wanted = (*before, peer)
         if peer == self.device or peer in before:
             return
+        # Nothing under the lock may fail.
         self.access.reserve(self.access.size() + 1)
         done = []
         self.lock.wait_and_acquire()
         self.access.push_back(access_of(peer, True))
         self.access_changes += 1
         self.lock.release()
+        # Before the runs are gone through: memory that becomes accessible meanwhile has the peer already.
         self.peers = wanted
         try:
             for address, nbytes in self.books.accessible_runs():

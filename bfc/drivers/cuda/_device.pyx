@@ -100,6 +100,7 @@ cdef class PrimaryContext:
         return result
 
     def __dealloc__(self):
+        # At the exit the driver may have shut down, and calling it crashes.
         if self.retained and not counted(exiting) and not forked:
             cu.context_release(self.ordinal)
 
@@ -111,12 +112,14 @@ cdef class PrimaryContext:
         if forked or not self.retained:
             return NOT_INITIALIZED
         cdef CUresult result = cu.context_id(self.context, &identity)
+        # After a reset the primary context has the same handle, and none of this memory.
         if result == SUCCESS and identity != self.identity:
             result = CONTEXT_IS_DESTROYED
         if result == SUCCESS:
             result = cu.context_push(self.context)
         if result != SUCCESS:
             return result
+        # A pool may then grow while another thread captures: else cudaMalloc would spoil that capture.
         mode[0] = RELAXED
         result = cu.capture_mode(mode)
         if result != SUCCESS:
@@ -129,6 +132,7 @@ cdef class PrimaryContext:
         if forked or not self.retained:
             return NOT_INITIALIZED
         cdef CUresult result = cu.capture_mode(&mode)
+        # Even if the mode could not be put back: the caller's context must be current again.
         cdef CUresult second = cu.context_pop(&popped)
         return second if result == SUCCESS else result
 
@@ -194,6 +198,7 @@ def is_host_memory(uint64_t address):
     cdef PrimaryContext context
     load()
     cdef CUresult result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
+    # The question needs a context. None is made for it, as that would take memory of device 0.
     if result == INVALID_CONTEXT:
         context = PrimaryContext.__new__(PrimaryContext)
         context.ordinal = first_active_device()
@@ -333,6 +338,7 @@ cdef class DeviceMemory:
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil:
         cdef int mode
         cdef Block block
+        # The driver aligns to 256 at least, so that much less is ever wasted.
         cdef uint64_t margin = alignment - ALIGNMENT if alignment > ALIGNMENT else 0
         if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 63:
             return OUT_OF_MEMORY
@@ -345,6 +351,7 @@ cdef class DeviceMemory:
         if result == SUCCESS and block.base & (alignment - 1):  # rare: the driver aligns more than it promises
             result = self.give_back(&block, True)
             if result == SUCCESS:
+                # The first block went back before: together they might not fit.
                 result = self.ask(nbytes + margin, &block.base)
         if result == SUCCESS:
             address[0] = (block.base + alignment - 1) & ~(alignment - 1)
@@ -364,6 +371,8 @@ cdef class DeviceMemory:
         cdef void* pages = map_pages(block.mapped)
         if pages == NULL:
             return OUT_OF_MEMORY
+        # First, and by several threads, as PyTorch does (pinned_num_register_threads): pinning then finds all pages
+        # there.
         touch_pages(pages, block.mapped, threads)
         block.base = <uint64_t>pages
         cdef CUresult result = self.context.enter(&mode)
@@ -401,6 +410,7 @@ cdef class DeviceMemory:
             result = cu.async_alloc(address, nbytes, self.own_stream)
             if result != SUCCESS:
                 return result
+            # Memory of the driver's pool is ordered on this stream. Waited for, it may be used on any.
             result = cu.stream_synchronize(self.own_stream)
             if result != SUCCESS:
                 cu.async_free(address[0], self.own_stream)
@@ -415,9 +425,11 @@ cdef class DeviceMemory:
             self.live_bytes -= min(nbytes, self.live_bytes)
             return SUCCESS      # in a forked child: a thread of the parent may have been changing the map
         self.lock.wait_and_acquire()
+        # The size, too: a wrong one says that the caller takes this for another block.
         cdef bint found = self.live.count(address) and self.live[address].nbytes == nbytes
         if found:
             block = self.live[address]
+            # Before the driver has it: another thread may get the same address at once.
             self.live.erase(address)
             self.live_bytes -= nbytes
         self.lock.release()
@@ -429,6 +441,7 @@ cdef class DeviceMemory:
             self.context.leave(mode)
         elif is_lost(result) and block.mapped:      # the registration went with the context
             unmap_pages(<void*>block.base, block.mapped)
+        # A context that was reset has taken its memory with it.
         if result == SUCCESS or is_lost(result):
             return SUCCESS
         self.lock.wait_and_acquire()
@@ -444,6 +457,7 @@ cdef class DeviceMemory:
         if self.kind == DEVICE or self.kind == MANAGED:
             return cu.memory_free(block.base)
         if not idle:
+            # cuMemFreeHost and unregistering do not wait for work that still uses the memory, as cuMemFree does.
             result = cu.context_synchronize()
         if result != SUCCESS:
             return result
@@ -550,6 +564,7 @@ cdef class DeviceMemory:
         self.lock.release()
         if event[0] != NULL:
             return SUCCESS
+        # Without timing, as PyTorch's: such an event costs least. A thread that waits for it sleeps.
         return cu.event_create(event, NO_TIMING | BLOCKING_WAIT)
 
     cdef void put_event(self, void* event) noexcept nogil:
@@ -560,6 +575,7 @@ cdef class DeviceMemory:
         kept = try_push_back(self.idle_events, event)
         self.lock.release()
         if not kept:
+            # Without host memory for the list it is dropped: the next one is made anew.
             cu.event_destroy(event)
 
     cdef CUresult mark(self, uint64_t stream, void** event) noexcept nogil:
@@ -589,6 +605,7 @@ cdef class DeviceMemory:
             return result
         result = unless_capturing(all_of(first), CAPTURED)
         if result == SUCCESS:
+            # An event of work outside of the graph would spoil the capture.
             result = unless_capturing(stream_handle(then), CAPTURES_OTHERS)
         if result == SUCCESS:
             result = self.take_event(&event)
@@ -614,6 +631,7 @@ cdef class DeviceMemory:
             if result == SUCCESS:
                 result = cu.stream_id(stream_handle(stream), &found)
             self.context.leave(mode)
+        # So that no id equals that of a default stream, which is its handle.
         id[0] = found | <uint64_t>1 << 63
         return result
 
@@ -872,6 +890,7 @@ cdef class VirtualMemory:
         self.context = memory.context
         self.wanted = on_device(ordinal)
         self.wanted.handle_types = HANDLE_TYPES[handle_type]
+        # As newer PyTorch decides it: before the first page is made.
         if self.wanted.handle_types == FABRIC and not attribute(ordinal, HAS_FABRIC_HANDLES):
             self.wanted.handle_types = DESCRIPTOR
         if self.wanted.handle_types == DESCRIPTOR and not attribute(ordinal, HAS_DESCRIPTORS):
@@ -893,6 +912,7 @@ cdef class VirtualMemory:
         cdef int mode
         cdef CUresult result = self.context.enter(&mode)
         if result == SUCCESS:
+            # No alignment and no hint, as PyTorch asks (11.2): the driver's granularity is enough.
             result = cu.address_reserve(address, nbytes, 0, 0, 0)
             self.context.leave(mode)
         return result
@@ -921,6 +941,7 @@ cdef class VirtualMemory:
         """OUT_OF_MEMORY if new memory would leave others too little. Needs the context."""
         cdef size_t free = 0
         cdef size_t total = 0
+        # Few ask for it: without it a page costs one call of the driver less.
         if self.left_free == 0:
             return SUCCESS
         cdef CUresult result = cu.memory_info(&free, &total)
@@ -942,6 +963,7 @@ cdef class VirtualMemory:
             self.wanted.handle_types = DESCRIPTOR
             result = cu.memory_create(handle, nbytes, &self.wanted, 0)
         if result == SUCCESS:
+            # As in PyTorch 2.11 only the first creation may change the kind of handle (11.3).
             self.has_created = True
         self.context.leave(mode)
         return result

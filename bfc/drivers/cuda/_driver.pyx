@@ -98,6 +98,7 @@ _CAPTURE_HINTS = {
 cdef void forget_the_driver() noexcept nogil:
     """Runs in a forked child, before any of Python's fork hooks."""
     global forked
+    # Only if CUDA was used: else the child may use it as any other process.
     forked = loaded
 
 
@@ -114,6 +115,7 @@ def load():
     if loaded:
         return
     try:
+        # Here and not at the top: the package is optional.
         from cuda.bindings import cydriver
     except ImportError as error:
         raise DeviceUnavailableError(
@@ -122,11 +124,13 @@ def load():
     for index, (name, arguments) in enumerate(_SIGNATURES):
         signature = f"CUresult ({arguments})".encode()
         try:
+            # By name and signature, so that one build works with cuda-bindings 12.9 and 13, and needs no cuda.h.
             functions[index] = PyCapsule_GetPointer(cydriver.__pyx_capi__[name], signature)
         except (KeyError, ValueError) as error:
             raise DeviceUnavailableError(f"the installed cuda-bindings has no {name} as bfc calls it: bfc works with "
                                          f"12.9 and 13") from error
     initialise()
+    # Last: a load that failed can be tried again.
     loaded = True
 
 
@@ -167,6 +171,7 @@ def driver_error(call, CUresult result, hint=""):
     """The DriverError for the result of a call. Without `hint`, the usual hint for such errors is used."""
     cdef const char* name = NULL
     cdef const char* text = NULL
+    # cuGetErrorName needs a driver that works in this process.
     if forked or not found:
         result = NOT_INITIALIZED
         named, said, hint = "CUDA_ERROR_NOT_INITIALIZED", "initialization error", ""
