@@ -82,6 +82,7 @@ cpdef uint64_t array_address(object array) except? 0:
     """
     import numpy
 
+    # Its head is read as a C structure below: any other object's memory would be taken for it.
     if not isinstance(array, numpy.ndarray):
         raise TypeError(f"an array of NumPy's is needed, not {type(array).__name__}")
     return <uintptr_t>(<ArrayHead*><PyObject*>array).data
@@ -128,6 +129,7 @@ cdef bint copy_ints(object given, vector[uint64_t]* found) except -1:
     finally:
         PyBuffer_Release(&view)
     for number in found[0]:
+        # One pass without a branch: the top bit of all together says whether any has it.
         together |= number
     return together >> 63 == 0
 

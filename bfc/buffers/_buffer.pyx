@@ -239,9 +239,11 @@ cdef class Buffer:
         cdef TurnAt turn      # of two threads one frees it
         turn.take(self)
         cdef int64_t allocation_id = self.allocation_id
+        # Under the turn, so that no view comes between this look and the free.
         if counted(self.exports):
             raise BufferError(f"{counted(self.exports)} view(s) of this buffer are in use: delete them first")
         if allocation_id:
+            # Before the free, which may run Python: what that does with the buffer finds it freed.
             put(self.allocation_id, <int64_t>0)
             try:
                 self.owner.free_handle(self.handle, allocation_id)
@@ -295,6 +297,7 @@ cdef class Buffer:
             raise BufferError(f"the buffer protocol has no format for {items.typestr}")
         if flags & PyBUF_WRITABLE and self.read_only:
             raise BufferError("this view is read-only")
+        # One row or column is contiguous in either order.
         if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(shape) > 1:
             raise BufferError("this memory lies row by row, not column by column")
         cdef Py_ssize_t ndim = len(shape), i, step = items.itemsize
@@ -332,6 +335,7 @@ cdef class Buffer:
         import numpy
 
         self.require_host("NumPy (to_host() copies)")
+        # By way of bytes, since NumPy reads no buffer of a dtype that has no format.
         array = numpy.frombuffer(self.view(numpy.uint8), numpy.uint8).view(self.items().dtype).reshape(self.extents())
         if dtype is not None and numpy.dtype(dtype) != array.dtype:
             if copy is not None and not copy:
@@ -478,6 +482,7 @@ cdef class Buffer:
         interface = {
             "shape": self.extents(),
             "typestr": items.typestr,
+            # An empty buffer has no memory, whose address would be another's: the protocol wants 0 there.
             "data": (start if self.nbytes else 0, self.read_only),
             "strides": None,
             "version": 3,

@@ -83,6 +83,7 @@ cdef class use_stream:
 
     def __enter__(self):
         self.tokens.append(_stream.set(self.stream))
+        # A count for the process, so that an allocation outside of all scopes reads one word and no variable.
         scopes_open.fetch_add(1)
         return self
 
@@ -170,6 +171,7 @@ cdef uint32_t number_of_owner(object name) except 0:
         return found
     cdef TurnAt turn
     turn.take(naming)
+    # Asked again in the turn: another thread may have named it since.
     found = numbers.get(name)
     if found is not None:
         return found
@@ -184,6 +186,7 @@ cdef uint32_t number_of_owner(object name) except 0:
         found = numbers.get(name)
         if found is not None:
             return found
+    # The name before its number: who has the number finds the name.
     owner_names.append(str(name))
     return numbers.setdefault(owner_names[len(owner_names) - 1], len(owner_names) - 1)
 
@@ -205,6 +208,7 @@ cdef class Scope:
         """Lets threads without the GIL find this scope, which has just become the innermost one."""
         cdef PyObject* context = PyThreadState_Get().context
         cdef OpenScope made
+        # No thread asks without the GIL until something serves such threads, and a table would cost every scope.
         if counted(open_scopes) == NULL or context == NULL:
             return 0
         made.context, made.scope, made.tag, made.owner = context, <void*>self, self.tag, self.number

@@ -62,6 +62,7 @@ cdef int load() except -1:
     global array_type, run_any, copy_into
     import numpy
 
+    # With the first copy, as NumPy is: many programs never make one.
     from bfc.copying import engine
 
     try:
@@ -122,16 +123,19 @@ cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
         return True
     if not to.flags & WRITEABLE or (given.kind == c'c' and kind.kind != c'c'):
         return False
+    # NumPy mixes items up where two arrays overlap with different steps. The engine copies by way of a temporary then.
     if may_mix(to, SIZES[kind.number], source, SIZES[given.number]):
         return False
     cdef Py_ssize_t nbytes = SIZES[kind.number]
     for i in range(to.nd):
         nbytes *= to.shape[i]
+        # Several items of the destination share memory, which is refused, by the engine's text.
         if to.strides[i] == 0 and to.shape[i] > 1:
             return False
     if alike and same_shape and to.flags & source.flags & CONTIGUOUS:
         if nbytes == 0:
             return True
+        # Below, to give the GIL away and take it back would cost more than the copy.
         if nbytes < LONG_COPY:
             memmove(to.data, source.data, nbytes)
         else:
@@ -227,6 +231,7 @@ def copy(dst, src, *, non_blocking=False, stream=None, conj=False, neg=False):
     if not conj and not neg:
         if dst is src:
             return dst
+        # Not subclasses: a masked array, say, has more to copy than its items.
         if type(dst) is array_type and type(src) is array_type and copy_arrays(<PyObject*>dst, <PyObject*>src):
             return dst
     run_any(dst, src, non_blocking, stream, conj, neg)

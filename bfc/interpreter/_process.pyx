@@ -53,6 +53,7 @@ def _note_the_exit():
     put(exiting, <bint>True)
     atomic_thread_fence(memory_order_seq_cst)
     with nogil:
+        # Not for ever: such a thread may itself wait for something.
         while entering.load() and passed < MICROSECONDS_AT_THE_END:
             usleep(POLL_MICROSECONDS_AT_MOST)
             passed += POLL_MICROSECONDS_AT_MOST
@@ -63,6 +64,7 @@ cdef cbool start_entering() noexcept nogil:
     unless it has the GIL. Otherwise it calls `has_entered` as soon as it has the GIL."""
     entering.fetch_add(1)
     atomic_thread_fence(memory_order_seq_cst)       # either this sees `exiting`, or the exit sees this thread
+    # A thread that has the GIL already need not wait for it.
     if (counted(exiting) or is_finalizing()) and not holds_gil():
         has_entered()
         return False
@@ -181,6 +183,7 @@ cdef class ForkSafeLock:
         while not self.take():
             with nogil:
                 usleep(pause)
+            # Polled, since a lock of the C library's that a dead thread holds could never be taken again in a child.
             pause = min(2 * pause, <unsigned int>POLL_MICROSECONDS_AT_MOST)
         return self
 
@@ -314,6 +317,7 @@ cdef void defer_handlers(Deferral* deferral) noexcept:
     main_thread = PyThread_get_thread_ident()
     for number in range(1, last_signal + 1):
         handler = get_handler_of(signal_module, numbers[number])
+        # SIG_DFL and SIG_IGN run no Python, and a handler that C code has installed reads as None.
         if isinstance(handler, int) or not PyCallable_Check(handler) or handler is put_off:
             continue
         replaced[number] = handler
