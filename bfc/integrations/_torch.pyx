@@ -228,6 +228,7 @@ _kept = []
 
 
 cdef int check_servable(Allocator allocator) except -1:
+    # PyTorch calls these while it holds a mutex that a thread with the GIL may wait for, so none may take the GIL.
     if allocator.source.native == NULL or allocator.home_stream == HOST_STREAM:
         raise ValueError(f"PyTorch needs memory of a device, and asks for it without the GIL, which "
                          f"{allocator.sub_allocator!r} cannot serve: use a CUDASubAllocator")
@@ -277,6 +278,7 @@ cdef void* device_at(int device) noexcept nogil:
 cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uint64_t* pool,
                        void** ptr) noexcept nogil:
     cdef uint64_t address = 0, on = <size_t>stream
+    # PyTorch's callers may name the default stream by either of its handles.
     on = 0 if on == allocator.default_stream_alias else on
     if size and not allocate_without_gil(allocator, size, on, pool, &address):
         return False
@@ -300,6 +302,7 @@ cdef cbool serve(Allocator allocator, size_t size, void* stream, void** ptr, cha
 cdef cbool miss_with_gil(Allocator allocator, size_t size, uint64_t on, uint64_t* address, char* text,
                          size_t room) noexcept with gil:
     has_entered()
+    # What an earlier call failed with must not be told as this one's.
     allocator.last_fault.set(0)
     try:
         if allocator.by_stream:
@@ -376,6 +379,7 @@ cdef cbool use_pool_with_gil(Allocator allocator, int what, uint64_t first, uint
 
 cdef int use_pool_of(allocator, int what, tuple pool) except -1:
     if allocator.closed:
+        # A program that ends frees its graphs after the allocator was closed, in whichever order.
         if what == BFC_BEGIN:
             raise ClosedError("the allocator that serves this device is closed")
     elif what == BFC_RELEASE:
@@ -391,6 +395,7 @@ cdef int begin_pool(allocator, tuple pool) except -1:
     """PyTorch's filter decides which requests are for the pool, and not a scope of ours: it is one of no stream."""
     allocator.begin_allocate_to_pool(pool, "none")
     try:
+        # After the scope: from here on frees are put off, and requests must have their pool.
         allocator.mark_capture_begin()
     except BaseException:
         allocator.end_allocate_to_pool(pool)
@@ -407,6 +412,7 @@ cdef int end_pool(Allocator allocator, tuple pool) except -1:
         allocator.mark_capture_end()
     finally:
         allocator.end_allocate_to_pool(pool)
+    # Another capture may still be under way, in which no fence may be asked.
     if not allocator.fences.capture_is_marked():
         allocator.frees.drain(RECORD | QUERY)
     return 0
@@ -431,6 +437,7 @@ cdef cbool empty_all_with_gil(char* text, size_t room) noexcept with gil:
 
 
 cdef void say(str words, char* text, size_t room) noexcept:
+    # ASCII, so that no character is cut in half.
     cdef bytes encoded = words.encode("ascii", "replace")[:room - 1]
     cdef size_t i
     for i in range(<size_t>len(encoded)):

@@ -172,6 +172,7 @@ cdef class Table:
 
     def capsule(self):
         """The table in a PyCapsule named "bfc.allocator", which keeps it alive."""
+        # The capsule holds the table by a plain pointer, and gives the reference back when it goes.
         Py_INCREF(self)
         try:
             return PyCapsule_New(&self.functions, BFC_ALLOCATOR_CAPSULE, drop)
@@ -199,6 +200,8 @@ cdef class Table:
 
     cdef cbool hit(self, int device, size_t nbytes, int64_t stream, uint64_t* address) noexcept nogil:
         """Serves a request that needs no GIL. False for all else, and then nothing has changed."""
+        # A pool is opened by Python, once. A stream that is not known to be ordered takes the GIL, and is asked about
+        # there.
         if not 0 <= device < self.devices or self.pools[device].load() == NULL or not self.is_ordered(device, stream):
             return False
         cdef void* pool = self.pools[device].load()
@@ -253,6 +256,7 @@ cdef class Table:
                     used_after = <int64_t>forks
                 self.forks_before = <uint64_t>used_after
                 self.survives_no_fork.set(True)
+            # Last: from here on other threads use it without the GIL.
             self.pools[device].store(<void*>found)
         return found
 
@@ -347,6 +351,7 @@ cdef uint64_t take_in_pool(Allocator pool, uint64_t nbytes, uint64_t stream, uin
 
 
 cdef bfc_result free(Table self, void* ptr) noexcept nogil:
+    # A destructor in C++ cannot be told of an error, and the memory goes with the process.
     if ptr == NULL or counted(exiting) or self.is_lost():
         return BFC_OK
     # each question takes the lock of a pool, which threads on other devices need, too
@@ -481,6 +486,7 @@ cdef bfc_result copy_with_gil(Table self, void* to, const void* start, size_t nb
         if nbytes:
             source = pool_at(self, <uint64_t>to).sub_allocator
             source.copy(<uint64_t>to, <uint64_t>start, nbytes, <uint64_t>stream)
+            # The caller may free either side when this returns.
             source.wait(<uint64_t>stream)
     except BaseException as error:
         return explain(error, why, room)
@@ -716,6 +722,7 @@ cdef ChunkHandle take_at(Pool pool, uint64_t address, Request* request) noexcept
     if handle == NO_CHUNK or pool.chunks[handle].ptr + pool.chunks[handle].size < address + request.rounded:
         return NO_CHUNK
     if pool.chunks[handle].ptr < address:
+        # As mallocWithAddress does, so that statistics see three allocations for two requests (V-15).
         before = pool.allocate_this(handle, address - pool.chunks[handle].ptr,
                                     address - pool.chunks[handle].ptr, pool.chunks[handle].stream, True)
         if before >= NO_HOST_MEMORY:

@@ -199,6 +199,7 @@ cdef class Machine:
         start = self.next
         self.next += length
         if 0 < length <= 8:
+            # Two's complement: a negative number is filled up with ones.
             if self.bytes_[start + length - 1] & 0x80:
                 number = ~number
             memcpy(&number, self.bytes_ + start, length)

@@ -64,6 +64,7 @@ cdef class Stacks:
         stack = self.lists.find(key)
         if stack == NOT_THERE:
             stack = self.walk(frames, False)
+            # By identity: the reader makes one list of frames, which thousands of entries share.
             self.lists.put(key, stack)
         return stack
 
@@ -99,6 +100,7 @@ cdef class Stacks:
         cdef int64_t stack = 0, frame
         cdef Py_ssize_t i = PyList_GET_SIZE(frames)
         cdef PyObject* item
+        # From the outermost frame: stacks that begin alike share their nodes.
         while i > 0:
             i -= 1
             item = PyList_GET_ITEM(frames, i)
@@ -150,6 +152,7 @@ cdef class Stacks:
         return stack
 
     cdef int64_t child(self, int64_t parent, int64_t frame) except -1:
+        # Both have 32 bits in what is written, so one word names the pair.
         cdef uint64_t key = <uint64_t>parent << 32 | <uint64_t>frame
         cdef int64_t child = self.children.find(key)
         if child == NOT_THERE:

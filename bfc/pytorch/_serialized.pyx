@@ -121,6 +121,7 @@ cdef class Columns:
             for j in range(self.first_chunk(i), self.region_rows[i].chunks_end):
                 if self.chunk_rows[j].state in (ROW_IN_USE, ROW_WAITING):
                     past.add_live(self.chunk_rows[j].ptr)
+        # Entries that do not fit are left out: the viewer would stop at the first of them with an error.
         past.follow(self.records, self.record_count, self.kept)
 
     cdef uint32_t first_chunk(self, size_t region) noexcept:
@@ -196,6 +197,7 @@ cdef class Writer:
         self.put_segments(columns, device)
         self.put("device_traces")
         self.out.begin_list()
+        # PyTorch's list has one history for each device, by its number.
         for _ in range(device):
             self.put([])
         self.put_entries(columns)
@@ -252,6 +254,7 @@ cdef class Writer:
         self.out.begin_list()
         for i in range(columns.region_count):
             row = &columns.region_rows[i]
+            # What sleeps has no memory: PyTorch's viewer would add it to what is reserved.
             if row.flags & ASLEEP:
                 continue
             sums = columns.sums_of(i)
