@@ -666,6 +666,9 @@ cdef void list_at_ends(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void unlist_at_ends(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void return_to_gap(Pool pool, ChunkHandle handle) noexcept nogil
 cdef ChunkHandle coalesce_at_ends(Pool pool, ChunkHandle handle, cbool ignore_timestamps) noexcept nogil
+cdef cbool has_records(Pool pool, int count) noexcept nogil
+cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
+cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil
 cdef size_t play(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil
 cdef TimelineRow row_after(Pool pool, Timeline* timeline, size_t event, uint64_t live) noexcept nogil
 cdef ChunkHandle take_place(Pool pool, uint32_t index, uint64_t rounded, uint64_t requested, uint64_t stream,

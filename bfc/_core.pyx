@@ -1445,6 +1445,58 @@ cdef void forget_blocks(Pool pool, Region* region) noexcept nogil:
             plan.set_region(which, False, 0)
 
 
+# -- parts of chunks ---------------------------------------------------------------------------------------------------
+
+cdef cbool has_records(Pool pool, int count) noexcept nogil:
+    """Whether there are so many unused records of chunks; the table grows if need be."""
+    cdef size_t unused = pool.records.capacity - pool.chunk_count, capacity
+    cdef ChunkHandle slot = pool.records.free_slot
+    while slot != NO_CHUNK and unused < <size_t>count:
+        unused += 1
+        slot = pool.chunks[slot].next
+    while unused < <size_t>count:       # it grows by a half each time
+        capacity = pool.records.capacity
+        if not pool.grow_chunks():
+            return False
+        unused += pool.records.capacity - capacity
+    return True
+
+
+cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
+    """Cuts the tail off a chunk that is in no bin; the tail has the same state. Needs a record."""
+    cdef ChunkHandle rest = pool.take_slot()
+    cdef Chunk* chunk = &pool.chunks[handle]
+    pool.fill_in(rest, chunk.ptr + size, chunk.size - size, chunk.bin_set, chunk.state)
+    pool.chunks[rest].prev = handle
+    pool.chunks[rest].next = chunk.next
+    if chunk.next != NO_CHUNK:
+        pool.chunks[chunk.next].prev = rest
+    chunk.next = rest
+    chunk.size = size
+    return rest
+
+
+cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil:
+    """Gives a part of a free chunk another state; what lies before and behind it stays free. The part's handle, or
+    NO_HOST_MEMORY, and then nothing has changed."""
+    cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
+    cdef ChunkHandle part = handle, rest
+    cdef uint64_t requested = pool.chunks[handle].requested_size
+    if not has_records(pool, 2) or not owner.bins.reserve():
+        return NO_HOST_MEMORY
+    pool.unlist_free_chunk(owner, handle)
+    if end < pool.chunks[handle].ptr + pool.chunks[handle].size:
+        rest = cut(pool, handle, end - pool.chunks[handle].ptr)
+        pool.list_free_chunk(owner, rest)
+    if start > pool.chunks[handle].ptr:
+        part = cut(pool, handle, start - pool.chunks[handle].ptr)
+        pool.chunks[handle].requested_size = 0
+        pool.list_free_chunk(owner, handle)
+    pool.chunks[part].requested_size = requested    # stale, as PyTorch's snapshots show it
+    pool.chunks[part].state = state
+    return part
+
+
 # -- replay -----------------------------------------------------------------------------------------------------------
 
 cdef size_t play(Pool pool, Events* events, size_t start, size_t end, Tally* tally) noexcept nogil:

@@ -18,15 +18,12 @@ cdef cbool extend_chunk(Pool pool, ChunkHandle handle, uint64_t rounded, uint64_
 
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil
 cdef void remove_range(Pool pool, uint64_t ptr, uint64_t size) noexcept nogil
-cdef cbool has_records(Pool pool, int count) noexcept nogil
 cdef uint64_t count_asleep(Pool pool, uint32_t bin_set, cbool asleep) noexcept nogil
-cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
 cdef void merge_unmapped(Pool pool, ChunkHandle handle) noexcept nogil
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil
 cdef cbool end_mapping(Pool pool, ChunkHandle handle) noexcept nogil
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil
 cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end) noexcept nogil
-cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil
 cdef void make_free(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
 cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil
 cdef ChunkHandle end_unmapping(Pool pool, ChunkHandle handle, uint64_t size, cbool has_gone) noexcept nogil

@@ -20,7 +20,7 @@ from bfc.native.nothrow cimport try_reserve
 from bfc._core cimport (
     DELETED, DIVIDED, ENDS, FREE, GAP, HISTORY_ALLOC, HISTORY_SEGMENT_MAP, HISTORY_SEGMENT_UNMAP, LEAVING,
     MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, STATE, UNMAPPED, WAITING, Bins, BinSet, Chunk, ChunkHandle, PlanServer,
-    Pool, Region, coalesce_at_ends, forget_blocks, list_at_ends, return_to_gap, unlist_at_ends,
+    Pool, Region, carve, coalesce_at_ends, cut, forget_blocks, has_records, list_at_ends, return_to_gap, unlist_at_ends,
 )
 from bfc.allocators._places cimport plan_in
 
@@ -166,21 +166,6 @@ cdef void split_off(Pool pool, BinSet* owner, ChunkHandle handle, uint64_t size)
         owner.bitmap.add(pool.chunks[rest].ptr, pool.chunks[rest].size, rest)
 
 
-cdef cbool has_records(Pool pool, int count) noexcept nogil:
-    """Whether there are so many unused records of chunks; the table grows if need be."""
-    cdef size_t unused = pool.records.capacity - pool.chunk_count, capacity
-    cdef ChunkHandle slot = pool.records.free_slot
-    while slot != NO_CHUNK and unused < <size_t>count:
-        unused += 1
-        slot = pool.chunks[slot].next
-    while unused < <size_t>count:       # it grows by a half each time
-        capacity = pool.records.capacity
-        if not pool.grow_chunks():
-            return False
-        unused += pool.records.capacity - capacity
-    return True
-
-
 cdef ChunkHandle add_range(Pool pool, uint64_t ptr, uint64_t size, uint32_t bin_set) noexcept nogil:
     """Takes reserved addresses in as one unmapped chunk. NO_HOST_MEMORY: nothing has changed."""
     if pool.books.usage != NULL and not pool.books.pool_usage.know(pool.bin_sets[bin_set].lane.pool):
@@ -285,20 +270,6 @@ cdef void count_out(Pool pool, BinSet* owner, Chunk* chunk) noexcept nogil:
         pool.note(HISTORY_SEGMENT_UNMAP, chunk, chunk.size)
 
 
-cdef ChunkHandle cut(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
-    """Cuts the tail off a chunk that is in no bin; the tail has the same state. Needs a record."""
-    cdef ChunkHandle rest = pool.take_slot()
-    cdef Chunk* chunk = &pool.chunks[handle]
-    pool.fill_in(rest, chunk.ptr + size, chunk.size - size, chunk.bin_set, chunk.state)
-    pool.chunks[rest].prev = handle
-    pool.chunks[rest].next = chunk.next
-    if chunk.next != NO_CHUNK:
-        pool.chunks[chunk.next].prev = rest
-    chunk.next = rest
-    chunk.size = size
-    return rest
-
-
 cdef cbool begin_mapping(Pool pool, ChunkHandle handle, uint64_t size) noexcept nogil:
     """Makes the first `size` bytes of an unmapped chunk a chunk of their own. False: the host is out of memory, and
     nothing has changed."""
@@ -348,18 +319,6 @@ cdef void come_back(Pool pool, BinSet* owner, ChunkHandle handle) noexcept nogil
     owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[handle].ptr), handle)
 
 
-cdef void go_away(Pool pool, BinSet* owner, ChunkHandle part) noexcept nogil:
-    """Keeps a plan from using pages that were cut out of its region."""
-    cdef int region = 0
-    cdef PlanServer* plan = plan_in(pool, pool.chunks[part].bin_set, &region)
-    cdef ChunkHandle rest = pool.chunks[part].next
-    plan.send_away(region, <uint32_t>owner.bitmap.slot_at(pool.chunks[part].ptr),
-                   <uint32_t>(pool.chunks[part].size // owner.bitmap.page_size()))
-    owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[part].ptr), part)
-    if rest != NO_CHUNK:
-        owner.bitmap.note_chunk(owner.bitmap.slot_at(pool.chunks[rest].ptr), rest)
-
-
 cdef void cancel_mapping(Pool pool, ChunkHandle handle, cbool is_mapped) noexcept nogil:
     """Undoes begin_mapping. `is_mapped`: some of the chunk has memory all the same; then it is LEAVING, and counts as
     reserved."""
@@ -376,28 +335,6 @@ cdef ChunkHandle begin_unmapping(Pool pool, ChunkHandle handle, uint64_t start, 
     """Lets a part of a free chunk leave; what lies before and behind it stays free. The part's handle, or
     NO_HOST_MEMORY, and then nothing has changed."""
     return carve(pool, handle, start, end, LEAVING)
-
-
-cdef ChunkHandle carve(Pool pool, ChunkHandle handle, uint64_t start, uint64_t end, uint32_t state) noexcept nogil:
-    """Gives a part of a free chunk another state. Returns what begin_unmapping does."""
-    cdef BinSet* owner = &pool.bin_sets[pool.chunks[handle].bin_set]
-    cdef ChunkHandle part = handle, rest
-    cdef uint64_t requested = pool.chunks[handle].requested_size
-    if not has_records(pool, 2) or not owner.bins.reserve():
-        return NO_HOST_MEMORY
-    pool.unlist_free_chunk(owner, handle)
-    if end < pool.chunks[handle].ptr + pool.chunks[handle].size:
-        rest = cut(pool, handle, end - pool.chunks[handle].ptr)
-        pool.list_free_chunk(owner, rest)
-    if start > pool.chunks[handle].ptr:
-        part = cut(pool, handle, start - pool.chunks[handle].ptr)
-        pool.chunks[handle].requested_size = 0
-        pool.list_free_chunk(owner, handle)
-    pool.chunks[part].requested_size = requested    # stale, as PyTorch's snapshots show it
-    pool.chunks[part].state = state
-    if owner.is_plan:
-        go_away(pool, owner, part)
-    return part
 
 
 cdef cbool cancel_unmapping(Pool pool, ChunkHandle handle) noexcept nogil:

@@ -19,9 +19,10 @@ from bfc.native.nothrow cimport try_push_back, try_store
 from bfc._core cimport (
     FREE, IN_USE, LEAVING, MAPPED_ELSEWHERE, NO_CHUNK, NO_HOST_MEMORY, NO_PAGE, NO_STREAM, OPTIONS, PAGED, SMALL, STATE,
     WAITING, BinSet, Chunk, ChunkHandle, FreeChunk, Lane, PageBitmap, PlanPages, PlanServer, Pool, PoolPages, Region,
+    carve, has_records,
 )
 from bfc.allocators._places cimport list_places, plan_in, set_of_region
-from bfc.allocators._changes cimport carve, has_records, make_free
+from bfc.allocators._changes cimport make_free
 
 cdef extern from "bins.hpp":
     pass
@@ -525,8 +526,8 @@ cdef class Pages(PoolPages):
         """Carves free slots out of their chunk. False: the host is out of memory, and nothing has changed."""
         cdef PageBitmap* bitmap = self.bitmap_of(run.set)
         cdef int region = 0
-        cdef ChunkHandle handle
-        cdef PlanServer* plan
+        cdef ChunkHandle handle, rest
+        cdef PlanServer* plan = NULL
         if self.pool.bin_sets[run.set].is_plan:
             plan = plan_in(self.pool, run.set, &region)
             handle = bitmap.chunk_at(plan.row_begin(region, run.first))
@@ -536,6 +537,12 @@ cdef class Pages(PoolPages):
         if handle == NO_HOST_MEMORY:
             return False
         bitmap.note_chunk(run.first, handle)
+        if plan != NULL:
+            # The plan must not use these pages, and finds what lies behind them by its first slot.
+            plan.send_away(region, run.first, run.count)
+            rest = self.pool.chunks[handle].next
+            if rest != NO_CHUNK:
+                bitmap.note_chunk(bitmap.slot_at(self.pool.chunks[rest].ptr), rest)
         return True
 
     cdef cbool free_run(self, Run* run) noexcept nogil:

@@ -176,7 +176,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         self.live: dict[int, int] = {}
         self._block_bytes = 0
         self._lock = ForkSafeLock()
-        self._base = self._next = base
+        self._next = base
         self._random = random.Random(seed)
         # Where chunks are taken, from the end down: first and last address.
         self._places = [(base * n, base * n) for n in range(1, 2 if seed is None else PLACES + 1)]
@@ -184,7 +184,8 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
             (base, 0),
         )  # of blocks; the last one has no end yet
         self._books = MappingBooks(GRANULARITY)
-        self._reserve_base = self._reserve_next = reserve_base
+        #: From the first address that was reserved up to where the next ones go.
+        self._reserved = reserve_base, reserve_base
         self._pages_made = 0
         self._orders: dict[str, Orders] = {}
         self.captures = SimulatedCaptures()
@@ -239,10 +240,10 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         if self.chunk:
             return self._in_chunk(step, nbytes + self.gap)
         if self.reuse:
-            return self._first_gap(self._base, step, nbytes + self.gap)
+            return self._first_gap(self._areas[0][0], step, nbytes + self.gap)
         address = (self._next + step - 1) // step * step
         if self._is_reserved(address, nbytes):  # blocks continue after all reservations
-            address = (max(FAR, self._reserve_next) + step - 1) // step * step
+            address = (max(FAR, self._reserved[1]) + step - 1) // step * step
             self._areas = (*self._areas[:-1], (self._areas[-1][0], self._next), (address, 0))
         return address
 
@@ -283,7 +284,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
 
     def _is_reserved(self, address: int, nbytes: int) -> bool:
         """Whether addresses overlap any that are, or were, reserved."""
-        first, end = self._reserve_base, self._reserve_next
+        first, end = self._reserved
         return first < end and address < end and address + nbytes > first
 
     def _refuses(self, kind: Call, nbytes: int) -> bool:
@@ -378,22 +379,21 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
         return self._reserve_at(address, nbytes)
 
     def _reserve_at(self, address: int, nbytes: int) -> int:
-        before = self._reserve_base, self._reserve_next
+        first, end = before = self._reserved
         try:
-            if self._reserve_next == self._reserve_base and not self.reuse:
-                self._reserve_base = address
-            self._reserve_next = address + nbytes
+            first = address if first == end and not self.reuse else first
+            self._reserved = first, address + nbytes
             self._books.reserved(address, nbytes)
             self.calls.append(("reserve", nbytes, address))
             return address
         except BaseException:
             self._books.unreserved(address)
-            self._reserve_base, self._reserve_next = before
+            self._reserved = before
             raise
 
     def _free_addresses(self, nbytes: int) -> int | None:
         if self.reuse:
-            address = self._first_gap(self._reserve_base, GRANULARITY, nbytes)
+            address = self._first_gap(self._reserved[0], GRANULARITY, nbytes)
         else:
             address = self._next_reservation(nbytes)
         if address + nbytes > 1 << 63 or self._books.reserved_bytes + nbytes > ADDRESS_SPACE:
@@ -402,7 +402,7 @@ class SimulatedSubAllocator(HeldStreams, SubAllocator):
 
     def _next_reservation(self, nbytes: int) -> int:
         """Where addresses can be reserved that never were in use."""
-        address = self._reserve_next
+        address = self._reserved[1]
         for start, end in (*self._areas[:-1], (self._areas[-1][0], self._next)):
             if address < end and address + nbytes > start:
                 address = (end + GRANULARITY - 1) // GRANULARITY * GRANULARITY

@@ -25,7 +25,6 @@ ABOVE = {
     "bfc.allocators._plans.Planned": (0, 43),
     "bfc.allocators._source.Source": (0, 21),
     "bfc.pytorch._pickle.Machine": (0, 23),
-    "bfc.suballocators.simulated.SimulatedSubAllocator": (0, 22),
     "bfc_slow_models.tensorflow_model.Model": (0, 21),
     "bfc_slow_models.torch_model.TorchModel": (64, 26),
     "bfc_tools.predicting.memory.Memory": (0, 34),

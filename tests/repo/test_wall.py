@@ -21,9 +21,8 @@ TOUCHED = {
     ),
     "allocators/_captured.pyx": "books.history",
     "allocators/_changes.pyx": (
-        "bin_sets books.history books.owned books.pool_usage books.usage chunk_count chunks "
-        "counters features records.capacity records.free_slot regions times.clock times.counter "
-        "times.safe_frontier times.timestamped"
+        "bin_sets books.history books.owned books.pool_usage books.usage chunks counters "
+        "features regions times.clock times.counter times.safe_frontier times.timestamped"
     ),
     "allocators/_chunk_allocator.pxd": "bin_sets chunks",
     "allocators/_chunk_allocator.pyx": "bin_sets books.history books.usage chunks",

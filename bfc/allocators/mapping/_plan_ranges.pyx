@@ -12,10 +12,10 @@ from libcpp cimport bool as cbool
 from bfc.native.nothrow cimport try_push_back
 from bfc._core cimport (
     DIVIDED, LEAVING, NO_CHUNK, NO_LANE, NO_PAGE, NO_STREAM, UNMAPPED, ChunkHandle, Lane, PageBitmap, PlanPages,
-    PlanServer, find_lane,
+    PlanServer, cut, find_lane, has_records,
 )
 from bfc.allocators._places cimport set_of_region
-from bfc.allocators._changes cimport IS_GROWING, cut, has_records, merge_unmapped, remove_range
+from bfc.allocators._changes cimport IS_GROWING, merge_unmapped, remove_range
 from bfc.allocators._pages cimport PageRecord, Run, Slot
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport AddressRange, Faults, raise_faults
