@@ -85,11 +85,6 @@ cdef extern from *:
     int track "bfc_track"(unsigned int domain, uintptr_t ptr, size_t size) noexcept nogil   # with the GIL
     int untrack "bfc_untrack"(unsigned int domain, uintptr_t ptr) noexcept nogil
 
-_RETRY_POLL_SECONDS = 0.001
-
-cdef enum:
-    MOST_POLLS = 1000
-
 
 cdef inline object owned(PyObject* made):
     """Takes over a new reference, as C functions return it."""
@@ -103,13 +98,14 @@ cdef inline int hit_at_once(Allocator self, uint64_t nbytes, uint64_t on, Placem
     # One word for all that may have to be done besides: each of these asked by itself would cost every hit.
     if nbytes == 0 or not self.reasons.none():
         return False
-    cdef bint elsewhere = on != self.home_stream
+    cdef bint elsewhere = on != self.streams.home
     # An unordered stream may not reuse what was freed on it, and the alias is a second name of stream 0.
-    if elsewhere and (self.may_be_unordered or on == self.default_stream_alias):
+    if elsewhere and (self.streams.may_be_unordered or on == self.streams.default_alias):
         return False
     cdef uint32_t owner = owner_here(self) if owners_used.load() else 0
     acquire_lock(self.lock)     # under which lanes come and go
-    cdef bint is_hit = (not self.is_closed and (not elsewhere or self.by_stream or self.has_lanes.get())
+    cdef bint is_hit = (not self.life.is_closed
+                        and (not elsewhere or self.streams.by_stream or self.streams.has_lanes.get())
                         and self.pool.books.owned.knows(owner) and self.hit(nbytes, on, placed))
     if owner and is_hit:
         self.pool.set_owner(placed.handle, owner)
@@ -288,7 +284,7 @@ cdef class Allocator(ChunkAllocator):
         >>> buffer.nbytes, allocator.requested_size(buffer.ptr)
         (3145728, 3145728)
         """
-        cdef uint64_t size, on = self.home_stream
+        cdef uint64_t size, on = self.streams.home
         if not small_int(nbytes, &size):
             size = size_from(nbytes) if PyLong_CheckExact(nbytes) else parse_bytes(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
@@ -299,7 +295,7 @@ cdef class Allocator(ChunkAllocator):
         elif not hit_at_once(self, size, on, &placed):
             allocate_placement(self, size, on, None, None, False, 0, &placed)
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-        count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
+        count_by(self.life.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
 
     def try_allocate(self, nbytes, stream=None, *, alignment=None, bint contiguous=False, allocation_end=None):
@@ -363,7 +359,7 @@ cdef class Allocator(ChunkAllocator):
         if size and placed.allocation_id == 0:
             return None
         become(buffer, self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-        count_by(self.live_buffers, <int64_t>(placed.allocation_id != 0))
+        count_by(self.life.live_buffers, <int64_t>(placed.allocation_id != 0))
         return buffer
 
     @property
@@ -434,8 +430,8 @@ cdef class Allocator(ChunkAllocator):
     def _swap_noter(self, noter):
         """From now on `noter(allocation_id)` is called after each allocation. Returns the previous
         noter, or None."""
-        noter, self.noter = self.noter, noter
-        self.reasons.put(HAS_NOTER, self.noter is not None)
+        noter, self.recorder.noter = self.recorder.noter, noter
+        self.reasons.put(HAS_NOTER, self.recorder.noter is not None)
         return noter
 
     # -- plans --------------------------------------------------------------------------------------------------------
@@ -506,7 +502,7 @@ cdef class Allocator(ChunkAllocator):
         (4, 2)
         """
         cdef Planned planned = planned_part(self)
-        if self.is_closed:
+        if self.life.is_closed:
             raise closed()
         if gate is not None and not gate > 0:
             raise ValueError(f"gate is a part of what is reserved without a plan, such as 0.95, or None, not {gate!r}")
@@ -769,10 +765,10 @@ cdef class Allocator(ChunkAllocator):
             If the allocator is closed.
         """
         self.require_set_up()
-        if self.is_closed:
+        if self.life.is_closed:
             raise closed()
         named = streams if isinstance(streams, str) else int(self.stream_of(streams))
-        self.pool_uses.begin(scope_of_pool(pool, named), self.strict)
+        self.captures.pool_uses.begin(scope_of_pool(pool, named), self.strict)
         self.scopes_changed()
         self.recorder.note_of_pool(self.pool, self.lock, pool, _words.SCOPE_BEGINS)
 
@@ -812,13 +808,13 @@ cdef class Allocator(ChunkAllocator):
         self.require_set_up()
         # Memory does not go back here: upstream leaves it to the next empty_cache, and live tensors may outlast the
         # pool.
-        if self.pool_uses.release_reference(id_of(pool)):
+        if self.captures.pool_uses.release_reference(id_of(pool)):
             self.recorder.note_of_pool(self.pool, self.lock, pool, _words.LET_GO)
             self.pool_released(pool)
 
     def _pool_use_count(self, pool):
         """How many references a pool has; 0 if it is not known."""
-        return self.pool_uses.count_references(id_of(pool))
+        return self.captures.pool_uses.count_references(id_of(pool))
 
     # -- free ---------------------------------------------------------------------------------------------------------
 
@@ -1093,7 +1089,7 @@ cdef class Allocator(ChunkAllocator):
         """
         cdef vector[Region] regions
         cdef uint64_t released
-        cdef bint captures = self.fences.is_in_capture(self.home_stream)
+        cdef bint captures = self.fences.is_in_capture(self.streams.home)
         if not captures:
             self.frees.drain(RECORD | QUERY | AGAIN)    # what a capture has put off, too
         note_captured_streams(self)
@@ -1105,7 +1101,7 @@ cdef class Allocator(ChunkAllocator):
         if self.private_pools.some_default(self.pool, regions):     # else a history does not tell a replay of it
             self.regions_released()
         # What an earlier release left is offered again, and counts as released by the call that offers it.
-        released = self.source.forget(regions) + self.source.unreturned_bytes
+        released = self.source.forget(regions) + self.source.unreturned.nbytes
         self.private_pools.drop_empty(self.pool, default_pool())
         self.source.take_unreturned(regions)
         self.lock.release()
@@ -1161,7 +1157,7 @@ cdef class Allocator(ChunkAllocator):
         self.acquire()
         viewed = counted(self.exports) > 0
         if not viewed:
-            self.is_closed = True
+            self.life.is_closed = True
             self.source.forget_all(regions)
         self.lock.release()
         if viewed:
@@ -1186,15 +1182,15 @@ cdef class Allocator(ChunkAllocator):
         self.close()
 
     def __del__(self):
-        if counted(exiting) or self.is_closed:
+        if counted(exiting) or self.life.is_closed:
             return
         if counted(self.exports):
-            self.is_abandoned = True    # views of the memory are garbage, too: the last of them closes the allocator
+            self.life.is_abandoned = True   # views of the memory are garbage, too: the last one closes the allocator
             return
         try:
             self.close()
         finally:
-            if not self.is_closed or self.source.unreturned.size():
+            if not self.life.is_closed or self.source.unreturned.regions.size():
                 self.close()    # it may have failed because the host had no memory
 
     cdef void last_view_gone(self) noexcept:
@@ -1203,8 +1199,8 @@ cdef class Allocator(ChunkAllocator):
         cdef TurnAt turn
         turn.take(self)
         # At the exit the driver may be gone, and the process gives all memory back by itself.
-        if self.is_abandoned and not counted(exiting):
-            self.is_abandoned = False
+        if self.life.is_abandoned and not counted(exiting):
+            self.life.is_abandoned = False
             try:
                 self.close()
             except BaseException as error:
@@ -1213,7 +1209,7 @@ cdef class Allocator(ChunkAllocator):
     @property
     def closed(self):
         """True once `close()` has been called."""
-        return self.is_closed
+        return self.life.is_closed
 
     # -- memory that is mapped page by page ---------------------------------------------------------------------------
 
@@ -1329,7 +1325,7 @@ cdef class Allocator(ChunkAllocator):
         """
         cdef Buffer owned = None
         cdef uint64_t size = parse_bytes(nbytes), rounded = rounded_size(self, size), address
-        if self.is_closed:
+        if self.life.is_closed:
             raise closed()
         if isinstance(buffer, Buffer):
             owned = own_buffer(self, buffer)
@@ -1424,7 +1420,7 @@ cdef class Allocator(ChunkAllocator):
     @property
     def stream(self):
         """The stream that the allocator belongs to, as an int; None for memory of the host (pinned)."""
-        return self.visible_stream(self.home_stream)
+        return self.visible_stream(self.streams.home)
 
     def stats(self):
         """The allocator's figures now: TensorFlow's AllocatorStats, and some that it lacks.
@@ -1682,7 +1678,7 @@ cdef class Allocator(ChunkAllocator):
         self.reasons.put(KEEPS_HISTORY, True)   # before there is a history: what is allocated from now on is noted
         # It begins between two requests, and the one before it is dropped without the lock.
         self.acquire()
-        cdef bint is_closed = self.is_closed
+        cdef bint is_closed = self.life.is_closed
         if not is_closed:
             history = self.pool.set_history(history)
         self.lock.release()
@@ -1878,7 +1874,7 @@ cdef class Allocator(ChunkAllocator):
         Cost: one driver call to create each page, one to map it, one to give access to each run of
         addresses, and the copy.
         """
-        if self.is_closed:
+        if self.life.is_closed:
             raise closed()
         cdef uint64_t needed
         cdef list wanted = self.tags.to_wake(tags, fill)
@@ -1947,7 +1943,7 @@ cdef uint64_t trim_pages(ChunkAllocator allocator, uint64_t keep, bint wait) exc
 cdef uint64_t place_as_asked(Allocator allocator, uint64_t size, object stream, object alignment,
                              object allocation_end, int how, Placement* placed) except? 0xFFFFFFFFFFFFFFFF:
     """Serves an `allocate` that has arguments besides the size. Returns the stream that the memory is for."""
-    cdef uint64_t on = allocator.home_stream
+    cdef uint64_t on = allocator.streams.home
     cdef uint64_t more = 0 if alignment is None else allocator.alignment_for(alignment_from(alignment))
     if allocation_end is not None:
         how |= allocator.end_for(allocation_end)
@@ -2003,7 +1999,7 @@ cdef bint hits_are_plain(Allocator allocator, uint64_t on) except -1:
     if not allocator.reasons.none():
         return False
     # Under BFC another stream first waits for the home stream, by a call of the driver.
-    return not allocator.is_unordered(on) if allocator.by_stream else on == allocator.home_stream
+    return not allocator.is_unordered(on) if allocator.streams.by_stream else on == allocator.streams.home
 
 
 cdef size_t allocate_hits(Allocator allocator, const vector[uint64_t]& sizes, uint64_t[::1] addresses, size_t i,
@@ -2012,7 +2008,7 @@ cdef size_t allocate_hits(Allocator allocator, const vector[uint64_t]& sizes, ui
     request that none fits."""
     cdef Placement placed
     allocator.acquire()
-    while i < sizes.size() and not allocator.is_closed and allocator.pool.books.owned.knows(owner):
+    while i < sizes.size() and not allocator.life.is_closed and allocator.pool.books.owned.knows(owner):
         addresses[i] = 0
         if sizes[i]:
             if not allocator.hit(sizes[i], on, &placed):
@@ -2031,7 +2027,7 @@ cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
     """
     # Another thread may have closed the allocator during the replay.
     allocator.acquire()
-    if allocator.is_closed:
+    if allocator.life.is_closed:
         allocator.lock.release()
         raise ClosedError("this allocator was closed during the replay")
     cdef Chunk* chunk = &allocator.pool.chunks[handle]
@@ -2039,8 +2035,8 @@ cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
     cdef bint indexed = chunk.state & INDEXED or allocator.pool.index_chunk(handle)
     cdef uint64_t stream = chunk.stream
     cdef int64_t allocation_id = chunk.allocation_id
-    cdef bint elsewhere = stream != allocator.home_stream and not is_apart(allocator,
-                                                                           &allocator.pool.bin_sets[chunk.bin_set].lane)
+    cdef Lane* lane = &allocator.pool.bin_sets[chunk.bin_set].lane
+    cdef bint elsewhere = stream != allocator.streams.home and not is_apart(allocator, lane)
     if elsewhere:
         chunk.state |= USED_ELSEWHERE
     allocator.lock.release()
@@ -2052,9 +2048,9 @@ cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
 
 
 cdef int require_pages(Allocator allocator, str method) except -1:
-    if allocator.is_closed:
+    if allocator.life.is_closed:
         raise closed()
-    if not allocator.stitches:
+    if allocator.stitching is None:
         raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
     return 0
 
@@ -2064,7 +2060,7 @@ cdef uint64_t rounded_size(Allocator allocator, uint64_t nbytes) noexcept:
     # The settings by which a policy rounds change under the lock.
     allocator.acquire()
     # Only to round: each policy has its own rule.
-    allocator.set_request(&request, nbytes, allocator.home_stream)
+    allocator.set_request(&request, nbytes, allocator.streams.home)
     allocator.lock.release()
     return request.rounded
 
@@ -2105,14 +2101,14 @@ cdef PyObject* allocate_raw_plainly(PyObject* self, Arguments given, Py_ssize_t 
 
 cdef PyObject* allocate_plainly(PyObject* self, Arguments given, Py_ssize_t count, PyObject* names) except NULL:
     cdef Placement placed
-    cdef uint64_t size, on = (<Allocator>self).home_stream
+    cdef uint64_t size, on = (<Allocator>self).streams.home
     if count != 1 or names != NULL or scopes_open.load() or not plain_int(given[0], &size):
         return allocate_as_asked(self, given, count, names)
     cdef Buffer buffer = Buffer.__new__(Buffer)     # first: nothing may fail once memory was taken
     if not hit_at_once(<Allocator>self, size, on, &placed):
         allocate_placement(<Allocator>self, size, on, None, None, False, 0, &placed)
     become(buffer, <Allocator>self, placed.handle, placed.allocation_id, placed.ptr, <Py_ssize_t>size, on)
-    count_by((<Allocator>self).live_buffers, <int64_t>(placed.allocation_id != 0))
+    count_by((<Allocator>self).life.live_buffers, <int64_t>(placed.allocation_id != 0))
     Py_INCREF(buffer)
     return <PyObject*>buffer
 

@@ -41,7 +41,7 @@ cdef int note_captured_streams(ChunkAllocator allocator) except -1:
 
 cdef int end_scope(ChunkAllocator allocator, pool, str said) except -1:
     """Closes a scope of a pool, and writes that down."""
-    allocator.pool_uses.end(id_of(pool))
+    allocator.captures.pool_uses.end(id_of(pool))
     allocator.scopes_changed()
     allocator.recorder.note_of_pool(allocator.pool, allocator.lock, pool, said)
     allocator.pool_ended(pool)
@@ -52,7 +52,7 @@ def begin_capture(ChunkAllocator allocator not None, pool, stream):
     cdef TurnAt turn
     turn.take(allocator)
     allocator.require_set_up()
-    if allocator.is_closed:
+    if allocator.life.is_closed:
         raise closed()
     with planned_part(allocator).changes():     # in which a plan asks the driver for memory
         allocator.captures.begin(id_of(pool), stream, allocator.strict)

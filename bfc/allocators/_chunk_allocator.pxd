@@ -19,6 +19,21 @@ from bfc.allocators.mapping._address_ranges cimport AddressRanges
 from bfc.allocators.mapping._stitching cimport Stitching
 from bfc.allocators._plans cimport Planned
 
+cdef extern from "allocator_parts.hpp" namespace "bfc" nogil:
+    cdef cppclass StreamRules:
+        uint64_t home
+        uint64_t default_alias
+        vector[uint64_t] of_threads
+        bint by_stream
+        Shown[bint] has_lanes
+        bint may_be_unordered
+
+    cdef cppclass Lifetime:
+        bint is_closed
+        bint is_abandoned
+        int64_t live_buffers
+
+
 cdef struct Request:
     uint64_t nbytes             # as asked
     uint64_t rounded            # as the policy rounds it
@@ -83,28 +98,16 @@ cdef class ChunkAllocator(BufferOwner):
     cdef Frees frees                    # how memory comes back
     cdef Tags tags                      # which parts of its memory can sleep, each for itself
     cdef PrivatePools private_pools     # memory of parts of a program, and which requests are diverted there
-    cdef PoolUses pool_uses
     cdef Captures captures              # the graphs that are captured, and their private pools
     cdef Recorder recorder              # the counts of PyTorch's policy, and the frames of a history
-    cdef uint64_t home_stream           # HOST_STREAM where memory is not reused in a stream's order
-    cdef object home_stream_object
-    cdef uint64_t default_stream_alias
-    cdef vector[uint64_t] thread_streams    # handles that name another stream in each thread
-    cdef bint by_stream                 # free chunks are kept apart by stream, and no stream is the home stream
-    cdef Shown[bint] has_lanes          # a hit looks for the lane of its request: under BFC, if not all use the same
-    cdef bint may_be_unordered          # whether some stream may run its work in any order: the sub-allocator knows
+    cdef StreamRules streams
+    cdef Lifetime life
     cdef uint64_t limit
-    cdef bint is_closed
-    cdef bint is_abandoned              # garbage-collected, but views of its memory remain
     cdef readonly bint strict
     cdef readonly double retry_seconds
-    cdef int64_t live_buffers
-    cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
-    cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
     # A part as those above, behind what a hit reads.
     cdef AddressRanges mapped           # memory that is mapped to addresses
     cdef Stitching stitching            # the same, where pages are mapped one by one; else None
-    cdef bint stitches                  # whether they are
     cdef tuple backings                 # of Backing, in the order in which they are asked
     cdef Planned planned                # a plan and its steps; None: there was never one
     cdef object __weakref__
@@ -163,7 +166,7 @@ cdef object closed()      # the error of calls to an allocator that is closed
 cdef inline cbool is_apart(ChunkAllocator allocator, const Lane* lane) noexcept nogil:
     """Whether the free chunks of a lane serve one stream alone, in the order of its work. Under BFC that is so in
     private pools only: a graph orders its streams, and no other one may be made to wait for them."""
-    return allocator.by_stream or (is_private(lane) and allocator.home_stream != HOST_STREAM)
+    return allocator.streams.by_stream or (is_private(lane) and allocator.streams.home != HOST_STREAM)
 
 
 cdef inline cbool is_foreign(ChunkAllocator allocator, Chunk* chunk, uint64_t stream) noexcept nogil:
@@ -171,7 +174,7 @@ cdef inline cbool is_foreign(ChunkAllocator allocator, Chunk* chunk, uint64_t st
     if is_apart(allocator, &allocator.pool.bin_sets[chunk.bin_set].lane):
         return stream != chunk.stream or allocator.is_of_thread(stream)
     # a chunk that was allocated for another stream may be used on the home stream only after this call
-    return stream != allocator.home_stream or chunk.stream != allocator.home_stream
+    return stream != allocator.streams.home or chunk.stream != allocator.streams.home
 
 
 cdef inline cbool is_in_capture(ChunkAllocator allocator, Request* request) noexcept nogil:

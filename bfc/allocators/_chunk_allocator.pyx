@@ -22,7 +22,7 @@ from bfc._core cimport (
 from bfc.buffers._arguments cimport stream_from
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, BufferOwner
 from bfc.allocators._lock cimport acquire_lock, let_others_on
-from bfc.allocators._private_pools cimport PoolId, PoolUses, PrivatePools
+from bfc.allocators._private_pools cimport PoolId, PrivatePools
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING
 from bfc.allocators._reading cimport first_fault, is_asleep_in, is_live_in
 from bfc.allocators._source cimport ADDED, Source, Taken
@@ -74,20 +74,18 @@ cdef class ChunkAllocator(BufferOwner):
     def __cinit__(self, *args, **kwargs):
         # First, as __dealloc__ undoes it whatever fails below.
         watch_forks(self)
-        self.is_closed = True   # until it is set up
+        self.life.is_closed = True   # until it is set up
         self.pool = Pool()      # may raise MemoryError; __dealloc__ then runs without a pool
         self.source = Source()
         self.source.attach(&self.lock, self.pool)
         self.fences = Fences()
         self.frees = Frees()
-        self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.is_closed)
+        self.frees.attach(&self.lock, self.pool, self.source, self.fences, &self.reasons, &self.life.is_closed)
         self.private_pools = PrivatePools()
         self.tags = Tags()
         self.tags.attach(&self.lock, &self.reasons, self.private_pools)
-        self.pool_uses = PoolUses()
-        self.pool_uses.attach(&self.lock, self.private_pools)
         self.captures = Captures()
-        self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools, self.pool_uses)
+        self.captures.attach(&self.lock, self.pool, self.fences, self.private_pools)
         self.recorder = Recorder()
         # Never None: an allocator that maps nothing has one that does nothing, and no caller asks which.
         self.mapped = AddressRanges()
@@ -105,10 +103,10 @@ cdef class ChunkAllocator(BufferOwner):
                             f"not {type(sub_allocator).__name__}")
         check_members(sub_allocator)
         self.limit = resolve_limit(memory_limit, sub_allocator)
-        self.default_stream_alias = sub_allocator.default_stream_alias
-        self.thread_streams = sorted(sub_allocator.thread_streams)
+        self.streams.default_alias = sub_allocator.default_stream_alias
+        self.streams.of_threads = sorted(sub_allocator.thread_streams)
         self.sub_allocator = self.fences.source = sub_allocator
-        self.may_be_unordered = sub_allocator.may_be_unordered
+        self.streams.may_be_unordered = sub_allocator.may_be_unordered
         try:
             self.source.strict = strict
             self.source.open(sub_allocator)
@@ -126,27 +124,27 @@ cdef class ChunkAllocator(BufferOwner):
         return 0
 
     cdef int set_home_stream(self, stream) except -1:
-        self.home_stream = self.stream_of(stream)
-        self.home_stream_object = stream    # an object that owns its stream must live as long
-        if self.is_of_thread(self.home_stream):
-            raise ValueError(f"stream {self.home_stream} is another one in each thread, and an allocator belongs to "
-                             f"one: give it stream 0, and name stream {self.home_stream} in each allocate()")
-        if self.is_unordered(self.home_stream):
-            raise ValueError(f"stream {self.home_stream:#x} runs its work in any order, and memory freed there would "
+        self.streams.home = self.stream_of(stream)
+        self.fences.home_stream = stream    # an object that owns its stream must live as long
+        if self.is_of_thread(self.streams.home):
+            raise ValueError(f"stream {self.streams.home} is another one in each thread, and an allocator belongs to "
+                             f"one: give it stream 0, and name stream {self.streams.home} in each allocate()")
+        if self.is_unordered(self.streams.home):
+            raise ValueError(f"stream {self.streams.home:#x} runs its work in any order, and memory freed there would "
                              f"be used again too early: give the allocator an ordered one, and name this one in "
                              f"allocate() and record_stream()")
         if not self.sub_allocator.stream_ordered:
-            if self.home_stream:
+            if self.streams.home:
                 raise ValueError(f"memory of {self.sub_allocator!r} belongs to the host: name streams in allocate() "
                                  f"and record_stream(), not here")
-            self.home_stream = HOST_STREAM
-        self.frees.home_stream = self.home_stream
+            self.streams.home = HOST_STREAM
+        self.frees.home_stream = self.streams.home
         return 0
 
     cdef bint is_unordered(self, uint64_t stream) except -1:
         """Whether memory freed on a stream may still be in use by work that was queued there before, because the
         stream runs its work in any order. Raises SubAllocatorError if it is not a stream."""
-        return self.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
+        return self.streams.may_be_unordered and stream != 0 and not self.sub_allocator.is_ordered(stream)
 
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF:
         """A stream's handle. The default stream has several handles; always returns the same one of them."""
@@ -158,13 +156,13 @@ cdef class ChunkAllocator(BufferOwner):
             self.require_set_up()
             refuse_queue(stream, self.sub_allocator.device)
         # Streams are compared as integers, so one stream has one number, as PyTorch's default stream is 0.
-        return 0 if handle == self.default_stream_alias else handle
+        return 0 if handle == self.streams.default_alias else handle
 
     @cython.final
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil:
         """Whether a handle names another stream in each thread."""
         cdef uint64_t handle
-        for handle in self.thread_streams:
+        for handle in self.streams.of_threads:
             if handle == stream:
                 return True
         return False
@@ -311,7 +309,7 @@ cdef class ChunkAllocator(BufferOwner):
             self.pool.set_owner(handle, request.owner)
         # Under the lock that placed it: a free that comes before `uses` is called must not take the chunk for the home
         # stream's.
-        if request.shared or (request.stream != self.home_stream and not is_apart(self, &request.lane)):
+        if request.shared or (request.stream != self.streams.home and not is_apart(self, &request.lane)):
             chunk.state |= USED_ELSEWHERE
 
     cdef int take_region(self, Request* request, Placement* placed, Region* block) except -1 nogil:
@@ -321,7 +319,7 @@ cdef class ChunkAllocator(BufferOwner):
         cdef Taken taken
         self.acquire()
         # `close` has taken all regions out, and this one would be left. With no lane `take_in` refuses it.
-        closed = self.is_closed
+        closed = self.life.is_closed
         taken = self.source.take_in(&request.asking, block, NO_LANE if closed else self.bin_set_of(request), refused)
         if taken == ADDED:
             self.fill(self.find_in_new_region(request, block), request, placed)
@@ -347,7 +345,7 @@ cdef class ChunkAllocator(BufferOwner):
         # The books are only whole between two changes.
         self.acquire()
         cdef const char* fault = first_fault(self.pool)
-        if fault == NULL and not self.is_closed:
+        if fault == NULL and not self.life.is_closed:
             fault = self.mapped.first_fault()
         self.lock.release()
         if fault != NULL:
@@ -366,11 +364,11 @@ cdef class ChunkAllocator(BufferOwner):
         self.acquire()
         if not is_live_in(self.pool, handle, allocation_id):
             self.lock.release()
-            if self.is_closed:
+            if self.life.is_closed:
                 return 0
             raise InvalidPointerError("this buffer's memory was freed already, through its address")
         self.frees.free_locked(handle)
-        count_by(self.live_buffers, <int64_t>-1)
+        count_by(self.life.live_buffers, <int64_t>-1)
         if BFC_DEBUG >= 2 and self.pool.check_is_due():
             self.check_books()
         return 0
@@ -379,7 +377,7 @@ cdef class ChunkAllocator(BufferOwner):
         if counted(exiting):
             return
         # Before anything that may leave the free to another call: the buffer is gone either way.
-        count_by(self.live_buffers, <int64_t>-1)
+        count_by(self.life.live_buffers, <int64_t>-1)
         if (some_use(self.fences) or not self.fences.noted.empty()) and not self.fence_now(handle, allocation_id):
             return
         # A finaliser may run anywhere, in a fork hook, too: so it never waits.

@@ -137,6 +137,7 @@ cdef class Fences(FenceQueues):
     cdef CurrentStream current          # of a program of C; NULL: there is none
     cdef int device                     # as that program numbers them
     cdef StreamUses noted               # uses of allocations that `users` does not have; guarded by the lock
+    cdef object home_stream             # of the allocator: an object that owns its stream must live as long
 
     cdef int adopt(self, int64_t allocation_id) except -1
     cdef cbool takes_events(self) noexcept nogil
@@ -174,8 +175,7 @@ cdef class Captures:
     cdef PrivatePools private_pools
     cdef PoolUses pool_uses
 
-    cdef int attach(self, Lock* lock, Pool pool, Fences fences, PrivatePools private_pools,
-                    PoolUses pool_uses) except -1
+    cdef int attach(self, Lock* lock, Pool pool, Fences fences, PrivatePools private_pools) except -1
     cdef int mark(self, int more) except -1
     cdef int begin(self, PoolId id, uint64_t stream, bint strict) except -1
     cdef list streams(self)

@@ -336,8 +336,8 @@ cdef class FenceQueues:
         return 0
 
     cdef int wait_for_all(self, list faults) except -1:
-        """Waits until the streams have finished with all that waits now. The marks stay for `next_done`. The error of
-        a fence goes to `faults`; None: it is raised."""
+        """Waits until the streams have finished with all that waits now. The marks stay for `next_reached`. The error
+        of a fence goes to `faults`; None: it is raised."""
         cdef vector[QueuedMark] rows
         cdef QueuedMark row
         self.list_marks(rows)
@@ -678,13 +678,13 @@ cdef class Fences(FenceQueues):
 cdef class Captures:
     """The captures that an allocator has been told of: a part of `Allocator`. What they put off is in `Fences`."""
 
-    cdef int attach(self, Lock* lock, Pool pool, Fences fences, PrivatePools private_pools,
-                    PoolUses pool_uses) except -1:
+    cdef int attach(self, Lock* lock, Pool pool, Fences fences, PrivatePools private_pools) except -1:
         self.lock = lock
         self.pool = pool
         self.fences = fences
         self.private_pools = private_pools
-        self.pool_uses = pool_uses
+        self.pool_uses = PoolUses()
+        self.pool_uses.attach(lock, private_pools)
         return 0
 
     cdef int mark(self, int more) except -1:

@@ -46,13 +46,13 @@ cdef enum:
 
 cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on, object stream, object freed_before,
                             int how, uint64_t alignment, Placement* placed) except -1:
-    cdef bint unordered = allocator.by_stream and size and allocator.is_unordered(on)
+    cdef bint unordered = allocator.streams.by_stream and size and allocator.is_unordered(on)
     cdef Request request
     cdef TurnAt turn
     turn.take(allocator)
     # An unordered stream has no lane of its own, as nothing can be reused there without waiting: it borrows from the
     # home stream.
-    allocator.set_request(&request, size, allocator.home_stream if unordered else on)
+    allocator.set_request(&request, size, allocator.streams.home if unordered else on)
     request.shared = unordered
     request.alignment = request.asking.alignment = alignment
     request.end = UPPER_END if how & FROM_UPPER_END else LOWER_END
@@ -75,7 +75,7 @@ cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on
                 return 0
             raise refusal_of(allocator, &request)
     # Asked of the lane that the request got: a private pool of BFC is kept apart by stream, the rest is not.
-    if on != allocator.home_stream and size and (unordered or not is_apart(allocator, &request.lane)):
+    if on != allocator.streams.home and size and (unordered or not is_apart(allocator, &request.lane)):
         leave_home(allocator, placed, on, stream)
     if allocator.reasons.has(IS_TOLD) and placed.allocation_id:
         announce(allocator, placed, changes)
@@ -146,7 +146,7 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
     placed.handle = NO_CHUNK
     placed.allocation_id = 0
     placed.ptr = 0
-    if request.refused and allocator.is_closed:
+    if request.refused and allocator.life.is_closed:
         raise closed()
     # Nothing is polled either: upstream's process_events does not run for such a request (PyTorch's behaviour, 2.12).
     if request.nbytes == 0 or request.refused:
@@ -160,14 +160,15 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
             and not request.in_capture):
         allocator.planned.meet_length(request.stream, request.nbytes)
     if allocator.pool.plans.current != NULL and asks_plan(allocator, request):
-        allocator.planned.fill_place(allocator, request.stream if allocator.by_stream else allocator.home_stream,
-                                     request.rounded, request.nbytes)
+        allocator.planned.fill_place(
+            allocator, request.stream if allocator.streams.by_stream else allocator.streams.home, request.rounded,
+            request.nbytes)
     if allocator.pool.plans.current != NULL and ends_waiting(allocator):
         allocator.plan_changed()
     # Placed and written down at once. `frees_before` says which frees this look has seen.
     allocator.acquire()
     request.frees_before = allocator.frees.count.get()
-    if not allocator.is_closed:
+    if not allocator.life.is_closed:
         allocator.fill(allocator.place(request), request, placed)
     allocator.lock.release()
     if placed.handle >= NO_HOST_MEMORY:
@@ -193,14 +194,14 @@ cdef int after_miss(ChunkAllocator allocator, Request* request, Placement* place
     if placed.handle == NO_CHUNK and allocator.planned is not None and not allocator.fences.capture_is_marked():
         keep_within_bounds(allocator, request, placed)
     while placed.handle == NO_CHUNK:
-        if allocator.is_closed:
+        if allocator.life.is_closed:
             raise closed()
         seen = allocator.source.changes.get() - request.asking.changes   # of other threads
         allocator.place_after_miss(request, placed)
         if placed.handle != NO_CHUNK or request.refused or not worth_another_try(allocator, request, seen):
             break
         allocator.acquire()
-        if not allocator.is_closed:
+        if not allocator.life.is_closed:
             allocator.fill(allocator.place(request), request, placed)
         allocator.lock.release()
     if placed.handle == NO_CHUNK and allocator.planned is not None and not request.refused:
@@ -250,7 +251,7 @@ cdef int try_harder(ChunkAllocator allocator, Request* request, object freed_bef
                     Placement* placed) except -1:
     """Tries what may still help. `seen` is the count of frees before the first attempt."""
     cdef uint64_t freed
-    if counted(allocator.live_buffers) and not allocator.strict and not request.refused:
+    if counted(allocator.life.live_buffers) and not allocator.strict and not request.refused:
         freed = allocator.frees.count.get()
         gc.collect()    # buffers in reference cycles
         # Most collections find no buffer: then there is nothing to try.
@@ -300,11 +301,11 @@ cdef int leave_home(ChunkAllocator allocator, Placement* placed, uint64_t on, ob
     """
     cdef uint64_t home_frees, stream_id
     try:
-        if allocator.home_stream != HOST_STREAM and allocator.sub_allocator.asynchronous:
+        if allocator.streams.home != HOST_STREAM and allocator.sub_allocator.asynchronous:
             # By the id: a driver may give the handle of a destroyed stream to a new one, which has waited for nothing.
             stream_id = allocator.sub_allocator.stream_id(on)
             if allocator.frees.must_order(stream_id, &home_frees) or allocator.is_of_thread(on):
-                allocator.sub_allocator.order(allocator.home_stream, on)
+                allocator.sub_allocator.order(allocator.streams.home, on)
                 # With the count from before the order: what was freed since may not be covered by it.
                 allocator.frees.was_ordered(stream_id, home_frees)
         allocator.fences.uses(placed.allocation_id, on, stream)
@@ -317,8 +318,8 @@ cdef int announce(ChunkAllocator allocator, Placement* placed, uint64_t changes_
     """Tells a leak check, a history and tracemalloc of an allocation. If one raises, frees it again."""
     cdef bint region_came = allocator.source.changes.get() != changes_before
     try:
-        if allocator.noter is not None:
-            allocator.noter(placed.allocation_id)
+        if allocator.recorder.noter is not None:
+            allocator.recorder.noter(placed.allocation_id)
         if allocator.recorder.keeps_frames:
             allocator.recorder.keep_frames(allocator.pool, allocator.lock, placed.allocation_id, placed.ptr,
                                            region_came, step_here(allocator) if owners_used.load() else None)

@@ -44,7 +44,7 @@ cdef Planned planned_part(ChunkAllocator allocator):
     if allocator.planned is None:
         planned = Planned()
         planned.attach(&allocator.lock, allocator.pool, allocator.source, allocator.fences, allocator.stitching,
-                       &allocator.limit, &allocator.is_closed, allocator.home_stream)
+                       &allocator.limit, &allocator.life.is_closed, allocator.streams.home)
         allocator.planned = planned
     return allocator.planned
 
@@ -146,12 +146,12 @@ cdef int use_gap_in_plan(ChunkAllocator allocator, Request* request, Placement* 
         oversize = settings.max_split_size
     # Another thread may end the plan, or close the allocator.
     allocator.acquire()
-    if not allocator.is_closed and allocator.pool.plans.current != NULL and request.asked_plan:
+    if not allocator.life.is_closed and allocator.pool.plans.current != NULL and request.asked_plan:
         use_any_room(allocator, allocator.pool.plans.current, request, placed)
         if placed.handle < NO_HOST_MEMORY:      # it was counted as served beside the plan
             allocator.pool.plans.current.counts.side -= 1
             allocator.pool.plans.current.counts.side_bytes -= request.rounded
-    if not allocator.is_closed and allocator.pool.plans.current != NULL and placed.handle == NO_CHUNK:
+    if not allocator.life.is_closed and allocator.pool.plans.current != NULL and placed.handle == NO_CHUNK:
         find_among_whole(allocator, request, placed, oversize)
     allocator.lock.release()
     return 0
@@ -162,7 +162,7 @@ cdef int use_gap_left(ChunkAllocator allocator, Request* request, Placement* pla
     cdef PlanServer* plan
     # Which plans are left changes under the lock.
     allocator.acquire()
-    if not allocator.is_closed and is_large(request.rounded) and may_lie_in_plan(allocator, request):
+    if not allocator.life.is_closed and is_large(request.rounded) and may_lie_in_plan(allocator, request):
         for plan in allocator.pool.plans.all:
             if placed.handle == NO_CHUNK and not plan.has_pages():
                 use_any_room(allocator, plan, request, placed)
@@ -194,7 +194,7 @@ def body_is_idle(ChunkAllocator allocator not None):
 
 def home_stream(ChunkAllocator allocator not None):
     """The stream that stands for stream 0 in a plan."""
-    return allocator.home_stream
+    return allocator.streams.home
 
 
 def keeps_history(ChunkAllocator allocator not None):

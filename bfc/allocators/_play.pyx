@@ -97,14 +97,14 @@ cdef class Run:
         cdef Py_ssize_t i
         cdef Lane lane
         for i in range(stream.shape[0]):
-            self.names_streams = self.names_streams or stream[i] != allocator.home_stream
+            self.names_streams = self.names_streams or stream[i] != allocator.streams.home
         if op.shape[0]:
             # The policy reads its scopes and settings for it, which change under the lock.
             allocator.acquire()
             allocator.set_lane(&lane, 0)
             allocator.lock.release()
             self.events = Events(&op[0], &number[0], &size[0], &stream[0], &handles[0], &addresses[0], op.shape[0],
-                                 lane, allocator.by_stream, NULL, NULL, NULL, NULL, NULL)
+                                 lane, allocator.streams.by_stream, NULL, NULL, NULL, NULL, NULL)
         self.allocator = allocator
         self.set_owners(op.shape[0], owner, owners)
 
@@ -297,9 +297,9 @@ cdef class Run:
 
     cdef bint plays_alone(self) except -1:
         """Whether no event needs a look at fences."""
-        if self.allocator.by_stream:
+        if self.allocator.streams.by_stream:
             return not some_wait(self.allocator.fences) and self.allocator.plays_alone()
-        if self.allocator.has_lanes.get():
+        if self.allocator.streams.has_lanes.get():
             return False        # a private pool may be open
         return not (self.names_streams and self.allocator.sub_allocator.asynchronous)
 
@@ -312,7 +312,7 @@ cdef class Run:
                 release = self.next_release(start, end)
             # The loop stops short of a RELEASE, so that it need not test for one at each event.
             stop = min(start + EVENTS_OF_A_BATCH, release)
-            if allocator.is_closed:
+            if allocator.life.is_closed:
                 allocator.lock.release()
                 with gil:
                     raise ClosedError(_CLOSED)
@@ -370,7 +370,7 @@ cdef class Run:
                 # And the replay goes on: a trace of a larger device still says how often this one refuses.
                 self.allocator.was_refused(&request)
             elif placed.handle != NO_CHUNK and not is_apart(self.allocator, &request.lane):
-                if request.stream != self.allocator.home_stream:
+                if request.stream != self.allocator.streams.home:
                     leave_home(self.allocator, &placed, request.stream, None)
             self.failed += request.nbytes > 0 and placed.handle == NO_CHUNK
             self.keep(i, &request, placed.handle, placed.ptr)
@@ -396,7 +396,7 @@ cdef class Run:
     cdef int acquire_open(self) except -1:
         """Takes the lock, and raises ClosedError if the allocator is closed: its handles mean nothing then."""
         self.allocator.acquire()
-        if self.allocator.is_closed:
+        if self.allocator.life.is_closed:
             self.allocator.lock.release()
             raise ClosedError(_CLOSED)
         return 0
@@ -413,7 +413,7 @@ cdef class Run:
                 self.note_locked(i)
                 self.allocator.lock.release()
             i += 1
-            if self.allocator.by_stream and self.plays_alone():
+            if self.allocator.streams.by_stream and self.plays_alone():
                 break
         return i
 
@@ -440,7 +440,7 @@ cdef class Run:
         # Under one lock what can be, since there may be millions. The rest have fences to make.
         self.take_back_plain()
         for i in range(self.handles.shape[0]):
-            if self.handles[i] == NO_CHUNK or self.allocator.is_closed:
+            if self.handles[i] == NO_CHUNK or self.allocator.life.is_closed:
                 continue
             try:
                 self.acquire_open()
@@ -468,7 +468,7 @@ cdef class Run:
         self.allocator.acquire()
         for i in range(self.handles.shape[0]):
             handle = self.handles[i]
-            if handle == NO_CHUNK or self.allocator.is_closed:
+            if handle == NO_CHUNK or self.allocator.life.is_closed:
                 continue
             if not self.allocator.pool.chunks[handle].state & USED_ELSEWHERE and self.allocator.pool.free_chunk(handle):
                 self.handles[i] = NO_CHUNK

@@ -19,6 +19,7 @@ cdef class Recorder:
     cdef int64_t num_ooms
     cdef int64_t num_sync_all_streams
     cdef int64_t num_oom_rejections
+    cdef object noter                   # None, or a function to tell the ids of allocations from Python: a leak check
 
     # Guarded by the GIL.
     cdef bint keeps_frames          # of allocations

@@ -16,6 +16,12 @@ cdef extern from *:
     """
     void add_up "bfc_add_up"(uint64_t* value, uint64_t more) noexcept nogil
 
+cdef extern from "allocator_parts.hpp" namespace "bfc" nogil:
+    cdef cppclass Unreturned[T]:
+        vector[T] regions
+        uint64_t nbytes
+        vector[T] closing
+
 cdef struct Call:
     unsigned long thread        # the thread that is inside the call
     uint64_t nbytes             # the bytes that are set aside for it
@@ -63,11 +69,10 @@ cdef class Source:
     cdef Shown[uint64_t] calls_ended    # counts calls to the sub-allocator
     cdef uint64_t driver_calls          # what the sub-allocator was asked for so far; a map counts once for each page
     cdef Shown[uint64_t] refused_bytes  # of the sub-allocator's last refusal; 0: the limit refused
+    cdef Shown[int] last_fault          # what the last allocation without the GIL failed with
     cdef vector[Call] calls             # to the sub-allocator, under way now
     cdef vector[GrowingPool] growing    # the private pools that calls under way add memory to
-    cdef vector[Region] unreturned      # given up by the pool, but the sub-allocator's free() failed
-    cdef uint64_t unreturned_bytes
-    cdef vector[Region] closing         # empty; has room for all regions, as `unreturned` has
+    cdef Unreturned[Region] unreturned  # given up by the pool, but the sub-allocator's free() failed
     cdef size_t on_their_way            # regions that are asked for, or go back
     cdef list rejected                  # (address, bytes) of blocks that break the contract and were not taken back
 

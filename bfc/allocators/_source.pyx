@@ -43,7 +43,7 @@ cdef void forget_calls_of_others(Source source) noexcept nogil:
     return. This thread's own calls stay: its sub-allocator may be what forks. Needs the lock."""
     cdef Call call
     cdef vector[Call] own
-    source.set_aside = source.unreturned_bytes
+    source.set_aside = source.unreturned.nbytes
     for call in source.calls:
         # Of the threads only the one that has forked exists here. Its own calls go on, and still hold their bytes.
         if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
@@ -123,7 +123,7 @@ cdef class Source:
 
     cdef uint64_t lasting(self) noexcept nogil:
         """The part of them that will still count once the calls under way have ended. Needs the lock."""
-        return self.pool.counters.pool_bytes + self.unreturned_bytes
+        return self.pool.counters.pool_bytes + self.unreturned.nbytes
 
     cdef cbool set_bytes_aside(self, uint64_t nbytes, uint64_t limit, cbool* blocked) noexcept nogil:
         """Takes the bytes of a new region off what is left of a limit. If there are too few, says in `blocked` whether
@@ -238,13 +238,13 @@ cdef class Source:
     cdef void take_unreturned(self, vector[Region]& regions) noexcept nogil:
         """Adds the regions that the sub-allocator did not take back, to try again. Needs the lock."""
         cdef Region region
-        while self.unreturned.size():
-            region = self.unreturned.back()
+        while self.unreturned.regions.size():
+            region = self.unreturned.regions.back()
             # It stays on the list, for the next attempt.
             if not try_push_back(regions, region):
                 return
-            self.unreturned.pop_back()
-            self.unreturned_bytes -= region.end - region.ptr
+            self.unreturned.regions.pop_back()
+            self.unreturned.nbytes -= region.end - region.ptr
             self.on_their_way += 1
 
     cdef void forget_all(self, vector[Region]& regions) noexcept nogil:
@@ -256,10 +256,10 @@ cdef class Source:
                 # What sleeps is not in `pool_bytes`, and `forget` takes the bytes of each region off that.
                 count_asleep(self.pool, i, False)
         # Into a vector that has room for all of them: close() must not fail for want of host memory.
-        self.pool.list_regions(self.closing, True)
-        self.forget(self.closing)
-        self.take_unreturned(self.closing)
-        regions.swap(self.closing)
+        self.pool.list_regions(self.unreturned.closing, True)
+        self.forget(self.unreturned.closing)
+        self.take_unreturned(self.unreturned.closing)
+        regions.swap(self.unreturned.closing)
 
     cdef int give_back(self, vector[Region]& regions, cbool without_gil) except -1 nogil:
         """Returns regions that the pool has forgotten, with no lock held. What cannot be returned is kept, and tried
@@ -331,15 +331,16 @@ cdef class Source:
         does not take back can then be listed, and `close` can list them all, without more memory of the host."""
         acquire_lock(self.lock[0])
         self.on_their_way += 1      # from here on other threads count this region, too, and leave its room free
-        cdef size_t regions = self.pool.regions.size() + self.unreturned.size() + self.on_their_way
-        cdef cbool kept = try_make_room(self.unreturned, regions) and try_make_room(self.closing, regions)
+        cdef size_t regions = self.pool.regions.size() + self.unreturned.regions.size() + self.on_their_way
+        cdef cbool kept = try_make_room(self.unreturned.regions, regions) and try_make_room(self.unreturned.closing,
+                                                                                            regions)
         self.lock.release()
         return kept
 
     cdef void keep_unreturned(self, Region region) noexcept nogil:
         """Keeps a region for another try. keep_room() has made the room for it. Needs the lock."""
-        if try_push_back(self.unreturned, region):
-            self.unreturned_bytes += region.end - region.ptr
+        if try_push_back(self.unreturned.regions, region):
+            self.unreturned.nbytes += region.end - region.ptr
         self.on_their_way -= 1
 
     cdef void keep_block(self, uint64_t ptr, uint64_t nbytes) noexcept:
@@ -355,7 +356,7 @@ cdef class Source:
         """Counts memory that the sub-allocator did not take back against the limit. A negative number: it took so much
         back after all."""
         acquire_lock(self.lock[0])      # `taken` counts the one, and `lasting` the other
-        self.unreturned_bytes += nbytes
+        self.unreturned.nbytes += nbytes
         self.set_aside += nbytes
         self.lock.release()
 
@@ -406,7 +407,7 @@ cdef class Source:
     cdef cbool holds_bytes_aside(self) noexcept nogil:
         """Whether a thread asks for memory, or gives some back. It may have taken regions out, and not yet called."""
         acquire_lock(self.lock[0])      # `keep_bytes` changes both
-        cdef cbool found = self.set_aside > self.unreturned_bytes
+        cdef cbool found = self.set_aside > self.unreturned.nbytes
         self.lock.release()
         return found
 

@@ -15,7 +15,7 @@ from bfc.units import parse_bytes
 
 cdef object put_tags_to_sleep(ChunkAllocator allocator, keep, drop, keep_limit):
     """`Allocator.sleep`."""
-    if allocator.is_closed:
+    if allocator.life.is_closed:
         raise closed()
     cdef dict ways = allocator.tags.ways_from(keep, drop)
     # An allocator that has mapped memory before its settings changed can still put that to sleep.

@@ -52,7 +52,7 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
     cdef uint32_t owner = owner_without_gil(<const void*>allocator)
     placed.handle = NO_CHUNK
     if nbytes >= <uint64_t>1 << 63:     # which a call from Python refuses: rounded up, it might become 0
-        allocator.last_fault.set(0)
+        allocator.source.last_fault.set(0)
         return False
     for poll in range(POLLS):
         allocator.acquire()
@@ -68,8 +68,8 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
         if pool != NULL and not is_private(&lane):
             lane.pool[0], lane.pool[1] = pool[0], pool[1]
         # Under BFC memory is taken for the home stream, and another stream is made to wait for that at the end.
-        request.stream = stream if is_apart(allocator, &lane) else allocator.home_stream
-        closed = allocator.is_closed
+        request.stream = stream if is_apart(allocator, &lane) else allocator.streams.home
+        closed = allocator.life.is_closed
         if not closed and not request.refused:
             allocator.fill(allocator.place(&request), &request, &placed)
         allocator.lock.release()
@@ -83,12 +83,12 @@ cdef cbool allocate_without_gil(Allocator allocator, uint64_t nbytes, uint64_t s
             break
         usleep(1000)
     if request.refused:
-        allocator.last_fault.set(0)
+        allocator.source.last_fault.set(0)
         return False
     if placed.handle == NO_CHUNK and not closed:
         allocator.place_where_refused(&request, &placed)
     # Nothing can be raised here: PyTorch's error is made later, with the GIL, and names it.
-    allocator.last_fault.set(request.asking.fault)
+    allocator.source.last_fault.set(request.asking.fault)
     if placed.handle >= NO_HOST_MEMORY:
         # As PyTorch counts: an error of the driver is no lack of memory.
         if not closed and not request.asking.fault:
@@ -108,17 +108,17 @@ cdef void count_refusal(Allocator allocator) noexcept nogil:
 cdef cbool hit_on_any_stream(Allocator allocator, uint64_t nbytes, uint64_t stream, uint64_t* ptr) noexcept nogil:
     """Like `hit_without_gil`, and makes a stream wait for the home stream where memory is reused in the order of that
     one. False, and nothing has changed, where a free chunk does not serve the request, or the driver fails."""
-    if allocator.by_stream or stream == allocator.home_stream:
+    if allocator.streams.by_stream or stream == allocator.streams.home:
         return hit_without_gil(allocator, nbytes, stream, ptr)
-    return (not allocator.has_lanes.get() and hit_without_gil(allocator, nbytes, allocator.home_stream, ptr)
+    return (not allocator.streams.has_lanes.get() and hit_without_gil(allocator, nbytes, allocator.streams.home, ptr)
             and lead_from_home(allocator, ptr[0], stream))
 
 
 cdef cbool lead_from_home(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept nogil:
     """Makes memory of the home stream safe to use on another one. Frees it again, and returns False, if that fails."""
-    if stream == allocator.home_stream or wait_for_home(allocator, stream):
+    if stream == allocator.streams.home or wait_for_home(allocator, stream):
         return True
-    free_without_gil(allocator, ptr, allocator.home_stream, False)
+    free_without_gil(allocator, ptr, allocator.streams.home, False)
     return False
 
 
@@ -131,7 +131,7 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     cdef cbool has_id = native.stream_id(native.self, stream, &stream_id) == 0
     if has_id and not allocator.frees.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
         return True
-    if native.order(native.self, allocator.home_stream, stream) != 0:
+    if native.order(native.self, allocator.streams.home, stream) != 0:
         return False
     if has_id:
         allocator.frees.was_ordered(stream_id, home_frees)
@@ -149,7 +149,7 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     cdef bfc_native_source* native = allocator.source.native
     cdef ChunkHandle handle
     cdef cbool elsewhere = False, idle = True
-    cdef uint64_t home = allocator.home_stream, noted
+    cdef uint64_t home = allocator.streams.home, noted
     cdef vector[uint64_t] uses
     # The chunk and the streams that have used it are read together: without the GIL other threads free meanwhile.
     allocator.acquire()
@@ -180,12 +180,12 @@ cdef cbool free_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream, 
     allocator.acquire()
     # Looked up again: the lock was free while the device was asked.
     handle = allocator.pool.handle_of(ptr)
-    if handle != NO_CHUNK and not allocator.is_closed:
+    if handle != NO_CHUNK and not allocator.life.is_closed:
         if idle and not elsewhere and uses.size():
             allocator.fences.noted.drop(allocator.pool.chunks[handle].allocation_id)
         # Python knows which streams `record_stream` has named. It makes the free, behind their fences.
         if elsewhere or not idle:
-            if not allocator.by_stream:
+            if not allocator.streams.by_stream:
                 allocator.pool.chunks[handle].stream = stream   # `wait_for_home` waits for it, too
             allocator.frees.leave(handle, allocator.pool.chunks[handle].allocation_id, NOT_IDLE)
         if idle and allocator.pool.free_chunk(handle):
@@ -202,7 +202,7 @@ cdef cbool use_without_gil(Allocator allocator, uint64_t ptr, uint64_t stream) n
     cdef Chunk* chunk
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
-    if handle != NO_CHUNK and not allocator.is_closed:
+    if handle != NO_CHUNK and not allocator.life.is_closed:
         chunk = &allocator.pool.chunks[handle]
         if is_foreign(allocator, chunk, stream) and not allocator.fences.noted.add(chunk.allocation_id, stream):
             chunk.state |= USED_ELSEWHERE       # the host has no memory: then its free waits for the device
@@ -247,16 +247,16 @@ cdef cbool hit_without_gil(Allocator allocator, uint64_t nbytes, uint64_t stream
     cdef uint32_t owner
     cdef cbool is_hit
     # Under BFC another stream waits for the home stream first, which is the caller's to do.
-    if stream != allocator.home_stream and (not (allocator.by_stream or allocator.has_lanes.get())
-                                            or stream == allocator.default_stream_alias):
+    if stream != allocator.streams.home and (not (allocator.streams.by_stream or allocator.streams.has_lanes.get())
+                                             or stream == allocator.streams.default_alias):
         return False
     if not prepare_hit(allocator, nbytes, &tag, &owner):
         return False
     if tag != NO_TAG:
         return hit_in_tag(allocator, nbytes, stream, tag, owner, ptr)
     allocator.acquire()
-    is_hit = (not allocator.is_closed     # lanes may have gone meanwhile
-              and (stream == allocator.home_stream or allocator.by_stream or allocator.has_lanes.get())
+    is_hit = (not allocator.life.is_closed     # lanes may have gone meanwhile
+              and (stream == allocator.streams.home or allocator.streams.by_stream or allocator.streams.has_lanes.get())
               and allocator.pool.books.owned.knows(owner) and allocator.hit(nbytes, stream, &placed))
     if is_hit:
         if owner != NO_OWNER:
@@ -282,7 +282,7 @@ cdef cbool hit_in_pool_without_gil(Allocator allocator, uint64_t nbytes, uint64_
     cdef Request request
     cdef uint32_t owner
     # No tag: what is asked of a private pool by name belongs to none.
-    if not allocator.by_stream or not prepare_hit(allocator, nbytes, NULL, &owner):
+    if not allocator.streams.by_stream or not prepare_hit(allocator, nbytes, NULL, &owner):
         return False
     return place_hit(allocator, nbytes, stream, PoolId(pool[0], pool[1]), NO_TAG, owner, &request, ptr)
 
@@ -293,7 +293,7 @@ cdef cbool place_hit(Allocator allocator, uint64_t nbytes, uint64_t stream, Pool
     placed.handle = NO_CHUNK
     # The request is made under the lock, too: the settings that round it change under it.
     allocator.acquire()
-    if not allocator.is_closed and allocator.pool.books.owned.knows(owner):
+    if not allocator.life.is_closed and allocator.pool.books.owned.knows(owner):
         allocator.set_request(request, nbytes, stream)
         request.captured[0], request.captured[1] = pool.first, pool.second
         request.tag = tag
@@ -314,13 +314,14 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
     cdef Chunk* chunk
     cdef cbool noted = False
     # Where an event would say too little, Python makes a fence: an unordered stream passes its events in any order.
-    if not allocator.fences.takes_events() or allocator.may_be_unordered or allocator.home_stream == HOST_STREAM:
+    if (not allocator.fences.takes_events() or allocator.streams.may_be_unordered
+            or allocator.streams.home == HOST_STREAM):
         return False
-    stream = 0 if stream == allocator.default_stream_alias else stream
+    stream = 0 if stream == allocator.streams.default_alias else stream
     # The stream is noted while the chunk is known to live.
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
-    if handle != NO_CHUNK and not allocator.is_closed:
+    if handle != NO_CHUNK and not allocator.life.is_closed:
         chunk = &allocator.pool.chunks[handle]
         if not is_foreign(allocator, chunk, stream):
             noted = True
@@ -341,7 +342,7 @@ cdef cbool free_at_once_without_gil(Allocator allocator, uint64_t ptr) noexcept 
         return False
     # Found and freed at once: of two frees of an address one is refused.
     allocator.acquire()
-    freed = not allocator.is_closed and allocator.pool.free_plain(ptr)
+    freed = not allocator.life.is_closed and allocator.pool.free_plain(ptr)
     if freed:
         allocator.frees.count.add(1)
     allocator.lock.release()
@@ -361,7 +362,7 @@ cdef cbool free_behind_events(Allocator allocator, uint64_t ptr) noexcept nogil:
     # From here on the chunk counts as freed, so that a second free is refused while the streams are marked.
     allocator.acquire()
     handle = allocator.pool.handle_of(ptr)
-    if handle != NO_CHUNK and not allocator.is_closed:
+    if handle != NO_CHUNK and not allocator.life.is_closed:
         chunk = &allocator.pool.chunks[handle]
         if (chunk.state & USED_ELSEWHERE and not chunk.state & EXPORTED
                 and allocator.fences.noted.copy(chunk.allocation_id, streams) and streams.size()

@@ -73,13 +73,13 @@ cdef StitchedPages stitched_pages(ChunkAllocator allocator, page_size, headroom)
     """Turns pages on in an allocator that has no memory yet."""
     cdef uint64_t nbytes = checked_page_size(page_size, allocator.limit, allocator.sub_allocator)
     cdef StitchedPages made = StitchedPages()
-    made.stitching = allocator.mapped = allocator.stitching = Stitching()
+    made.stitching = Stitching()
     made.stitching.attach(&allocator.lock, allocator.pool, allocator.source, allocator.fences, allocator.tags)
     made.stitching.set_up(allocator.limit, nbytes, headroom)
-    allocator.by_stream = allocator.home_stream != HOST_STREAM
+    allocator.mapped = allocator.stitching = made.stitching
+    allocator.streams.by_stream = allocator.streams.home != HOST_STREAM
     # A view of pages may lie right behind a region of the sub-allocator's, and is unmapped by itself.
     allocator.source.joins_regions = False
-    allocator.stitches = True
     return made
 
 
@@ -193,7 +193,7 @@ cdef class StitchedPages(Backing):
         """Serves the request if it fits by now, unless it is `served` already. Returns 1 if it did, and also if the
         host has no memory. -1: the allocator was closed."""
         acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
-        cdef cbool closed = allocator.is_closed
+        cdef cbool closed = allocator.life.is_closed
         if not closed:
             allocator.fill(served if served != NO_CHUNK else allocator.place(request), request, placed)
         allocator.lock.release()
@@ -216,7 +216,7 @@ cdef class StitchedPages(Backing):
         return True
 
     cdef uint64_t release(self, ChunkAllocator allocator) except? 0xFFFFFFFFFFFFFFFF:
-        return 0 if allocator.is_closed else trim_pages(allocator, 0, True)
+        return 0 if allocator.life.is_closed else trim_pages(allocator, 0, True)
 
     cdef int trim_for(self, ChunkAllocator allocator, uint64_t nbytes) except -1 with gil:
         """Releases free pages of so many bytes, as far as there are any."""

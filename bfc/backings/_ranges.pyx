@@ -90,7 +90,7 @@ cdef class Ranges(Backing):
         memory."""
         cdef ChunkHandle handle
         acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
-        cdef bint closed = allocator.is_closed
+        cdef bint closed = allocator.life.is_closed
         handle = NO_CHUNK if closed else self.segments.ready(growing)
         if handle != NO_CHUNK:
             handle = allocator.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream,

@@ -229,7 +229,7 @@ _kept = []
 
 cdef int check_servable(Allocator allocator) except -1:
     # PyTorch calls these while it holds a mutex that a thread with the GIL may wait for, so none may take the GIL.
-    if allocator.source.native == NULL or allocator.home_stream == HOST_STREAM:
+    if allocator.source.native == NULL or allocator.streams.home == HOST_STREAM:
         raise ValueError(f"PyTorch needs memory of a device, and asks for it without the GIL, which "
                          f"{allocator.sub_allocator!r} cannot serve: use a CUDASubAllocator")
     return 0
@@ -279,7 +279,7 @@ cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uin
                        void** ptr) noexcept nogil:
     cdef uint64_t address = 0, on = <size_t>stream
     # PyTorch's callers may name the default stream by either of its handles.
-    on = 0 if on == allocator.default_stream_alias else on
+    on = 0 if on == allocator.streams.default_alias else on
     if size and not allocate_without_gil(allocator, size, on, pool, &address):
         return False
     ptr[0] = <void*>address
@@ -289,8 +289,8 @@ cdef cbool allocate_in(Allocator allocator, size_t size, void* stream, const uin
 cdef cbool serve(Allocator allocator, size_t size, void* stream, void** ptr, char* text, size_t room) noexcept nogil:
     """Serves a request instead of PyTorch's allocator. Of one that is out of memory, the text says nothing."""
     cdef uint64_t address = 0, on = <size_t>stream
-    on = 0 if on == allocator.default_stream_alias else on
-    if not allocator.by_stream and allocator.has_lanes.get() and on != allocator.home_stream:
+    on = 0 if on == allocator.streams.default_alias else on
+    if not allocator.streams.by_stream and allocator.streams.has_lanes.get() and on != allocator.streams.home:
         return allocate_in(allocator, size, stream, NULL, ptr)  # it is a scope's if that takes this very stream
     if size and not hit_on_any_stream(allocator, size, on, &address):
         if not (start_entering() and miss_with_gil(allocator, size, on, &address, text, room)):
@@ -303,12 +303,12 @@ cdef cbool miss_with_gil(Allocator allocator, size_t size, uint64_t on, uint64_t
                          size_t room) noexcept with gil:
     has_entered()
     # What an earlier call failed with must not be told as this one's.
-    allocator.last_fault.set(0)
+    allocator.source.last_fault.set(0)
     try:
-        if allocator.by_stream:
+        if allocator.streams.by_stream:
             address[0] = <uint64_t>allocator.allocate_raw(size, on)
             return True
-        address[0] = <uint64_t>allocator.allocate_raw(size, allocator.home_stream)
+        address[0] = <uint64_t>allocator.allocate_raw(size, allocator.streams.home)
     except MemoryError:
         return False
     except BaseException as error:
@@ -323,7 +323,7 @@ cdef cbool free_in(Allocator allocator, void* ptr, void* stream, cbool waits) no
     cdef uint64_t on = <size_t>stream
     if ptr == NULL:
         return True
-    return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on, waits)
+    return free_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.streams.default_alias else on, waits)
 
 
 cdef void record_in_any(void* ptr, void* stream) noexcept nogil:
@@ -338,7 +338,7 @@ cdef void record_in_any(void* ptr, void* stream) noexcept nogil:
 
 cdef cbool record_of(Allocator allocator, void* ptr, void* stream) noexcept nogil:
     cdef uint64_t on = <size_t>stream
-    return use_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.default_stream_alias else on)
+    return use_without_gil(allocator, <uint64_t>ptr, 0 if on == allocator.streams.default_alias else on)
 
 
 cdef cbool (*record_in)(void*, void*, void*) noexcept nogil
@@ -350,8 +350,8 @@ cdef void figures_of(Allocator allocator, bfc_figures* now) noexcept nogil:
     allocator.acquire()
     cdef Counters counters = allocator.pool.totals()
     now.largest_free = allocator.pool.largest_free()
-    now.fault = allocator.last_fault.get()
-    now.closed = allocator.is_closed
+    now.fault = allocator.source.last_fault.get()
+    now.closed = allocator.life.is_closed
     allocator.lock.release()
     now.in_use = counters.bytes_in_use
     now.reserved = counters.pool_bytes

@@ -191,7 +191,7 @@ cdef class Table:
 
     cdef cbool is_ordered(self, int device, int64_t stream) noexcept nogil:
         cdef int place
-        if stream == 0 or not (<Allocator>self.pools[device].load()).may_be_unordered:
+        if stream == 0 or not (<Allocator>self.pools[device].load()).streams.may_be_unordered:
             return True
         for place in range(self.ordered_count[device].load()):
             if self.ordered[device][place] == stream:
@@ -290,7 +290,7 @@ cdef void note_device(int device) noexcept nogil:
 
 cdef uint64_t on(Allocator pool, int64_t stream) noexcept nogil:
     """The stream as a pool knows it: for host memory, that is a stream of its own."""
-    return HOST_STREAM if stream == 0 and pool.home_stream == HOST_STREAM else <uint64_t>stream
+    return HOST_STREAM if stream == 0 and pool.streams.home == HOST_STREAM else <uint64_t>stream
 
 
 cdef bfc_result allocate_with_gil(Table self, int device, size_t nbytes, int64_t stream, void** ptr,
@@ -388,7 +388,7 @@ cdef bfc_result free_anywhere(Table self, uint64_t address) noexcept:
         if self.pools[device].load() == NULL:
             continue
         pool = <Allocator>self.pools[device].load()
-        if pool.is_closed:
+        if pool.life.is_closed:
             one_is_closed = True
         elif free_for_good(pool, address):
             return BFC_OK
@@ -706,7 +706,7 @@ def allocate_at(Allocator pool not None, tuple pool_id, uint64_t address, uint64
     pool.set_request(&request, nbytes, stream)
     # Found and taken at once, so that nobody else takes the chunk at that address.
     pool.acquire()
-    if not pool.is_closed:
+    if not pool.life.is_closed:
         taken = take_at(pool.pool, address, &request)
     else:
         taken = NO_CHUNK

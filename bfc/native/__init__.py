@@ -27,6 +27,7 @@ knows an allocator. In order:
     starts.hpp          chunks in use by address
     pool_sets.hpp       the sets of bins of a private pool
     pool_parts.hpp      the fields of a pool, by subject
+    allocator_parts.hpp  the fields of an allocator, by subject
     torch_sizes.hpp     PyTorch's arithmetic of sizes
     owners.hpp          bytes in use by owner
     usage.hpp           what PyTorch counts

@@ -257,9 +257,9 @@ cdef class BFCAllocator(Allocator):
                                      MINIMUM_SIZE)
         # It doubles without growth, too: in TensorFlow a pool that got less than its limit goes on to extend.
         self.next_size = self.first_region
-        self.has_lanes.set(virtual_memory)
+        self.streams.has_lanes.set(virtual_memory)
         # Until here every call finds the allocator closed, as after an __init__ that has raised.
-        self.is_closed = False
+        self.life.is_closed = False
         if plan is not None:
             self.use_plan(plan)
 
@@ -285,7 +285,7 @@ cdef class BFCAllocator(Allocator):
     @property
     def virtual_memory(self):
         """True if memory is mapped page by page."""
-        return self.stitches
+        return self.stitching is not None
 
     @property
     def next_region_size(self):
@@ -324,7 +324,7 @@ cdef class BFCAllocator(Allocator):
         >>> [chunk.freed_at_count for chunk in allocator.snapshot().free_chunks()]
         [1, 0]
         """
-        if self.stitches:
+        if self.stitching is not None:
             raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
         if self.pool.plans.all.size():
             raise ValueError("a plan does not know when memory may be used again by a timing counter: end it first")
@@ -373,7 +373,7 @@ cdef class BFCAllocator(Allocator):
         return 0
 
     cdef cbool hit(self, uint64_t nbytes, uint64_t stream, Placement* placed) noexcept nogil:
-        if self.has_lanes.get():
+        if self.streams.has_lanes.get():
             return self.hit_in_lane(nbytes, stream, placed)
         return hit_plainly(self, nbytes, stream, placed)
 
@@ -384,7 +384,7 @@ cdef class BFCAllocator(Allocator):
         self.set_lane(&lane, stream)
         if self.private_pools.may_have_joined(stream):
             return False        # `look_at_captures` asks
-        if stream != self.home_stream and not is_apart(self, &lane):
+        if stream != self.streams.home and not is_apart(self, &lane):
             return False        # it has to wait for the home stream
         if is_private(&lane):
             bin_set = find_lane(self.pool, &lane)
@@ -392,7 +392,7 @@ cdef class BFCAllocator(Allocator):
                 return False
             return note_hit(self.pool, self.pool.allocate_chunk(
                 bin_set + LARGE, round_up(nbytes, self.pool.granularity), nbytes, stream, 0, True), placed)
-        if self.stitches:
+        if self.stitching is not None:
             return note_hit(self.pool, self.pool.allocate_in_range(&lane, nbytes), placed)
         return hit_plainly(self, nbytes, stream, placed)
 
@@ -410,13 +410,13 @@ cdef class BFCAllocator(Allocator):
         """Fills in the stream of a lane whose pool is known."""
         cdef cbool apart = is_apart(self, lane)
         # One set of free chunks serves all streams: whoever gets memory on another one waits for the home stream.
-        lane.stream = stream if apart else self.home_stream
-        lane.thread = this_thread() if apart and self.thread_streams.size() and self.is_of_thread(stream) else 0
+        lane.stream = stream if apart else self.streams.home
+        lane.thread = this_thread() if apart and self.streams.of_threads.size() and self.is_of_thread(stream) else 0
 
     cdef void scopes_changed(self) noexcept:
         # Scopes open and close in several threads: what is written last here must be what holds.
         self.acquire()
-        self.has_lanes.set(self.stitches or self.private_pools.open_scopes.get() > 0)
+        self.streams.has_lanes.set(self.stitching is not None or self.private_pools.open_scopes.get() > 0)
         self.lock.release()
 
     cdef ChunkHandle place(self, Request* request) noexcept nogil:
@@ -436,7 +436,7 @@ cdef class BFCAllocator(Allocator):
 
     cdef cbool takes_pages(self, Request* request) noexcept nogil:
         """Whether a request is for memory that is mapped, or lies in a region only because it cannot be mapped."""
-        return self.stitches and may_be_mapped(&request.lane)
+        return self.stitching is not None and may_be_mapped(&request.lane)
 
     cdef int place_after_miss(self, Request* request, Placement* placed) except -1 nogil:
         """The order of attempts is TensorFlow's: extend; merge what is not safe yet; collect and extend (TensorFlow's
@@ -581,7 +581,7 @@ cdef class BFCAllocator(Allocator):
             elif self.planned is not None and self.planned.has_ended_early():
                 size = min(size, max(request.rounded, self.planned.room_for(request.rounded, True)))
         # Bytes set aside for other calls may come back; those that the sub-allocator did not take back will not soon.
-        request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned_bytes
+        request.blocked = size == 0 and least <= available + self.source.set_aside - self.source.unreturned.nbytes
         if size == 0:
             # The text of the error then says that the limit has refused, and not the device.
             self.source.refused_bytes.set(0)
@@ -676,7 +676,7 @@ cdef class BFCAllocator(Allocator):
         total = total_size(regions)
         kept = self.source.taken() - total
         # TensorFlow frees nothing where that would not be enough (CC-37c), and else all of it.
-        if total == 0 or (not self.stitches and (kept > self.limit or request.rounded > self.limit - kept)):
+        if total == 0 or (self.stitching is None and (kept > self.limit or request.rounded > self.limit - kept)):
             self.lock.release()
             return False
         self.source.forget(regions)
@@ -713,7 +713,7 @@ cdef class BFCAllocator(Allocator):
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
         cdef cbool planned = is_beside_plan(self.pool)
-        if self.stitches:
+        if self.stitching is not None:
             return 0            # pages need no chunk as a whole
         self.acquire()
         if self.pool.features & OPTIONS and not planned:
@@ -741,7 +741,7 @@ cdef class BFCAllocator(Allocator):
     @cython.final
     cdef uint32_t bin_set_of(self, Request* request) noexcept nogil:
         cdef uint32_t lane
-        if not self.stitches and not is_private(&request.lane):
+        if self.stitching is None and not is_private(&request.lane):
             # The number of the end is that of its set of bins; with one end it is 0.
             return request.end
         lane = find_lane(self.pool, &request.lane)

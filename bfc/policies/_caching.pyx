@@ -183,7 +183,7 @@ cdef cbool answer_for_pages(CachingAllocator allocator, BinSet* answers) noexcep
 cdef void search(CachingAllocator allocator, Request* request, Placement* placed) noexcept nogil:
     # Another thread may have freed memory, or closed the allocator, since the last look.
     allocator.acquire()
-    if not allocator.is_closed:
+    if not allocator.life.is_closed:
         allocator.fill(allocator.place(request), request, placed)
     allocator.lock.release()
 
@@ -237,7 +237,7 @@ cdef void borrow(CachingAllocator allocator, Request* request, Placement* placed
     cdef ChunkHandle handle
     allocator.acquire()
     # A private pool borrows from no other one (PyTorch's behaviour, 2.14).
-    if is_default(pool_of(&request.lane)) and not allocator.is_closed:
+    if is_default(pool_of(&request.lane)) and not allocator.life.is_closed:
         for pool in allocator.private_pools.lenders:
             lane = request.lane
             put_in_pool(&lane, pool)
@@ -375,7 +375,7 @@ cdef uint64_t release_whole(CachingAllocator allocator, cbool with_default) exce
     # Listed and taken out at once, so that nobody is handed one of them. They go back without the lock.
     allocator.acquire()
     list_what_may_go(allocator, chunks, with_default)
-    released = allocator.source.unreturned_bytes + take_out(allocator.pool, allocator.source, chunks, regions)
+    released = allocator.source.unreturned.nbytes + take_out(allocator.pool, allocator.source, chunks, regions)
     allocator.private_pools.drop_empty(allocator.pool, default_pool())
     allocator.source.take_unreturned(regions)
     allocator.lock.release()
@@ -580,7 +580,7 @@ cdef class CachingAllocator(Allocator):
         self.set_up(sub_allocator, None if is_fraction else memory_limit, stream, strict)
         self.pool.use_lanes()
         self.pool.order.prefers_older = self.rules.by_registration and not stitch
-        self.by_stream = self.home_stream != HOST_STREAM
+        self.streams.by_stream = self.streams.home != HOST_STREAM
         # A free never asks: PyTorch's process_events runs at allocations only.
         self.fences.asks_later = True
         self.fences.strict = strict
@@ -609,7 +609,7 @@ cdef class CachingAllocator(Allocator):
             self.set_memory_fraction(settings.per_process_memory_fraction if memory_limit is None else memory_limit)
         else:
             self.set_allowed(self.limit)
-        self.is_closed = False
+        self.life.is_closed = False
         if plan is not None:
             self.use_plan(plan)
 
@@ -639,7 +639,7 @@ cdef class CachingAllocator(Allocator):
     @property
     def stitch(self):
         """True if memory is mapped page by page."""
-        return self.stitches
+        return self.stitching is not None
 
     # -- settings -----------------------------------------------------------------------------------------------------
 
@@ -812,7 +812,7 @@ cdef class CachingAllocator(Allocator):
         cdef PoolId pool = pool_of(&answers.lane)
         if answers.is_plan:
             return
-        if self.stitches and answer_for_pages(self, answers):
+        if self.stitching is not None and answer_for_pages(self, answers):
             return
         # should_split looks at the option and not at the chunk: an ordinary one is split to 512 bytes, too, while it is
         # on.
@@ -846,7 +846,7 @@ cdef class CachingAllocator(Allocator):
         if nbytes >= TOO_LARGE:
             return False
         # Else the lane is that of the stream in the default pool, and needs no look at scopes or threads.
-        if self.private_pools.open_scopes.get() or (self.thread_streams.size() and self.is_of_thread(stream)):
+        if self.private_pools.open_scopes.get() or (self.streams.of_threads.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
             if self.private_pools.may_have_joined(stream):
                 return False    # `look_at_captures` asks
@@ -864,8 +864,8 @@ cdef class CachingAllocator(Allocator):
     @cython.final
     cdef void set_lane(self, Lane* lane, uint64_t stream) noexcept nogil:
         lane.pool[0] = lane.pool[1] = lane.thread = 0
-        lane.stream = stream if self.by_stream else self.home_stream
-        if self.thread_streams.size() and self.is_of_thread(stream):
+        lane.stream = stream if self.streams.by_stream else self.streams.home
+        if self.streams.of_threads.size() and self.is_of_thread(stream):
             lane.thread = this_thread()
         if self.private_pools.open_scopes.get():
             self.private_pools.divert(lane, stream, default_pool())
@@ -1047,7 +1047,7 @@ cdef class CachingAllocator(Allocator):
         2097152
         """
         cdef uint64_t changes = 0
-        cdef bint captures = self.fences.is_in_capture(self.home_stream)
+        cdef bint captures = self.fences.is_in_capture(self.streams.home)
         # In a capture only released pools are emptied (V-2l): waiting for streams would spoil it.
         cdef cbool with_default = may_release_default(self) and not captures
         if not captures and not (self.strict and self.is_gated()):
@@ -1314,7 +1314,7 @@ cdef class CachingAllocator(Allocator):
 
     def _create_pool(self, pool, use_on_oom=False, no_split=False):
         """Makes a private pool, or adds a reference to it."""
-        self.pool_uses.add_reference(id_of(pool))
+        self.captures.pool_uses.add_reference(id_of(pool))
         try:
             if use_on_oom:
                 self._set_use_on_oom(pool)
@@ -1327,7 +1327,7 @@ cdef class CachingAllocator(Allocator):
 
     def _set_use_on_oom(self, pool, use=True):
         """Sets whether a pool serves requests that would be refused."""
-        self.pool_uses.set_among(&self.private_pools.lenders, id_of(pool), use)
+        self.captures.pool_uses.set_among(&self.private_pools.lenders, id_of(pool), use)
 
     def _set_no_split(self, pool, no_split=True):
         """Sets whether a pool's chunks are handed out whole."""
@@ -1339,7 +1339,7 @@ cdef class CachingAllocator(Allocator):
         self.lock.release()
         if not changes:
             return
-        self.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
+        self.captures.pool_uses.set_among(&self.private_pools.unsplit, id_of(pool), no_split)
         # The rules of all sets change before another request is placed.
         self.acquire()
         self.answer_all()
@@ -1347,8 +1347,8 @@ cdef class CachingAllocator(Allocator):
 
     def _empty_pool(self, pool, or_later=False):
         """Gives back what a released pool caches, after waiting for the streams that use its memory. Does nothing if
-        the pool still has a reference. Returns the bytes given back. `or_later`: if `strict` does not allow it now,
-        leave it to the next `empty_cache`."""
+        the pool still has a reference. Returns the bytes given back. `or_later`: where that cannot be done now (in a
+        capture, or as `strict` has it), leave it to the next `empty_cache`."""
         cdef PoolId id = id_of(pool)
         cdef Release before
         # A reference that another thread takes from here on keeps the pool, but not what it caches.
@@ -1360,7 +1360,7 @@ cdef class CachingAllocator(Allocator):
             return 0
         # A MemPool that dies in a capture must not raise from its destructor: its memory goes with the next
         # empty_cache.
-        if self.fences.is_in_capture(self.home_stream):
+        if self.fences.is_in_capture(self.streams.home):
             if or_later:
                 return 0
             raise RuntimeError(f"pool {pool} cannot be emptied while this thread's stream captures a graph: end that "

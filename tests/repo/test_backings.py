@@ -15,7 +15,7 @@ FILES = [
     PACKAGE / "policies" / "_bfc.pyx",
     PACKAGE / "policies" / "_caching.pyx",
 ]
-KIND = r"(?:self|allocator)\.(?:stitches|expands)\b"
+KIND = r"(?:self|allocator)\.(?:expands\b|stitching is (?:not )?None)"
 ASKS = re.compile(rf"\b(?:if|elif|while|not|and|or)\b.*{KIND}|{KIND} (?:and|or|if)\b")
 BEGINS = re.compile(r"    (?:cdef|def|@)\b|\S")
 MAKES = re.compile(r"    (?:def __c?init__|cdef int set_up\w*)\(")
