@@ -527,7 +527,7 @@ cdef class Allocator(ChunkAllocator):
         # Asked before anything changes: whether a plan pays is known from its own figures.
         declined = None if gate is None else plan._declined(gate, by_itself=steps is not None)
         stop_watch(self)
-        planned.follows = steps is not None
+        planned.turns.follows = steps is not None
         put_plan(self, plan, None if gate is None else _plans.make_watch(plan, gate), declined, strict, False)
 
     def _resume_plan(self, plan, watch):

@@ -154,7 +154,7 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
     # Frees that are due come first, so that what they free can serve this request: as in PyTorch's malloc.
     if not allocator.reasons.none():
         allocator.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
-    if allocator.pool.plans.current != NULL and allocator.planned.follows and asks_plan(allocator, request):
+    if allocator.pool.plans.current != NULL and allocator.planned.turns.follows and asks_plan(allocator, request):
         allocator.planned.follow(allocator, request.stream, request.rounded, request.nbytes)
     if (allocator.pool.plans.current != NULL and allocator.pool.plans.current.asks() and not request.tag
             and not request.in_capture):

@@ -23,6 +23,47 @@ cdef class Step:
     cdef bint is_entered
 
 
+cdef struct StepState:
+    uint64_t found, asked       # the requests that the plan knew, and all, once it has ended
+    uint64_t found_before       # and of all steps before it
+    uint64_t hits_before, asked_before      # when it began: hits, requests
+    bint is_planned             # whether the plan has a body for it
+    bint has_departed
+    bint is_own                 # it has begun by itself
+    bint was_begun              # there was a step of its kind before
+    bint was_mistaken           # room was made for one that had begun by itself, and was none of that length
+
+
+cdef struct StepCounts:
+    uint64_t steps, departed
+    uint64_t own_steps          # how many have begun by themselves
+
+
+cdef struct PlanBound:
+    uint64_t online             # what the policy alone reserved for the recording; 0: nothing bounds what may be
+    uint64_t peak               # and the most that was live then
+
+
+cdef struct PlanTurns:
+    bint follows                # steps begin by themselves
+    bint is_following           # a thread ends or begins such a step
+    bint is_stretching          # a thread makes room for a longer step
+    int waits                   # how many replays wait for what looks at the plan: the same comes to the same
+    int64_t process             # that `changing` is for: a forked child needs another
+
+
+@cython.final
+cdef class ServedPlan:
+    cdef object plan
+    cdef object sequences       # numbers of the server's sequences: (the head's, {kind: first}, {kind: later})
+    cdef list kinds             # the names of the plan's kinds, by number in the server
+    cdef set begun              # the kinds of which there was a step
+    cdef dict missed            # by kind: by length, the bytes that told one for which there was no room
+    cdef dict refused           # by kind: those for which there is no memory, and the step at which to try again
+    cdef object grown           # (kind, bytes) of the lengths that there was room for before the open step; or None
+    cdef object departure       # where a step first departed from the plan, as a dictionary
+
+
 @cython.final
 cdef class Planned:
     cdef Lock* lock             # the allocator's: it guards the pool
@@ -34,37 +75,17 @@ cdef class Planned:
     cdef bint* is_closed        # whether it is
     cdef uint64_t home
     cdef PlanServer* server     # of the plan in use; NULL: there is none
-    cdef object plan
-    cdef object sequences       # numbers of the server's sequences: (the head's, {kind: first}, {kind: later})
-    cdef set begun              # the kinds of which there was a step
+    cdef ServedPlan served      # that plan, or the last one
     cdef object step            # the kind of the step that is open; None: none is
     cdef object declined        # why the plan is not served
     cdef bint was_served        # whether that plan was served before
-    cdef object departure       # where a step first departed from the plan, as a dictionary
     cdef object watcher         # a function to tell the kind of each step that begins; or None
     cdef object changing        # a lock, for `changes`
-    cdef object process         # that the lock is for: a forked child needs another
     cdef object watch           # what looks whether the plan still pays; None: nothing does
-    cdef dict missed            # by kind: by length, the bytes that told one for which there was no room
-    cdef dict refused           # by kind: those for which there is no memory, and the step at which to try again
-    cdef bint is_stretching     # a thread makes room for a longer step
-    cdef object grown           # (kind, bytes) of the lengths that there was room for before the open step; or None
-    cdef uint64_t found, asked  # of the last step: the requests that the plan knew, and all
-    cdef uint64_t found_before  # and of all steps before the one that is open
-    cdef uint64_t hits_before, asked_before     # when the step began: hits, requests
-    cdef uint64_t online        # what the policy alone reserved for the recording; 0: nothing bounds what may be
-    cdef uint64_t online_peak   # and the most that was live then
-    cdef bint is_planned        # whether the plan has a body for it
-    cdef uint64_t steps, departed
-    cdef bint has_departed      # the step that is open, or the last one
-    cdef bint follows           # steps begin by themselves
-    cdef bint is_own            # the step that is open has begun by itself
-    cdef bint was_mistaken      # room was made for a step that had begun by itself, and was none of that length
-    cdef bint is_following      # a thread ends or begins such a step
-    cdef bint was_begun         # whether there was a step of its kind before
-    cdef int waits              # how many replays wait for what looks at the plan: the same comes to the same
-    cdef list kinds             # the names of the plan's kinds, by number in the server
-    cdef uint64_t own_steps     # how many steps have begun by themselves
+    cdef StepState last         # of the step that is open, or the last one
+    cdef StepCounts counted
+    cdef PlanBound bound        # on what may be reserved
+    cdef PlanTurns turns
 
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
                     bint* is_closed, uint64_t home) except -1

@@ -129,6 +129,12 @@ cdef bint are_shorter(dict wanted, dict other) except -1:
     return all(nbytes < other.get(number, 0) for number, nbytes in wanted.items())
 
 
+@cython.final
+@cython.no_gc_clear
+cdef class ServedPlan:
+    """A plan that is served, and what becomes of its kinds of steps."""
+
+
 # In a garbage cycle buffers may be finalised after their allocator, so the collector must leave its parts in place.
 @cython.final
 @cython.no_gc_clear
@@ -146,9 +152,10 @@ cdef class Planned:
         self.home = home
         if stitching is not None:
             self.ranges = ranges_for_plans(stitching, &self.server)
-        self.begun = set()
-        self.missed = {}
-        self.refused = {}
+        self.served = ServedPlan()
+        self.served.begun = set()
+        self.served.missed = {}
+        self.served.refused = {}
         return 0
 
     cdef bint is_in_pages(self) noexcept:
@@ -163,13 +170,13 @@ cdef class Planned:
     cdef object changes(self):
         """A context in which no capture begins: what changes the plan, or begins a step, asks whether a stream is
         captured, and then asks the driver for memory or gives some back, which would break a capture."""
-        if self.process != os.getpid():     # in a forked child the thread that held the lock is gone
+        if self.turns.process != os.getpid():     # in a forked child the thread that held the lock is gone
             try:
                 self.changing = threading.RLock()
             except RuntimeError:        # "can't allocate lock"
                 raise out_of_host_memory() from None
-            self.process = os.getpid()
-            self.is_stretching = False
+            self.turns.process = os.getpid()
+            self.turns.is_stretching = False
         return self.changing
 
     cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1:
@@ -191,14 +198,14 @@ cdef class Planned:
         try:
             self.drop()
             if not resumed:
-                self.online = plan.online if watch is not None and declined is None else 0
-                self.online_peak = plan.peak if self.online else 0
+                self.bound.online = plan.online if watch is not None and declined is None else 0
+                self.bound.peak = plan.peak if self.bound.online else 0
             self.declined = declined
             self.was_served = False
             if plan is None:
                 return 0
             if declined is None:
-                if resumed and self.has_departed:
+                if resumed and self.last.has_departed:
                     self.give_back_side()       # what the last step took beside the plan before
                 at_once = strict or resumed or self.is_in_pages() or not len(plan.parts[0])
                 self.install(plan, served, resumed, at_once)
@@ -231,8 +238,8 @@ cdef class Planned:
             is_untouched = self.server.is_waiting
             self.retire()
             if is_untouched:            # the policy is where it would be without a plan
-                self.online = 0
-                self.has_departed = False
+                self.bound.online = 0
+                self.last.has_departed = False
             else:
                 self.give_back_side()   # what lay beside the plan is in pieces
             return self.give_back_empty()
@@ -280,16 +287,16 @@ cdef class Planned:
             del server
             raise
         self.server = server
-        self.plan = plan
-        self.sequences = sequences
-        self.begun = set()
-        self.missed = {}
-        self.refused = {}
-        self.grown = None
-        self.kinds = list(sequences[2])
-        self.steps = self.departed = self.own_steps = 0
-        self.has_departed = self.was_mistaken = False
-        self.declined = self.departure = None
+        self.served.plan = plan
+        self.served.sequences = sequences
+        self.served.begun = set()
+        self.served.missed = {}
+        self.served.refused = {}
+        self.served.grown = None
+        self.served.kinds = list(sequences[2])
+        self.counted.steps = self.counted.departed = self.counted.own_steps = 0
+        self.last.has_departed = self.last.was_mistaken = False
+        self.declined = self.served.departure = None
         server.begins_with_head = from_start
         server.is_proven = not from_start
         server.is_waiting = from_start and not at_once
@@ -302,7 +309,7 @@ cdef class Planned:
                 self.activate(sequences[0])
         self.lock.release()
         if not from_start:
-            self.begun.update(sequences[1])     # what is allocated once is allocated already
+            self.served.begun.update(sequences[1])     # what is allocated once is allocated already
         return 0
 
     cdef object fill_server(self, uint64_t at, object served):
@@ -386,15 +393,15 @@ cdef class Planned:
         if self.source.is_called_here():
             return 0
         with self.changes():
-            tried, again = self.refused.get(kind, (None, 0))
-            if (self.is_stretching or self.fences.capture_is_marked() or not self.body_is_idle()
-                    or (tried is not None and self.steps < again and not are_shorter(wanted, tried))):
+            tried, again = self.served.refused.get(kind, (None, 0))
+            if (self.turns.is_stretching or self.fences.capture_is_marked() or not self.body_is_idle()
+                    or (tried is not None and self.counted.steps < again and not are_shorter(wanted, tried))):
                 return 0
-            self.is_stretching = True
+            self.turns.is_stretching = True
             try:
                 return self.lay_out_anew(kind, wanted)
             finally:
-                self.is_stretching = False
+                self.turns.is_stretching = False
 
     cdef int lay_out_anew(self, str kind, dict wanted) except -1:
         """Lays the bodies out for longer steps of a kind. What they had is given back before more is asked for."""
@@ -402,15 +409,15 @@ cdef class Planned:
         cdef PlanServer* other
         cdef bint is_there = False
         try:
-            plan = self.plan._stretched(kind, wanted)
+            plan = self.served.plan._stretched(kind, wanted)
             served = plan._served("bfc" if self.pool.books.usage == NULL else "caching", self.source.alignment,
                                   self.is_in_pages())
         except PlanError:
-            self.refused[kind] = wanted, 1 << 62
+            self.served.refused[kind] = wanted, 1 << 62
             return 0
-        has_several = len(longest_of(self.plan, kind)) > 1
-        if (self.was_mistaken or has_several) and not self.may_stretch(served.span - served.base):
-            self.refused[kind] = wanted, self.steps + STEPS_UNTIL_TRIED_AGAIN
+        has_several = len(longest_of(self.served.plan, kind)) > 1
+        if (self.last.was_mistaken or has_several) and not self.may_stretch(served.span - served.base):
+            self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
             return 0
         other = self.new_server(plan, served)
         try:
@@ -420,19 +427,19 @@ cdef class Planned:
             if not self.exchange(<uint64_t>other, regions):
                 self.take_region(BODY)
                 return 0
-            before, self.plan = self.plan, plan
+            before, self.served.plan = self.served.plan, plan
             self.source.give_back(regions, False)
             is_there = self.take_region(BODY)
             if not is_there:
                 self.give_back_side()       # the policy may hold the memory, and nothing lives in it
                 is_there = self.take_region(BODY)
             if is_there:
-                self.refused.pop(kind, None)
-                self.grown = (kind, longest_of(before, kind))
+                self.served.refused.pop(kind, None)
+                self.served.grown = (kind, longest_of(before, kind))
                 return 0
-            self.refused[kind] = wanted, self.steps + STEPS_UNTIL_TRIED_AGAIN
+            self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
             self.exchange(<uint64_t>other, regions)
-            self.plan = before
+            self.served.plan = before
             self.take_region(BODY)
         finally:
             del other
@@ -472,15 +479,15 @@ cdef class Planned:
     cdef int make_lengths_fit(self, str kind) except -1:
         """Before a step of a kind: makes room for what the last one had none for. Where it had grown, and most of its
         requests did not come as planned after all, what had told the length was something else."""
-        if self.grown is not None:
-            grown, before = self.grown
-            self.grown = None
-            if 2 * self.found < self.asked:
+        if self.served.grown is not None:
+            grown, before = self.served.grown
+            self.served.grown = None
+            if 2 * self.last.found < self.last.asked:
                 self.stretch(grown, before)
-                self.grown = None
-        if kind in self.missed:
-            self.stretch(kind, self.missed.pop(kind))
-            self.grown = None
+                self.served.grown = None
+        if kind in self.served.missed:
+            self.stretch(kind, self.served.missed.pop(kind))
+            self.served.grown = None
         return 0
 
     cdef int take_regions(self, bint with_base, bint at_once) except -1:
@@ -628,7 +635,7 @@ cdef class Planned:
             self.server.end()
         self.pool.plans.current = self.server = NULL
         self.lock.release()
-        self.plan = self.sequences = self.watch = None
+        self.served.plan = self.served.sequences = self.watch = None
         return 0
 
     cdef int give_back_empty(self) except -1:
@@ -673,7 +680,7 @@ cdef class Planned:
             went = went and self.ranges.give_up_all(self.server, BODY)
             self.give_back_empty()
             return went
-        return (self.step is None or not self.is_planned) and self.give_back_body()
+        return (self.step is None or not self.last.is_planned) and self.give_back_body()
 
     cdef bint give_back_body(self) except -1:
         """Gives back the region of the bodies, of ordinary memory, where nothing lives in it. Returns whether it
@@ -695,17 +702,17 @@ cdef class Planned:
         """Ends and begins steps, as a request says that is not as planned, in a program that marks none. Where another
         thread does so, or a finaliser asks in the midst of it, nothing is done."""
         cdef int64_t turn
-        if (self.step is not None and not self.is_own) or self.source.is_called_here():
+        if (self.step is not None and not self.last.is_own) or self.source.is_called_here():
             return 0
-        if self.is_following and self.process == os.getpid():
+        if self.turns.is_following and self.turns.process == os.getpid():
             return 0
         turn = self.turn(stream, rounded, requested)
         if turn == GOES_ON and not self.is_idle_for_long() and not self.is_overdrawn():
             return 0
         with self.changes():
-            if self.is_following or self.server == NULL or (self.step is not None and not self.is_own):
+            if self.turns.is_following or self.server == NULL or (self.step is not None and not self.last.is_own):
                 return 0
-            self.is_following = True
+            self.turns.is_following = True
             try:
                 if turn != GOES_ON:
                     self.take_turn(allocator, stream, rounded, requested, turn)
@@ -713,7 +720,7 @@ cdef class Planned:
                     self.give_back_idle()       # no iteration has come for long
                 self.give_up(allocator)
             finally:
-                self.is_following = False
+                self.turns.is_following = False
         return 0
 
     cdef int64_t turn(self, uint64_t stream, uint64_t rounded, uint64_t requested) noexcept:
@@ -740,41 +747,44 @@ cdef class Planned:
         acquire_lock(self.lock[0])
         self.server.note_begun(turn)
         self.lock.release()
-        kind = self.kinds[turn]
-        self.was_begun = kind in self.begun
-        if counted(self.waits) and self.watch is not None:
+        kind = self.served.kinds[turn]
+        self.last.was_begun = kind in self.served.begun
+        if counted(self.turns.waits) and self.watch is not None:
             self.watch.wait()
         self.open(allocator, kind)
-        self.is_own = True
+        self.last.is_own = True
         return 0
 
     cdef int end_own(self, object allocator) except -1:
         """Ends the step that is open, if it has begun by itself. Its figures count if most of it was as planned."""
         cdef cbool was_one, was_whole
-        if not self.is_own:
+        if not self.last.is_own:
             return 0
-        self.is_own = False
+        self.last.is_own = False
         kind = self.step
         # Requests of other threads go on in the step until it is left.
         acquire_lock(self.lock[0])
         was_whole = self.server != NULL and self.server.is_mostly_over()
         self.lock.release()
         self.leave(False)
-        if self.grown is not None and not was_whole:    # an evaluation, perhaps, which begins as an iteration does
-            self.was_mistaken = True
-            self.refused[self.grown[0]] = longest_of(self.plan, self.grown[0]), self.steps + STEPS_UNTIL_TRIED_AGAIN
-            self.found = 0
+        if self.served.grown is not None and not was_whole:
+            # An evaluation, perhaps, which begins as an iteration does.
+            self.last.was_mistaken = True
+            grown = self.served.grown[0]
+            longest = longest_of(self.served.plan, grown)
+            self.served.refused[grown] = longest, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
+            self.last.found = 0
         # The counts are those of the step that has just ended, before another begins.
         acquire_lock(self.lock[0])
         was_one = self.server != NULL and self.server.note_ended()
         self.lock.release()
         if was_one:
-            self.own_steps += 1
+            self.counted.own_steps += 1
             self.count_step(kind)
             if allocator is not None:
                 self.tell_watch(allocator)
-        elif not self.was_begun:
-            self.begun.discard(kind)
+        elif not self.last.was_begun:
+            self.served.begun.discard(kind)
         return 0
 
     cdef bint is_idle_for_long(self) noexcept:
@@ -799,7 +809,7 @@ cdef class Planned:
             return 0
         why = ("the iterations of the plan were not recognised: the requests of the program are others, or come in "
                "another order")
-        is_tried = self.waits and self.watch is None    # a replay shows what the plan is worth
+        is_tried = self.turns.waits and self.watch is None    # a replay shows what the plan is worth
         allocator._end_plan(why)
         if not is_tried:
             warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
@@ -832,15 +842,15 @@ cdef class Planned:
             why = "the plan is for another program: this one asks for something else before its first iteration"
             allocator._end_plan(why)
             # that program says nothing about what this one needs, but what lives does
-            self.online = min(self.online, <uint64_t>1)
+            self.bound.online = min(self.bound.online, <uint64_t>1)
             warnings.warn(f"{why}: the policy serves all requests", RuntimeWarning, stacklevel=2)
         return is_there
 
     cdef int tell_watch(self, object allocator) except -1:
         if self.watch is not None and not self.fences.capture_is_marked():
             # of a step of which the plan knows little, what it holds is to be no more than the policy alone needs
-            if (self.is_planned and self.server != NULL and self.server.present[BODY] and 2 * self.found < self.asked
-                    and not self.may_grow(0, True)):
+            if (self.last.is_planned and self.server != NULL and self.server.present[BODY]
+                    and 2 * self.last.found < self.last.asked and not self.may_grow(0, True)):
                 self.watch.is_overdrawn = True
             self.watch.step_ended(allocator)
         return 0
@@ -868,12 +878,12 @@ cdef class Planned:
         return 0
 
     cdef int begin_step(self, str kind) except -1:
-        cdef bint there = self.server != NULL and kind in self.sequences[1]
+        cdef bint there = self.server != NULL and kind in self.served.sequences[1]
         if self.fences.capture_is_marked():     # the driver gives nothing and takes nothing back meanwhile
             there = there and (self.server.present[BODY] or self.server.region_size(BODY) == 0)
         else:
             self.give_back_empty()
-            if self.has_departed:
+            if self.last.has_departed:
                 self.give_back_side()
             if there:
                 self.make_lengths_fit(kind)
@@ -886,23 +896,24 @@ cdef class Planned:
             self.server.end()
             self.server.in_step = True
             self.server.departures = 0
-            self.hits_before = self.server.counts.hits
-            self.found_before = self.server.counts.hits + self.server.counts.moved
-            self.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
+            self.last.hits_before = self.server.counts.hits
+            self.last.found_before = self.server.counts.hits + self.server.counts.moved
+            self.last.asked_before = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
             if there:
-                self.activate(self.sequences[1 if kind not in self.begun or self.has_ended(kind) else 2][kind])
-        self.is_planned = there
+                self.activate(self.served.sequences[1 if kind not in self.served.begun
+                                                    or self.has_ended(kind) else 2][kind])
+        self.last.is_planned = there
         self.lock.release()
         if self.watcher is not None:
             self.watcher(kind)
-        self.begun.add(kind)
-        self.has_departed = self.server != NULL and not there
+        self.served.begun.add(kind)
+        self.last.has_departed = self.server != NULL and not there
         return 0
 
     cdef bint has_ended(self, str kind) except -1:
         """Whether something was freed that the first step of a kind had made for good. Needs the lock."""
         cdef size_t number
-        for number in self.sequences[1][kind]:
+        for number in self.served.sequences[1][kind]:
             if self.server.has_ended(number):
                 return True
         return False
@@ -924,47 +935,47 @@ cdef class Planned:
         if self.server != NULL:
             self.server.end()
             self.server.in_step = False
-            self.has_departed = self.has_departed or self.server.departures > 0
-            self.found = self.server.counts.hits + self.server.counts.moved - self.found_before
-            self.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
-            self.asked -= self.asked_before
-            self.server.note_passed(self.found == self.asked)
+            self.last.has_departed = self.last.has_departed or self.server.departures > 0
+            self.last.found = self.server.counts.hits + self.server.counts.moved - self.last.found_before
+            self.last.asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
+            self.last.asked -= self.last.asked_before
+            self.server.note_passed(self.last.found == self.last.asked)
             lengths = min(self.server.missed.size(), <size_t>MOST_LENGTHS)
             for i in range(lengths):
                 missed[i] = self.server.missed[i]
                 self.server.missed[i] = 0
         self.lock.release()
         longer = {i: missed[i] for i in range(lengths) if missed[i]}
-        if longer and 2 * self.found >= self.asked:
-            self.missed[kind] = longer
+        if longer and 2 * self.last.found >= self.last.asked:
+            self.served.missed[kind] = longer
         if counts:
             self.count_step(kind)
         return 0
 
     cdef int count_step(self, object kind) except -1:
         """Counts a step that has ended."""
-        self.steps += 1
-        self.departed += self.has_departed
-        if self.has_departed and self.departure is None:
+        self.counted.steps += 1
+        self.counted.departed += self.last.has_departed
+        if self.last.has_departed and self.served.departure is None:
             self.note_departure(kind)
         return 0
 
     cdef int note_departure(self, str kind) except -1:
         """Writes down the first step that did not follow the plan, and the first request in it that did not."""
-        cdef dict noted = {"kind": kind, "step": self.steps, "request": None, "size": None, "place_size": None,
+        cdef dict noted = {"kind": kind, "step": self.counted.steps, "request": None, "size": None, "place_size": None,
                            "allocation_id": None}
         # What departed is read at one moment, and made into objects without the lock.
         acquire_lock(self.lock[0])
-        cdef bint is_known = self.server != NULL and self.is_planned and self.server.departures > 0
+        cdef bint is_known = self.server != NULL and self.last.is_planned and self.server.departures > 0
         cdef int64_t place = self.server.departed_place if is_known else -1
         if is_known:
-            asked = self.server.departed_at - self.asked_before
+            asked = self.server.departed_at - self.last.asked_before
             size, number = self.server.departed_size, self.server.departed_id
             place_size = self.server.size_of(place) if place >= 0 else 0
         self.lock.release()
         if is_known:
             noted.update(request=asked, size=size, place_size=place_size or None, allocation_id=number)
-        self.departure = noted
+        self.served.departure = noted
         return 0
 
     def last_step(self):
@@ -975,10 +986,11 @@ cdef class Planned:
             return None         # as of a part that no allocator has
         # The counts are of one moment.
         acquire_lock(self.lock[0])
-        cdef bint is_known = self.server != NULL and self.is_planned
+        cdef bint is_known = self.server != NULL and self.last.is_planned
         if is_known:
-            hits = self.server.counts.hits - self.hits_before
-            asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side - self.asked_before
+            hits = self.server.counts.hits - self.last.hits_before
+            asked = self.server.counts.hits + self.server.counts.guests + self.server.counts.side
+            asked -= self.last.asked_before
         self.lock.release()
         if not asked:
             return None
@@ -986,16 +998,16 @@ cdef class Planned:
 
     cdef bint has_ended_early(self) noexcept nogil:
         """Whether a plan was in use, had memory, and did not pay, and no other one has come."""
-        return self.was_served and self.server == NULL and self.online > 0
+        return self.was_served and self.server == NULL and self.bound.online > 0
 
     cdef uint64_t allowed(self, uint64_t nbytes, bint in_part) noexcept nogil:
         """What the policy alone needs, as far as is known, once so many more bytes live: what it did for the recording,
         or hardly more than lived. `in_part`: where less has lived than in the recording, less in proportion. Needs the
         lock."""
         cdef Counters totals = self.pool.totals()
-        cdef uint64_t most = max(totals.peak_bytes_in_use, totals.bytes_in_use + nbytes), online = self.online
-        if in_part and most < self.online_peak:
-            online = <uint64_t>(<double>online * <double>most / <double>self.online_peak)
+        cdef uint64_t most = max(totals.peak_bytes_in_use, totals.bytes_in_use + nbytes), online = self.bound.online
+        if in_part and most < self.bound.peak:
+            online = <uint64_t>(<double>online * <double>most / <double>self.bound.peak)
         return max(online, most + most // NEARLY)
 
     cdef uint64_t room_for(self, uint64_t nbytes, bint in_part) noexcept nogil:
@@ -1006,7 +1018,7 @@ cdef class Planned:
     cdef bint may_grow(self, uint64_t nbytes, bint in_part) noexcept:
         """Whether the policy alone needs as much as there will be after it has asked for so many bytes beside the plan,
         or after the plan has ended; or nothing looks at the plan, or it has no memory yet."""
-        if not self.online or self.source.is_called_here():
+        if not self.bound.online or self.source.is_called_here():
             return True
         # What is reserved is compared at one moment.
         acquire_lock(self.lock[0])
@@ -1018,7 +1030,7 @@ cdef class Planned:
     cdef bint may_stretch(self, uint64_t body) noexcept:
         """Whether the region of the bodies may have so many bytes: no more than the policy alone needs. That holds
         where room was made in vain before, and where several lengths need not be at their longest together."""
-        if not self.online:
+        if not self.bound.online:
             return True
         # What is reserved is compared at one moment.
         acquire_lock(self.lock[0])
@@ -1032,7 +1044,7 @@ cdef class Planned:
         """Before the policy asks for memory: where that is more than it may be, what is free goes back first, and what
         looks at the plan is told if that is not enough."""
         if self.step is None and (self.server != NULL or self.has_ended_early()):
-            self.has_departed = True    # what comes now goes back when a step begins
+            self.last.has_departed = True    # what comes now goes back when a step begins
         if self.may_grow(nbytes, True):
             return 0
         self.give_back_side()
@@ -1048,14 +1060,14 @@ cdef class Planned:
         """Gives back the region of the bodies where nothing lives in it. A step in which that is so does not follow the
         plan: the policy serves the rest of it."""
         cdef bint is_given_up = False
-        if self.is_own and not self.is_following and self.body_is_idle():
+        if self.last.is_own and not self.turns.is_following and self.body_is_idle():
             with self.changes():
                 self.end_own(None)
         # Found empty and given up at once: no request gets a place of it from here on.
         acquire_lock(self.lock[0])
         if self.server != NULL and self.step is not None and self.server.is_empty(BODY):
             self.server.end()
-            self.has_departed = is_given_up = True
+            self.last.has_departed = is_given_up = True
         self.lock.release()
         if is_given_up and self.watch is not None:
             self.watch.is_overdrawn = True
@@ -1103,9 +1115,9 @@ cdef class Planned:
         state = "in step" if self.step is not None else "between steps"
         return {"state": state, "why": None} | reckoned | {
             "agreement": reckoned["hits"] / asked if asked else 1.0,
-            "steps": self.steps, "recognised": self.own_steps, "departed_steps": self.departed,
-            "first_departure": self.departure,
+            "steps": self.counted.steps, "recognised": self.counted.own_steps, "departed_steps": self.counted.departed,
+            "first_departure": self.served.departure,
             "replanned": 0 if self.watch is None else self.watch.replanned,
-            "has_body": has_body, "span": self.plan.span, "side_bytes_reserved": side,
-            "budget_left": self.plan.online - self.plan.span - side,
+            "has_body": has_body, "span": self.served.plan.span, "side_bytes_reserved": side,
+            "budget_left": self.served.plan.online - self.served.plan.span - side,
         }

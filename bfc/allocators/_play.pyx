@@ -246,7 +246,7 @@ cdef class Run:
         if self.allocator.planned is None:
             return self.play_range(start, self.events.count, progress)
         step = None
-        count_by(self.allocator.planned.waits, <int>1)
+        count_by(self.allocator.planned.turns.waits, <int>1)
         try:
             for event, kind in self.marks or ():
                 at = min(max(<size_t>event, start), self.events.count)
@@ -260,7 +260,7 @@ cdef class Run:
                 step = entered.__enter__()
             return self.play_range(start, self.events.count, progress)
         finally:
-            count_by(self.allocator.planned.waits, <int>-1)
+            count_by(self.allocator.planned.turns.waits, <int>-1)
             if step is not None:
                 step.__exit__()
 
