@@ -133,7 +133,6 @@ cdef inline int free_at_address(Allocator self, uint64_t address) except -1:
 cdef Buffer own_buffer(Allocator allocator, Buffer buffer):
     """The buffer itself, or the one under a view; InvalidPointerError where it is another allocator's, ClosedError
     where it was freed."""
-    # A view stands for its buffer here: both are one allocation.
     while isinstance(buffer, BufferView) and (<BufferView>buffer).base is not None:
         buffer = (<BufferView>buffer).base
     if buffer.owner is not allocator:
@@ -1146,7 +1145,7 @@ cdef class Allocator(ChunkAllocator):
         cdef vector[Region] regions
         cdef bint viewed
         fault = None
-        # With views about it fails below, so there is nothing to wait for.
+        # With views in use it fails below, so there is nothing to wait for.
         if counted(self.exports) == 0:
             try:
                 self.frees.wait_for_streams()
@@ -1170,7 +1169,7 @@ cdef class Allocator(ChunkAllocator):
             self.source.give_back(regions, False)
         finally:
             self.tags.drop_kept()
-            # Even if regions could not be given back: ranges of addresses are no memory of theirs.
+            # Even if regions could not be given back: what is mapped does not depend on them.
             self.mapped.give_all_back()
         if fault is not None:
             raise fault
@@ -1686,7 +1685,7 @@ cdef class Allocator(ChunkAllocator):
         if not is_closed:
             self.recorder.restart(enabled, context)
             self.fences.told.clear()
-        # Now as it is: under PyTorch's policy the pool notes hits, so without frames they stay fast.
+        # Under PyTorch's policy the pool itself notes hits, so they stay fast unless frames are kept.
         self.reasons.put(KEEPS_HISTORY, self.recorder.keeps_history(self.pool))
         if is_closed:
             raise ClosedError("this allocator is closed: nothing happens any more that could be recorded")

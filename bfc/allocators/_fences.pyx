@@ -166,7 +166,7 @@ cdef class FenceQueues:
     cdef void drop_mark(self, Mark* mark) noexcept nogil:
         """Gives up a mark that is in no queue any more. Without the lock, since this may run Python."""
         if mark.kind == FENCE_MARK:
-            # A thread without the GIL takes no fences: so this never waits for it under a mutex of PyTorch's.
+            # A thread without the GIL gets no mark of this kind, so none waits here for the GIL under PyTorch's mutex.
             with gil:
                 Py_DECREF(<object>mark.what)
         elif mark.kind == EVENT_MARK:
@@ -568,7 +568,7 @@ cdef class Fences(FenceQueues):
         ends = self.source.capture_terminals(stream)
         if not ends:
             return safe
-        # Kept: nodes are only added, so what came before stays before, and each is walked once a capture.
+        # Kept: nodes are only added, so what came before stays before, and each is walked once per capture.
         visited = self.visited.setdefault((self.source.capture_id(stream), stream), set())
         todo = list(ends)
         while todo:
@@ -652,7 +652,6 @@ cdef class Fences(FenceQueues):
                         continue
                     found = entry.fences
                     if self.source.asynchronous:
-                        # What a graph orders needs no fence (PyTorch's behaviour, 2.15).
                         found = found + self.fences_on(set(entry.streams).difference(entry.captured))
                     self.wait_behind(entry.handle, found)
                     if not found:
@@ -757,7 +756,7 @@ cdef class Captures:
 
     cdef PoolId pool_for(self, uint64_t stream) except *:
         """The pool of the capture that a stream has joined, in whichever thread; or the default pool."""
-        # Without one the driver is not asked: a call of it at each miss would cost more than the miss.
+        # The driver is asked only while a capture is open, so that other programs do not pay for it.
         if self.private_pools.open_captures.get():
             mine = self.fences.source.capture_id(stream)
             for begun_on, name in self.pool_uses.captures() if mine else ():

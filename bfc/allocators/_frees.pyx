@@ -44,7 +44,6 @@ cdef enum:
 
 cdef void report_unraisable(object error, object doing) noexcept:
     """Reports an error that cannot be raised to a caller, as Python does for errors in finalisers."""
-    # Written by Python itself, so that sys.unraisablehook gets it as from a finaliser of Python's.
     PyErr_SetObject(type(error), error)
     PyErr_WriteUnraisable(doing)
 
@@ -261,7 +260,7 @@ cdef class Frees:
         try:
             self.fences.mark_users(allocation_id)
         except BaseException as error:
-            # Not lost: a finaliser has nobody to raise to, and the memory may be in use still.
+            # Left to another call: a finaliser can raise to nobody, and a stream may still use the memory.
             self.leave(handle, allocation_id, DEVICE_FAILED)
             report_unraisable(error, PUT_OFF)
             return False
@@ -273,7 +272,6 @@ cdef class Frees:
         try:
             self.fences.mark_user(allocation_id, stream)
         except BaseException as error:
-            # Without a fence the whole device is waited for: then no work of that stream is left.
             if not self.synchronize():
                 self.fences.uses(allocation_id, stream, None)
                 report_unraisable(error, PUT_OFF)
@@ -303,10 +301,9 @@ cdef class Frees:
         streams, no host memory), the stream waits once more than it has to."""
         # The map is shared by all threads that leave the home stream.
         acquire_lock(self.lock[0])
-        # Streams that are gone are never taken out. Forgetting all costs each stream one order more.
+        # Nobody tells us of streams that are gone, so all are forgotten: each one then waits once more.
         if self.ordered.size() >= STREAMS_REMEMBERED:
             self.ordered.clear()
-        # Without host memory the stream waits once more next time: that is always right.
         try_store(self.ordered, stream_id, home_frees)
         self.lock.release()
 
@@ -468,7 +465,7 @@ cdef class Frees:
         cdef cbool more
         if self.fences.scopes_defer():
             return True     # as with the GIL: nobody asks in a scope
-        # Python finds out which streams capture, and has no fence asked meanwhile.
+        # Whether the request comes in a capture is for Python to find out: then no event is asked.
         if self.fences.capture_is_marked():
             return False
         more = self.fences.next_stream(True, &stream)

@@ -323,7 +323,6 @@ cdef class Recorder:
                 # PyTorch shows a segment with the stack of the request that it was taken for.
                 self.region_frames[start_of_region(pool, lock, ptr)] = frames
             return self.bound_frames(pool, lock)
-        # The allocation must not fail for its frames.
         except MemoryError:
             return 0
 
@@ -332,7 +331,7 @@ cdef class Recorder:
         return 0
 
     cdef int bound_frames(self, Pool pool, Lock& lock) except -1:
-        # Only when they have doubled, which costs each a constant share.
+        # Only when they have doubled, so that each costs a constant share.
         if <size_t>(len(self.frames) + len(self.free_frames) + len(self.region_frames)) > self.frames_allowed:
             self.forget_frames(pool, lock)
         return 0

@@ -45,7 +45,6 @@ cdef void forget_calls_of_others(Source source) noexcept nogil:
     cdef vector[Call] own
     source.set_aside = source.unreturned.nbytes
     for call in source.calls:
-        # Of the threads only the one that has forked exists here. Its own calls go on, and still hold their bytes.
         if call.thread == PyThread_get_thread_ident() and try_push_back(own, call):
             source.set_aside += call.nbytes
     source.calls.swap(own)
@@ -199,7 +198,7 @@ cdef class Source:
         if self.pool.overlaps_region(block.ptr, nbytes):
             self.on_their_way -= 1
             return OVERLAPS
-        # What came counts, and not what was asked for: TensorFlow's limit fails where a source gives more (CC-35).
+        # What came counts, and not what was asked for: a source may give more (CC-35).
         if bin_set != NO_LANE and self.pool.add_region(block.ptr, nbytes, bin_set, self.joins_regions):
             self.on_their_way -= 1
             # Requests that fit nowhere look again when this has changed.

@@ -167,7 +167,7 @@ cdef class Tags:
             found.name = str(name)
             # Tags are never taken out, so no number comes twice. 0 is no tag.
             found.number = <uint64_t>len(self.by_name) + 1
-            # Of two threads that name a tag first, both get one of them.
+            # Two threads that name a tag for the first time get the same one.
             found = self.by_name.setdefault(name, found)
         return found
 

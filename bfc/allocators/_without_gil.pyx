@@ -127,7 +127,6 @@ cdef cbool wait_for_home(Allocator allocator, uint64_t stream) noexcept nogil:
     worked. A stream that the driver gives no id waits in any case: nothing is remembered of it."""
     cdef bfc_native_source* native = allocator.source.native
     cdef uint64_t home_frees, stream_id
-    # Without an id it cannot be told whether the stream has waited before: then it waits again.
     cdef cbool has_id = native.stream_id(native.self, stream, &stream_id) == 0
     if has_id and not allocator.frees.must_order(stream_id, &home_frees) and not allocator.is_of_thread(stream):
         return True

@@ -59,7 +59,7 @@ cdef class Ranges(Backing):
                 request.asking.changes += self.segments.changes - changes
                 self.segments.leave()
         finally:
-            # Whatever was mapped counts in the pool by now, in whole chunks, which may be more than alloc_size (EX-23).
+            # What was mapped counts in the pool by now, in whole chunks: that may be more than was set aside (EX-23).
             allocator.source.put_bytes_back(set_aside)
         return 0
 

@@ -239,7 +239,7 @@ cdef class Buffer:
         cdef TurnAt turn      # of two threads one frees it
         turn.take(self)
         cdef int64_t allocation_id = self.allocation_id
-        # Under the turn, so that no view comes between this look and the free.
+        # A view that comes after this look is found under the lock: the free itself refuses then.
         if counted(self.exports):
             raise BufferError(f"{counted(self.exports)} view(s) of this buffer are in use: delete them first")
         if allocation_id:

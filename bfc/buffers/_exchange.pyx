@@ -177,7 +177,6 @@ cdef object capsule_of(keeper, uint64_t data, uint64_t offset, tuple shape, _Lay
     export.old.dl_tensor = tensor[0]
     export.versioned.version = DLPackVersion(1, 1)
     export.versioned.flags = flags
-    # Both structures: which of them the capsule has, the deleter cannot tell.
     export.versioned.manager_ctx = export.old.manager_ctx = export
     export.versioned.deleter = delete_versioned
     export.old.deleter = delete_old

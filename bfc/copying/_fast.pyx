@@ -135,7 +135,7 @@ cdef bint copy_arrays(PyObject* first, PyObject* second) except -1:
     if alike and same_shape and to.flags & source.flags & CONTIGUOUS:
         if nbytes == 0:
             return True
-        # Below, to give the GIL away and take it back would cost more than the copy.
+        # For fewer bytes, giving the GIL away and taking it back would cost more than the copy.
         if nbytes < LONG_COPY:
             memmove(to.data, source.data, nbytes)
         else:

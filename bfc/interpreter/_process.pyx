@@ -64,7 +64,6 @@ cdef cbool start_entering() noexcept nogil:
     unless it has the GIL. Otherwise it calls `has_entered` as soon as it has the GIL."""
     entering.fetch_add(1)
     atomic_thread_fence(memory_order_seq_cst)       # either this sees `exiting`, or the exit sees this thread
-    # A thread that has the GIL already need not wait for it.
     if (counted(exiting) or is_finalizing()) and not holds_gil():
         has_entered()
         return False

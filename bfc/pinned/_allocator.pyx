@@ -190,7 +190,6 @@ cdef class Events(FenceQueues):
         fault = None
         for used_on in list(self.users.values()):
             for source, stream in list(used_on):
-                # Its own device is waited for when the blocks go back.
                 if source is self.source or not source.asynchronous:
                     continue
                 try:

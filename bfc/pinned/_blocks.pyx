@@ -173,8 +173,7 @@ cdef class Blocks:
         """
         cdef uint32_t* link = &self.stacks[bucket_of(size)]
         cdef uint32_t handle
-        # Only exact sizes put different ones into a bucket. A release of PyTorch without this test overflowed the heap
-        # (#192722).
+        # A release of PyTorch without the test of the size overflowed the heap (#192722).
         while link[0] != NO_BLOCK and (self.records[link[0]].size < size
                                        or self.records[link[0]].ptr & (alignment - 1)):
             link = &self.records[link[0]].next

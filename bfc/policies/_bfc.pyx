@@ -92,7 +92,8 @@ cdef inline cbool hit_plainly(BFCAllocator allocator, uint64_t nbytes, uint64_t 
     cdef uint64_t rounded = round_up(nbytes, allocator.pool.granularity)
     if allocator.pool.plans.current != NULL:
         return note_hit(allocator.pool, take_planned(allocator.pool, rounded, nbytes, stream), placed)
-    # TensorFlow merges what the safe frontier has passed before each search, which may move the best fit. `place` does.
+    # Before each search TensorFlow merges what the safe frontier has passed, and so may find another chunk. `place`
+    # does that.
     if allocator.pool.times.timestamped.size():
         return False
     return note_hit(allocator.pool, allocator.pool.allocate_chunk(0, rounded, nbytes, stream, 0, True), placed)
@@ -244,15 +245,14 @@ cdef class BFCAllocator(Allocator):
         self.retry_seconds = retry_seconds
         self.slack_cap = DEFAULT_SLACK_CAP
         if fragmentation_fraction > 0:
-            # With a cap of 0 TensorFlow splits off a chunk of no bytes at an exact fit, and aborts (CC-39).
+            # With a cap of 0 TensorFlow splits 0 bytes off an exact fit, and aborts or spoils its table (CC-39).
             self.slack_cap = max(<uint64_t>(self.fragmentation_fraction * <double>self.limit), <uint64_t>MINIMUM_SIZE)
         if enable_spatial_partitioning:
             self.set_up_ends(initial_region_bytes)
         elif not virtual_memory:
             self.pool.add_bin_set(self.slack_cap, True)
             self.pool.add_bin_set(UNLIMITED, False)     # never used: those of lanes come in pairs
-        # Without growth this is the whole limit. It is taken by the first request: upstream's constructor takes
-        # nothing.
+        # The first request takes it, without growth as well: upstream's constructor takes nothing.
         self.first_region = round_up(min(self.limit, <uint64_t>FIRST_REGION) if allow_growth else self.limit,
                                      MINIMUM_SIZE)
         # It doubles without growth, too: in TensorFlow a pool that got less than its limit goes on to extend.
@@ -487,7 +487,6 @@ cdef class BFCAllocator(Allocator):
     cdef uint64_t available(self) noexcept nogil:
         """What is left of the limit. In upstream it wraps around if a sub-allocator gave more than was asked for."""
         cdef uint64_t taken = self.source.taken()
-        # Below 0 it would be a huge number: TensorFlow's limit holds no more then (CC-35).
         return self.limit - taken if taken < self.limit else 0
 
     cdef int extend(self, Request* request, Placement* placed) except -1 nogil:
@@ -618,7 +617,7 @@ cdef class BFCAllocator(Allocator):
         cdef vector[Region] blocks
         cdef Taken taken
         self.acquire()
-        # For no lane: the block is counted as one that came and goes back, and never enters the pool.
+        # With no lane `take_in` adds nothing to the pool, and counts the bytes until they have gone back.
         taken = self.source.take_in(&request.asking, block, NO_LANE, blocks)
         self.lock.release()
         request.asking.changes += blocks.size()     # a change of this thread's own is no reason to try again

@@ -222,7 +222,7 @@ cdef cbool rejects(CachingAllocator allocator, Request* request, uint64_t size, 
     allocator.source.set_aside -= size
     allocator.recorder.num_oom_rejections += 1
     allocator.lock.release()
-    # Nothing else is tried, and no failure is counted (V-9): rejecting early is what the setting is for.
+    # Nothing else is tried, and no failure is counted (V-9b): rejecting early is what the setting is for.
     request.refused = request.rejected = True
     request.taken = taken
     return True
@@ -321,7 +321,7 @@ cdef int release_some(CachingAllocator allocator, Request* request) except -1 no
     allocator.acquire()
     needed = allocator.pool.sizes.segment_for(request.rounded)
     taken = allocator.source.taken()
-    # Where the device has refused it lacks the segment's bytes; at the limit, only what is over it has to go.
+    # A device that has refused lacks the bytes of a whole segment. At the limit, only what exceeds it has to go.
     if allocator.allowed != UNLIMITED and needed <= allocator.allowed and taken > allocator.allowed - needed:
         needed = taken - (allocator.allowed - needed)
     list_what_may_go(allocator, chunks, may_release_default(allocator))
@@ -845,7 +845,7 @@ cdef class CachingAllocator(Allocator):
         # Before the size is rounded, which wraps for the largest. PyTorch's raw_alloc does not test it.
         if nbytes >= TOO_LARGE:
             return False
-        # Else the lane is that of the stream in the default pool, and needs no look at scopes or threads.
+        # Without scopes and without streams of threads the lane is the stream's in the default pool.
         if self.private_pools.open_scopes.get() or (self.streams.of_threads.size() and self.is_of_thread(stream)):
             self.set_lane(&lane, stream)
             if self.private_pools.may_have_joined(stream):

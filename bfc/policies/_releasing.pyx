@@ -251,7 +251,7 @@ cdef class Emptying:
             released += self.give_unreturned_back(changes)
         except BaseException as error:
             faults.add(error)
-        # Only now: a region that the device does not take must not keep those behind it.
+        # Only now: one region that the device does not take back must not stop the others.
         raise_faults(self.source.sub_allocator, faults)
         return released
 

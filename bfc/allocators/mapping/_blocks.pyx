@@ -76,7 +76,6 @@ cdef class Blocks:
         try:
             self.free(run.ptr, run.nbytes)
         except BaseException:
-            # It is a block that the sub-allocator did not take back: it counts, and close() offers it again.
             self.memory.source.keep_block(run.ptr, run.nbytes)
 
     def free(self, address, nbytes):
@@ -84,7 +83,6 @@ cdef class Blocks:
         sub_allocator = self.sub_allocator()
         cdef MappedRun run = self.by_address[address]
         cdef Page* page = run.pages[0].get()
-        # Step by step, each noted when it is done: `free` is called again for what is left.
         if run.is_mapped or run.lost:
             sub_allocator.unmap(run.ptr, run.nbytes)
             run.note_unmapped()

@@ -88,7 +88,7 @@ cdef class ExpandableSegments(AddressRanges):
         page = range.pages[(ptr - range.ptr) // range.slot]
         page.get().is_mapped = False
         range.pages[(ptr - range.ptr) // range.slot].reset()
-        # A child forked in the call that releases it finds the page here, and must not release it twice.
+        # Where its tag sleeps, the page was released when the tag fell asleep.
         if page.get().is_made:
             self.device.counts.releases += 1
             self.release_page(page, faults)
@@ -225,7 +225,7 @@ cdef class ExpandableSegments(AddressRanges):
         cdef Faults faults = Faults()   # before there is a range: it needs memory of the host
         cdef uint64_t slot, nbytes
         cdef AddressRange* range
-        # Read for each reservation, as upstream reads it: the total may have changed (EX-25b).
+        # Read for each reservation, as upstream reads it: the total may have changed (EX-21b).
         _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
         # PyTorch's chunks are 2 and 20 MiB whatever the driver's granularity is.
         slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
@@ -297,7 +297,7 @@ cdef class ExpandableSegments(AddressRanges):
         try:
             made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
             self.device.check(made)
-            # What was made goes back below: a request that cannot have all of a step gets none of it (EX-21).
+            # What was made goes back below: a request that cannot have all of a step gets none of it (case 66d).
             if made < slots:
                 return False
             acquire_lock(self.lock[0])

@@ -180,6 +180,7 @@ cdef int provide_large(Stitching stitching, AddressRange* addresses, Wanted* wan
     cdef uint64_t missing_at_end = stitching.missing_at_end(addresses, wanted.rounded)
     cdef int64_t got = 0
     acquire_lock(stitching.lock[0])
+    # As `hold_for_view` takes them, so that a view can be made of all that counts here.
     own = stitching.pages.count_free(addresses.bin_set) + stitching.pages.count_free(addresses.bin_set - 1)
     own += stitching.pages.count_lendable(addresses.bin_set)
     stitching.lock.release()     # fewer may be free by the time they are held: then the request is looked at again
@@ -187,12 +188,15 @@ cdef int provide_large(Stitching stitching, AddressRange* addresses, Wanted* wan
     first = min(room, room_before_others(stitching, addresses))
     others = free_of_others(stitching, addresses) if missing > first else 0
     room = min(room, max(first, missing - min(missing, others)))
+    # Where both ways need equally many new pages, the range grows: its chunks are split and merged, while a view
+    # serves only requests of its own number of pages.
     if missing_at_end <= room and (missing_at_end <= missing
                                    or is_within_headroom(stitching, missing_at_end, wanted.rounded)):
         got = stitching.grow(addresses, missing_at_end, NO_CHUNK)
         return -1 if got < 0 else got > 0
     if missing == 0:
         return stitching.stitch(addresses, pages, wanted)
+    # Before any page is made or moved: it would be in vain for a request that cannot be served.
     if missing > room + others:
         return trim_other_tags(stitching, addresses, missing - room - others)
     if room:
@@ -496,6 +500,7 @@ cdef int order_after(Stitching stitching, uint64_t stream) noexcept nogil:
                     passed += stitching.held[k].count * stitching.page_size
                     if not try_push_back(users, user):
                         return stitching.device.fail_for_memory()
+    # One wait for each stream, however many of its pages are held.
     sort(users.begin(), users.end())
     for i in range(users.size()):
         if result == 0 and (i == 0 or users[i] != users[i - 1]):
@@ -645,6 +650,7 @@ cdef int activate_held(Stitching stitching, AddressRange* addresses, cbool for_g
             record.active = to
             stitching.pages.count_moved(here.set, addresses.bin_set)
             record.primary = to if for_good else record.primary
+            # One by one: if the next one fails, `let_held_go` finds only those that have not moved.
             stitching.held.pop_back()
     stitching.lock.release()
     return 0 if done else stitching.device.fail_for_memory()
@@ -725,6 +731,7 @@ cdef int enter_view(Stitching stitching, uint32_t number, uint64_t ptr, Wanted* 
     acquire_lock(stitching.lock[0])      # the view becomes a chunk that is in use: no other request finds it free
     cdef cbool overlaps = stitching.pool.overlaps_region(ptr, nbytes)
     stitching.pages.views.at(number).address = ptr
+    # Room for its address first: a view that is in the pool must be handed out.
     if not overlaps and (not wanted.indexed or stitching.pool.starts.reserve()) and stitching.pages.add_view(number):
         wanted.handle = stitching.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
         stitching.held.clear()
@@ -764,6 +771,7 @@ cdef void keep_stuck(Stitching stitching, vector[uint32_t]& pages, uint64_t ptr,
         stuck.get().is_stuck = True
         try_push_back(stitching.retired, stuck)
     acquire_lock(stitching.lock[0])      # the pages are held still: nobody could release one before it is counted
+    # They count as pages of a view, since what is in a view is not released.
     for i in range(pages.size()):
         record = &stitching.pages.records[pages[i]]
         record.views += 1
@@ -1336,6 +1344,7 @@ cdef class Stitching(AddressRanges):
     cdef int provide(self, uint32_t bin_set, Wanted* wanted) noexcept nogil:
         """Brings memory for a request nearer, by one step, and may serve it. 0: there is no step that would."""
         cdef AddressRange* addresses = range_for(self, bin_set)
+        # Views that were retired stay mapped until their stream has passed them: each miss looks, and waits for none.
         if self.sweep(None, False, False) < 0 or (self.has_failed() and self.try_again() < 0):
             return -1
         if addresses == NULL:
@@ -1429,6 +1438,7 @@ cdef class Stitching(AddressRanges):
         made = self.create(wanted, self.page_size)
         if made > 0 and map_all_fresh(self, addresses, made, at) < 0:
             made = -1
+        # While their bytes are still set aside: pages that could not be mapped take memory until they are released.
         self.release_fresh()
         # From here on other threads may ask for what could not be made.
         acquire_lock(self.lock[0])
@@ -1509,6 +1519,7 @@ cdef class Stitching(AddressRanges):
     cdef int give_held_to(self, AddressRange* addresses, uint64_t stream, ChunkHandle at, cbool from_others,
                           cbool for_good) noexcept nogil:
         """Lets a stream use what is held, in a range: at a chunk of it or (NO_CHUNK) wherever there is room."""
+        # The stream waits first, and the pages become free last: from then on any thread may allocate them for it.
         if ((from_others and order_after(self, stream) < 0) or map_held(self, addresses, at) < 0
                 or activate_held(self, addresses, for_good) < 0):
             self.let_held_go()
@@ -1722,7 +1733,9 @@ cdef class Stitching(AddressRanges):
             if self.count_mapped(addresses):        # else its stream may be gone
                 self.wait_for(addresses, faults)    # even if the device fails, its memory is given back
             addresses.plan = NULL
+        # Before the ranges: a page that a view has is not released with its last slot.
         close_views(self, faults)
+        # From the end: a range whose addresses have gone leaves the list.
         i = self.ranges.size()
         while i > 0:
             i -= 1

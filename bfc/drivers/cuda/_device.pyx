@@ -119,7 +119,6 @@ cdef class PrimaryContext:
             result = cu.context_push(self.context)
         if result != SUCCESS:
             return result
-        # A pool may then grow while another thread captures: else cudaMalloc would spoil that capture.
         mode[0] = RELAXED
         result = cu.capture_mode(mode)
         if result != SUCCESS:
@@ -198,7 +197,7 @@ def is_host_memory(uint64_t address):
     cdef PrimaryContext context
     load()
     cdef CUresult result = cu.pointer_attribute(&found, MEMORY_TYPE, address)
-    # The question needs a context. None is made for it, as that would take memory of device 0.
+    # The question needs a context, and any will do. To make one would take memory of a device.
     if result == INVALID_CONTEXT:
         context = PrimaryContext.__new__(PrimaryContext)
         context.ordinal = first_active_device()
@@ -338,7 +337,7 @@ cdef class DeviceMemory:
     cdef CUresult allocate(self, uint64_t alignment, uint64_t nbytes, uint64_t* address) noexcept nogil:
         cdef int mode
         cdef Block block
-        # The driver aligns to 256 at least, so that much less is ever wasted.
+        # The driver aligns to 256 at least, so the margin can be smaller by that much.
         cdef uint64_t margin = alignment - ALIGNMENT if alignment > ALIGNMENT else 0
         if nbytes + margin < nbytes or nbytes + margin >= <uint64_t>1 << 63:
             return OUT_OF_MEMORY
@@ -410,7 +409,7 @@ cdef class DeviceMemory:
             result = cu.async_alloc(address, nbytes, self.own_stream)
             if result != SUCCESS:
                 return result
-            # Memory of the driver's pool is ordered on this stream. Waited for, it may be used on any.
+            # Memory of the driver's pool is ordered on this stream. After a wait for that, any stream may use it.
             result = cu.stream_synchronize(self.own_stream)
             if result != SUCCESS:
                 cu.async_free(address[0], self.own_stream)
