@@ -15,7 +15,7 @@ cdef int look_at_captures(ChunkAllocator allocator, Request* request) except -1:
         request.captured[0] = pool.first
         request.captured[1] = pool.second
     request.in_capture = request.in_capture or allocator.captures.is_captured(request.stream, allocator.strict)
-    # Waiting for a stream while another captures would break the capture, so such a request takes what is free.
+    # To wait for streams would break the capture, so a request in one counts as one that has waited.
     request.has_waited = request.has_waited or request.in_capture
     if request.in_capture and allocator.fences.reuses:
         allocator.frees.free_safe_in_capture(request.stream)

@@ -513,7 +513,6 @@ cdef class Fences(FenceQueues):
         return self.capture_is_marked() and self.is_capturing(self.stream_here(made_on))
 
     cdef uint64_t stream_here(self, uint64_t made_on) except? 0xFFFFFFFFFFFFFFFF:
-        # The stream that the program has named, which a driver does not know; then that of the thread.
         current = current_stream()
         if current is not None:
             return stream_handle(current)

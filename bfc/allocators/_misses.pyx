@@ -74,7 +74,7 @@ cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on
             if how & OR_NONE:
                 return 0
             raise refusal_of(allocator, &request)
-    # Asked of the lane that the request got: a private pool of BFC is kept apart by stream, the rest is not.
+    # Asked of the lane that the request got: without pages BFC keeps private pools apart by stream, and nothing else.
     if on != allocator.streams.home and size and (unordered or not is_apart(allocator, &request.lane)):
         leave_home(allocator, placed, on, stream)
     if allocator.reasons.has(IS_TOLD) and placed.allocation_id:

@@ -367,7 +367,7 @@ cdef class Run:
                 request.in_capture = self.pools.is_captured(self.events.pool[i])
             attempt(self.allocator, &request, &placed)
             if placed.handle == NO_CHUNK and request.nbytes:
-                # And the replay goes on: a trace of a larger device still says how often this one refuses.
+                # The replay goes on all the same: a trace of a larger device still says how often this one refuses.
                 self.allocator.was_refused(&request)
             elif placed.handle != NO_CHUNK and not is_apart(self.allocator, &request.lane):
                 if request.stream != self.allocator.streams.home:

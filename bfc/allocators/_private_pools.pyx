@@ -154,7 +154,7 @@ cdef class PrivatePools:
         cdef PoolId id
         for i in range(regions.size()):
             id = pool_of(&pool.bin_sets[pool.chunks[regions[i].first].bin_set].lane)
-            # Also of a pool that nobody knows any more: its last reference went before its memory.
+            # Regions of a pool without a record may go, too: its last reference went before its memory.
             if (with_default if is_default(id) else self.uses(id) <= 0) and (is_default(only)
                                                                              or is_same_pool(id, only)):
                 regions[kept] = regions[i]

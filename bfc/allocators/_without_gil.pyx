@@ -312,7 +312,7 @@ cdef cbool note_use(Allocator allocator, uint64_t ptr, uint64_t stream) noexcept
     cdef ChunkHandle handle
     cdef Chunk* chunk
     cdef cbool noted = False
-    # Where an event would say too little, Python makes a fence: an unordered stream passes its events in any order.
+    # An event says too little on a stream that runs its work in any order: there Python makes a fence.
     if (not allocator.fences.takes_events() or allocator.streams.may_be_unordered
             or allocator.streams.home == HOST_STREAM):
         return False

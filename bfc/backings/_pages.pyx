@@ -102,7 +102,7 @@ cdef class StitchedPages(Backing):
         handle = allocator.pool.allocate_chunk(bin_set, request.rounded, request.nbytes, request.stream, 0,
                                                request.indexed)
         if handle == NO_CHUNK:
-            # A kept view comes after the best fit: it takes whole pages, and may cut free chunks into pieces.
+            # After the best fit, since earlier pages and kept views are taken whole, out of free chunks.
             handle = self.stitching.pages.find_elsewhere(bin_set, request.rounded, request.nbytes, request.stream,
                                                          request.indexed)
         return handle

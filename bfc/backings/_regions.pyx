@@ -84,7 +84,6 @@ cdef int add_block(SleepingRegions backing, ChunkAllocator allocator, Request* r
     cdef Region block
     cdef bint entered = False, asked = False
     try:
-        # Nothing falls asleep or wakes while this thread is the mapper, so the tag is asked once, and after entering.
         entered = backing.memory.enter(0)
         request.blocked = not entered
         if entered:

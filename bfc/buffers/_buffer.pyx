@@ -297,7 +297,7 @@ cdef class Buffer:
             raise BufferError(f"the buffer protocol has no format for {items.typestr}")
         if flags & PyBUF_WRITABLE and self.read_only:
             raise BufferError("this view is read-only")
-        # One row or column is contiguous in either order.
+        # Memory of one dimension is contiguous in either order.
         if flags & PyBUF_F_CONTIGUOUS == PyBUF_F_CONTIGUOUS and len(shape) > 1:
             raise BufferError("this memory lies row by row, not column by column")
         cdef Py_ssize_t ndim = len(shape), i, step = items.itemsize

@@ -261,7 +261,6 @@ cdef class Blocks:
         until the allocator closes. Returns False, and changes nothing, if the host has no memory for that."""
         cdef uint32_t handle = link[0]
         cdef Range block = Range(self.records[handle].ptr, self.records[handle].received)
-        # A piece of the reserve has nothing to give back: it is forgotten, as upstream forgets it.
         if block.nbytes and not self.source.leave(block):
             return False
         link[0] = self.records[handle].next

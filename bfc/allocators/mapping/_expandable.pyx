@@ -333,7 +333,7 @@ cdef class ExpandableSegments(AddressRanges):
         if not self.wait_for(range, faults):
             # From here on the chunk is free again, and other threads may take it.
             acquire_lock(self.lock[0])
-            # To join it again may take a record of the host's. Else it stays LEAVING, and is waited for another time.
+            # Its bin may need memory of the host. Without that the chunk stays LEAVING, and is waited for another time.
             range.must_wait = not cancel_unmapping(self.pool, handle)
             range.some_stuck = range.some_stuck or range.must_wait
             self.lock.release()

@@ -403,7 +403,7 @@ cdef void note_held(AddressRanges memory) noexcept:
     cdef uint64_t held = memory.bytes_held()
     if memory.source.blocks is not None:
         held += (<Blocks>memory.source.blocks).bytes_of(True, True)
-    # Only the difference: `keep_bytes` counts against the limit what others read at any time.
+    # The difference in one step, since other threads may read the sum at any time.
     if held != memory.held:
         memory.source.keep_bytes(<int64_t>held - <int64_t>memory.held)
         memory.held = held

@@ -456,7 +456,6 @@ cdef class DeviceMemory:
         if self.kind == DEVICE or self.kind == MANAGED:
             return cu.memory_free(block.base)
         if not idle:
-            # cuMemFreeHost and unregistering do not wait for work that still uses the memory, as cuMemFree does.
             result = cu.context_synchronize()
         if result != SUCCESS:
             return result

@@ -98,7 +98,7 @@ _CAPTURE_HINTS = {
 cdef void forget_the_driver() noexcept nogil:
     """Runs in a forked child, before any of Python's fork hooks."""
     global forked
-    # Only if CUDA was used: else the child may use it as any other process.
+    # Only if CUDA was used: otherwise the child may use it like any other process.
     forked = loaded
 
 
