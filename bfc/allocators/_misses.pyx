@@ -21,7 +21,7 @@ from bfc.allocators._tags cimport TAG_POOLS
 from bfc.allocators._chunk_allocator cimport (
     CONTIGUOUS, FROM_UPPER_END, OR_NONE, ChunkAllocator, Placement, Request, closed, is_apart, is_in_capture,
 )
-from bfc.allocators._plan_use cimport asks_plan, ends_waiting, keep_within_bounds, make_room_in_plan
+from bfc.allocators._plan_use cimport asks_for_length, asks_plan, ends_waiting, keep_within_bounds, make_room_in_plan
 from bfc.allocators._captured cimport look_at_captures, note_captured_streams
 from bfc.allocators._looking cimport stats_now
 
@@ -156,8 +156,8 @@ cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) 
         allocator.frees.drain(AT_ALLOCATION | (IN_CAPTURE if request.in_capture else 0))
     if allocator.pool.plans.current != NULL and allocator.planned.turns.follows and asks_plan(allocator, request):
         allocator.planned.follow(allocator, request.stream, request.rounded, request.nbytes)
-    if (allocator.pool.plans.current != NULL and allocator.pool.plans.current.asks() and not request.tag
-            and not request.in_capture):
+    if (allocator.pool.plans.current != NULL and not request.tag and not request.in_capture
+            and asks_for_length(allocator)):
         allocator.planned.meet_length(request.stream, request.nbytes)
     if allocator.pool.plans.current != NULL and asks_plan(allocator, request):
         allocator.planned.fill_place(

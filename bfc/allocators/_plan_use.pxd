@@ -15,6 +15,7 @@ cdef cbool asks_plan(ChunkAllocator allocator, Request* request) noexcept nogil
 cdef ChunkHandle ask_plan(ChunkAllocator allocator, Request* request) noexcept nogil
 cdef cbool may_be_planned(ChunkAllocator allocator, Request* request) noexcept nogil
 cdef cbool may_lie_in_plan(ChunkAllocator allocator, Request* request) noexcept nogil
+cdef cbool asks_for_length(ChunkAllocator allocator) noexcept
 cdef cbool ends_waiting(ChunkAllocator allocator) noexcept
 cdef int keep_within_bounds(ChunkAllocator allocator, Request* request, Placement* placed) except -1
 cdef int use_gap_in_plan(ChunkAllocator allocator, Request* request, Placement* placed) except -1

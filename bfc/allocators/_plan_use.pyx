@@ -102,6 +102,16 @@ cdef cbool may_lie_in_plan(ChunkAllocator allocator, Request* request) noexcept 
                 or (request.contiguous and request.alignment) or is_in_capture(allocator, request))
 
 
+cdef cbool asks_for_length(ChunkAllocator allocator) noexcept:
+    """Whether the plan waits for a request that tells the length of its step."""
+    cdef cbool asks
+    # Another thread may end the plan.
+    allocator.acquire()
+    asks = allocator.pool.plans.current != NULL and allocator.pool.plans.current.asks()
+    allocator.lock.release()
+    return asks
+
+
 cdef cbool ends_waiting(ChunkAllocator allocator) noexcept:
     """Whether the policy has served all as if there were no plan, and from now on serves what lies beside it: the plan
     has got its first region, or is taken for this program's."""

@@ -79,7 +79,8 @@ cdef str no_room_for(PlanServer* server, Source source):
 
 
 cdef bint is_beside_plan(Pool pool) noexcept nogil:
-    """Whether the policy serves what lies beside a plan. While a plan has no memory, all is as if there were none."""
+    """Whether the policy serves what lies beside a plan. While a plan has no memory, all is as if there were none.
+    Needs the lock."""
     return pool.plans.current != NULL and not pool.plans.current.is_waiting
 
 
@@ -235,7 +236,8 @@ cdef class Planned:
                 return 0
             self.declined = why
             self.was_served = True
-            is_untouched = self.server.is_waiting
+            # A region may have come of which no request has been told yet.
+            is_untouched = self.server.is_waiting and not self.server.present[BASE] and not self.server.present[BODY]
             self.retire()
             if is_untouched:            # the policy is where it would be without a plan
                 self.bound.online = 0

@@ -73,7 +73,7 @@ public:
     bool in_step = false;
     bool begins_with_head = false;      // it came into use where nothing lived
     bool is_proven = false;             // the program has made the head, or that is not to be expected
-    bool is_waiting = false;            // it has no memory yet: the program has asked for nothing that it expects first
+    bool is_waiting = false;            // all is served as if there were no plan: it had no memory at the last miss
 
     // `streams` are the numbers of the plan's streams. Stream 0 of the plan is that which is called `home` here.
     PlanServer(const uint64_t* offsets, const uint64_t* sizes, size_t places, uint64_t base, uint64_t span,

@@ -711,10 +711,12 @@ cdef class BFCAllocator(Allocator):
 
     cdef int plan_changed(self) except -1:
         """Beside a plan large chunks stay whole: the next step needs them as they are."""
-        cdef cbool planned = is_beside_plan(self.pool)
+        cdef cbool planned
         if self.stitching is not None:
             return 0            # pages need no chunk as a whole
+        # Another thread may end the plan.
         self.acquire()
+        planned = is_beside_plan(self.pool)
         if self.pool.features & OPTIONS and not planned:
             self.next_size = self.first_region      # each region beside the plan has doubled the next
         self.pool.bin_sets[0].oversize = WHOLE_BESIDE_PLANS if planned else UNLIMITED

@@ -154,7 +154,11 @@ cdef uint64_t smallest_page(sub_allocator) except 0:
 cdef uint64_t oversize_of(CachingAllocator allocator, settings) except? 0xFFFFFFFFFFFFFFFF:
     """Beside a plan large chunks stay whole: the next step needs them as they are."""
     cdef uint64_t oversize = UNLIMITED if settings.max_split_size is None else settings.max_split_size
-    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if is_beside_plan(allocator.pool) else oversize
+    # Another thread may end the plan.
+    allocator.acquire()
+    cdef cbool planned = is_beside_plan(allocator.pool)
+    allocator.lock.release()
+    return min(oversize, <uint64_t>WHOLE_BESIDE_PLANS) if planned else oversize
 
 
 cdef void resolve_collection(CachingAllocator allocator) noexcept nogil:
