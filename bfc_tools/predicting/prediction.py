@@ -366,11 +366,13 @@ class Prediction:
         trace, doubted = self.trace, self._memory.doubted
         if not self._found_bounds:
             peaks = [(self.peak_requested, self.peak_allocated, self.peak_reserved)]
-            for which in (LEAST, MOST, AT_WORST) if doubted else ():
+            sizes = [LEAST, MOST] if doubted else []
+            if any(one.doubt.at_worst is not None for one in doubted):
+                sizes.append(AT_WORST)
+            for which in sizes:
                 run = self._replayed(at(trace, doubted, which), ENOUGH, self.settings)
                 peaks.append((run.peak_bytes_live, run.peak_bytes_in_use, run.peak_bytes_reserved))
-            of_each = zip(*peaks, strict=True)
-            self._found_bounds = tuple(bounds(self, doubted, one) for one in of_each)
+            self._found_bounds = bounds(self, doubted, peaks)
         return self._found_bounds
 
     def reserved_after(self, repeats: int = REPEATS) -> int | None:

@@ -104,22 +104,27 @@ def reasons(doubted: Sequence[Doubted]) -> list[str]:
     return sorted(most, key=lambda why: -most[why])
 
 
-def bounds(found: Prediction, doubted: Sequence[Doubted], peaks: Sequence[int]) -> Bounds:
-    """What the peaks with sizes as counted, at their least, their most and at worst leave open, and
-    what else is not known: operators of others, and values."""
+def bounds(
+    found: Prediction, doubted: Sequence[Doubted], runs: Sequence[tuple[int, ...]]
+) -> tuple[Bounds, ...]:
+    """What each peak leaves open, and what else is not known: operators of others, and values.
+    `runs` has the peaks with sizes as counted, at their least, their most and at worst."""
     because, open_end = reasons(doubted), any(one.doubt.most is None for one in doubted)
     for name in sorted(name for name, why in found.unknown.items() if why == CUSTOM):
         because.append(f"it is not known what {name} allocates inside")
         open_end = True
-    low = min(peaks)
+    lower: list[int] = []
     for one in values(found):
         because.append(one.why)
         open_end |= one.side != "at most"
         if one.side != "at least":
-            low = min(low, max(found.least_requested, one.before))
-    if open_end:
-        return Bounds(low, None, None, because)
-    return Bounds(low, max(peaks[:3]), max(peaks), because)
+            lower.append(max(found.least_requested, one.before))
+    made = []
+    for peaks in zip(*runs, strict=True):
+        low = min([*peaks, *lower])
+        high, worst = (None, None) if open_end else (max(peaks[:3]), max(peaks))
+        made.append(Bounds(low, high, worst, [*because]))
+    return tuple(made)
 
 
 #: What can be asked of sizes that are not known: they are fields of a `Doubt`.
@@ -165,7 +170,7 @@ def _with_moments(trace: Trace, columns: Any, kept: Any, moments: list[tuple[int
         np.zeros(2 * len(moments), np.int64),
     )
     made = (
-        np.insert(one[kept], where, values.astype(one.dtype))
-        for one, values in zip(columns, more, strict=True)
+        np.insert(one[kept], where, added.astype(one.dtype))
+        for one, added in zip(columns, more, strict=True)
     )
     return Trace(*made, meta=trace.meta)

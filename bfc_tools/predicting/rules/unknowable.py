@@ -42,7 +42,6 @@ _ATTENTION = (
     "gradient of the queries in 32 bits"
 )
 #: What is said of operators of others.
-#: What is said of operators of others.
 CUSTOM = (
     "a kernel of its own: only its results are counted, not what it allocates inside; "
     "torch.library.register_fake says what the results are"
@@ -110,6 +109,8 @@ def unknowable(name: str) -> str | None:
     """
     spec = OPERATORS.get(name)
     if name.partition("::")[0] not in OWN:
-        ruled = spec and (spec.after or spec.before or spec.between or spec.answer)
-        return None if ruled or (spec and spec.composition) else CUSTOM
+        ruled = spec and (
+            spec.after or spec.before or spec.between or spec.answer or spec.composition
+        )
+        return None if ruled else CUSTOM
     return (spec and spec.unknowable) or None
