@@ -10,6 +10,9 @@ described twice: in `docs/behaviour/`, and here, so that it can be run. In order
     partitioned_model.py    the same with requests from two ends
     torch_device.py         the device that PyTorch's model runs on
     torch_records.py
+    torch_statistics.py     statistics and the trace
+    torch_pools.py          private pools
+    torch_events.py         frees that wait for other streams
     torch_ranges.py         expandable segments
     torch_model.py
     model_runner.py         a model beside an allocator of bfc

@@ -67,6 +67,21 @@ def span(region: Region) -> tuple[int, int]:
     return region[0].ptr, sum(chunk.size for chunk in region)
 
 
+@dataclass
+class Counted:
+    """What statistics keep: what no list of chunks says."""
+
+    num_allocs: int = 0
+    largest_alloc: int = 0
+    peak_in_use: int = 0
+    peak_pool: int = 0
+
+    def add(self, size: int, bytes_in_use: int) -> None:
+        self.num_allocs += 1
+        self.largest_alloc = max(self.largest_alloc, size)
+        self.peak_in_use = max(self.peak_in_use, bytes_in_use)
+
+
 class Model:
     """TensorFlow's rules, with bfc's answers where TensorFlow hangs or corrupts itself."""
 
@@ -101,7 +116,7 @@ class Model:
         self.counter: Iterator[int] | None = None
         self.frontier = 0
         self.ids = count(1)
-        self.num_allocs = self.peak_in_use = self.largest_alloc = self.peak_pool = 0
+        self.counted = Counted()
 
     # -- allocate and free ------------------------------------------------------------------------
 
@@ -147,9 +162,7 @@ class Model:
     def mark_in_use(self, chunk: Chunk, nbytes: int) -> int:
         chunk.requested = nbytes
         chunk.allocation_id = next(self.ids)
-        self.num_allocs += 1
-        self.peak_in_use = max(self.peak_in_use, self.bytes_in_use)
-        self.largest_alloc = max(self.largest_alloc, chunk.size)
+        self.counted.add(chunk.size, self.bytes_in_use)
         return chunk.ptr
 
     def cut(self, chunk: Chunk, size: int) -> Chunk:
@@ -266,7 +279,7 @@ class Model:
         else:
             self.regions.append([chunk])
             self.regions.sort(key=span)
-        self.peak_pool = max(self.peak_pool, self.pool_bytes)
+        self.counted.peak_pool = max(self.counted.peak_pool, self.pool_bytes)
         self.coalesce(chunk)
 
     def collect(self, rounded: int) -> bool:
@@ -356,22 +369,21 @@ class Model:
         return sum(chunk.size for chunk in self.chunks() if chunk.in_use)
 
     def clear_stats(self) -> None:
-        self.num_allocs = self.largest_alloc = 0
-        self.peak_in_use = self.bytes_in_use
+        self.counted = Counted(peak_in_use=self.bytes_in_use, peak_pool=self.counted.peak_pool)
 
     def stats(self) -> bfc.Stats:
         free_sizes = [chunk.size for chunk in self.chunks() if not chunk.in_use]
         return bfc.Stats(
-            num_allocs=self.num_allocs,
+            num_allocs=self.counted.num_allocs,
             bytes_in_use=self.bytes_in_use,
-            peak_bytes_in_use=self.peak_in_use,
-            largest_alloc_size=self.largest_alloc,
+            peak_bytes_in_use=self.counted.peak_in_use,
+            largest_alloc_size=self.counted.largest_alloc,
             bytes_limit=self.limit,
             largest_free_block_bytes=max(free_sizes, default=0),
             bytes_reserved=self.pool_bytes,
-            peak_bytes_reserved=self.peak_pool,
+            peak_bytes_reserved=self.counted.peak_pool,
             pool_bytes=self.pool_bytes,
-            peak_pool_bytes=self.peak_pool,
+            peak_pool_bytes=self.counted.peak_pool,
             by_owner={"": self.bytes_in_use} if self.bytes_in_use else {},
         )
 

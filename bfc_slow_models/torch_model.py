@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from bfc.devices import Fence
 from bfc.pytorch.rules import NEWEST, rules_of
 from bfc.pytorch.settings import CachingSettings
 from bfc_slow_models.torch_device import Refused, Subject, answers
+from bfc_slow_models.torch_events import Events
+from bfc_slow_models.torch_pools import PrivatePools
 from bfc_slow_models.torch_ranges import Ranges
 from bfc_slow_models.torch_records import (
     LARGE_GRANULE,
@@ -31,22 +32,19 @@ from bfc_slow_models.torch_records import (
     Chunk,
     PrivatePool,
     Request,
-    Scope,
-    Stat,
     SubPool,
     mapped_runs,
     round_up,
     segment_of,
 )
+from bfc_slow_models.torch_statistics import History, Statistics
 from bfc_slow_models.torch_words import (
     ACTIONS,
     DEFAULT_POOL,
     REJECTIONS,
-    STATS,
     Pool,
     Segment,
     TraceEntry,
-    pool_stats,
 )
 
 #: The switch, which is not among our settings.
@@ -91,25 +89,16 @@ class TorchModel(Subject):
         self.default_pools = SubPool("small_pool"), SubPool("large_pool")
         self.segments: list[list[Chunk]] = []
         self.live: dict[int, Chunk] = {}
-        self.pools: dict[Pool, PrivatePool] = {}
-        self.lenders: set[Pool] = set()
-        self.unsplit: set[Pool] = set()
-        self.scopes: list[Scope] = []
+        self.private = PrivatePools()
         #: Captures that were marked and not ended.
         self.captures = 0
         self.registered = itertools.count()
-        self.queues: defaultdict[int, list[tuple[Fence, Chunk]]] = defaultdict(list)
-        self.deferred: list[Chunk] = []
-        self.numbers: dict[str, Stat] = defaultdict(Stat)
-        counted = (name for name in STATS if name.startswith("num_"))
-        self.counters = dict.fromkeys([*counted, REJECTIONS], 0)
+        self.events = Events(self)
+        at_start = -1 if self.max_split == UNLIMITED else self.max_split
+        self.statistics = Statistics(at_start, self.rules.counts_private_pools)
+        self.history = History()
         #: What an observer of rejections is told.
         self.rejected: list[tuple[int, int, int]] = []
-        #: The private pools that have had memory.
-        self.seen: set[Pool] = set()
-        self.max_split_at_start = -1 if self.max_split == UNLIMITED else self.max_split
-        self.entries: deque[TraceEntry] | None = None
-        self.skipped: frozenset[str] = frozenset()
 
     # Sizes [2.2 to 2.4]
 
@@ -136,10 +125,8 @@ class TorchModel(Subject):
 
     def pool_for(self, size: int, stream: int) -> SubPool:
         """The pool of the newest scope that takes the stream, else the default one [2.3]."""
-        for scope in reversed(self.scopes):
-            if scope.takes(stream):
-                return scope.pool.sub_pools[size > MIB]
-        return self.default_pools[size > MIB]
+        private = self.private.taking(stream)
+        return (self.default_pools if private is None else private.sub_pools)[size > MIB]
 
     # Allocating [2.5 to 2.10]
 
@@ -149,16 +136,16 @@ class TorchModel(Subject):
         if nbytes >= 1 << 60:
             raise Refused("oom", "too much for any device")
         if not self.is_gated:
-            self.process_events()
+            self.events.process()
         elif self.settings.graph_capture_record_stream_reuse:
-            self.free_what_the_graph_orders(stream)
+            self.events.free_what_the_graph_orders(stream)
         size = self.round_size(nbytes)
         pool = self.pool_for(size, stream)
         request = Request(nbytes, size, stream, pool, self.segment_size(size), self.expandable)
         chunk = self.search(request, pool) or self.try_harder(request)
         if chunk is None:
-            self.counters["num_ooms"] += 1
-            self.trace_entry("oom", self.device.free_bytes, size, stream, pool.id)
+            self.statistics.counters["num_ooms"] += 1
+            self.history.add("oom", self.device.free_bytes, size, stream, pool.id)
             raise Refused("oom", "out of memory")
         return self.hand_out(chunk, request).address
 
@@ -199,7 +186,7 @@ class TorchModel(Subject):
         """Whether no event is polled and nothing is waited for: while a scope is open [2.15], or
         with 2.15 while a capture is marked and the current stream captures."""
         if self.rules.scopes_gate:
-            return bool(self.scopes)
+            return bool(self.private.scopes)
         return self.captures > 0 and self.device.capture_id(self.current_stream) != 0
 
     def mark_capture(self, begins: bool) -> None:
@@ -217,7 +204,7 @@ class TorchModel(Subject):
         """Gives back wholly free segments of the default large pool, the oldest first [2.8]."""
         assert self.limit is not None
         threshold = int(self.settings.garbage_collection_threshold * self.limit)
-        wanted = self.reserved - threshold
+        wanted = self.statistics.reserved - threshold
         pool = self.default_pools[1]
         old = [chunk for chunk in pool.in_order() if not chunk.is_split]
         total_age = float(sum(chunk.age for chunk in old))
@@ -233,15 +220,11 @@ class TorchModel(Subject):
             if not passed:
                 return
 
-    @property
-    def reserved(self) -> int:
-        return self.numbers["reserved_bytes.all"].current
-
     def grow(self, request: Request, again: bool = False) -> Chunk | None:
         """A new segment, or more of an expandable one [2.9]."""
         if again:
-            self.counters["num_alloc_retries"] += 1
-        if self.limit is not None and self.reserved + request.grow_by > self.limit:
+            self.statistics.counters["num_alloc_retries"] += 1
+        if self.limit is not None and self.statistics.reserved + request.grow_by > self.limit:
             return None
         self.reject_early(request)
         if request.expandable:
@@ -255,20 +238,20 @@ class TorchModel(Subject):
         chunk.number = self.next_number()
         chunk.segment.append(chunk)
         self.segments.append(chunk.segment)
-        self.count(chunk.pool, segment=1, reserved_bytes=chunk.size)
+        self.statistics.count(chunk.pool, segment=1, reserved_bytes=chunk.size)
         self.count_oversize("segments", chunk.size, 1)
-        self.counters["num_device_alloc"] += 1
-        self.trace_chunk("segment_alloc", chunk, chunk.size)
+        self.statistics.counters["num_device_alloc"] += 1
+        self.history.add_chunk("segment_alloc", chunk, chunk.size)
         return chunk
 
     def reject_early(self, request: Request) -> None:
         """What throw_on_cudamalloc_oom does before the device is asked. It takes the fraction of
         the settings, not the limit."""
-        total = self.device_bytes
+        total, reserved = self.device_bytes, self.statistics.reserved
         most = int(self.settings.per_process_memory_fraction * total)
-        if self.settings.throw_on_cudamalloc_oom and self.reserved + request.grow_by > most:
-            self.counters[REJECTIONS] += 1
-            self.rejected.append((request.grow_by, self.reserved, total))
+        if self.settings.throw_on_cudamalloc_oom and reserved + request.grow_by > most:
+            self.statistics.counters[REJECTIONS] += 1
+            self.rejected.append((request.grow_by, reserved, total))
             raise Refused("oom", "preemptively rejected")
 
     def rejections(self) -> list[tuple[int, int, int]]:
@@ -280,17 +263,17 @@ class TorchModel(Subject):
         if request.pool.owner is not None:
             return None
         plain = replace(request, expandable=False)
-        for identity in sorted(self.lenders):
-            if identity not in self.pools:
+        for identity in sorted(self.private.lenders):
+            if identity not in self.private.by_id:
                 raise Refused("internal", "a lender that is gone")
-            chunk = self.search(plain, self.pools[identity].sub_pools[request.size > MIB])
+            chunk = self.search(plain, self.private.by_id[identity].sub_pools[request.size > MIB])
             if chunk is not None:
                 request.expandable = False
                 return chunk
         return None
 
     def splits(self, chunk: Chunk, request: Request) -> bool:
-        if chunk.pool.id in self.unsplit:
+        if chunk.pool.id in self.private.unsplit:
             return False
         rest = chunk.size - request.size
         if chunk.pool.kind == "small_pool" or request.expandable:
@@ -304,17 +287,17 @@ class TorchModel(Subject):
             chunk = self.split(chunk, request.size)
             rest = chunk.segment[chunk.segment.index(chunk) + 1]
             if was_split:
-                self.count_holes(chunk, 0, -chunk.size)
+                self.statistics.count_holes(chunk, 0, -chunk.size)
             else:
-                self.count_holes(chunk, 1, rest.size)
+                self.statistics.count_holes(chunk, 1, rest.size)
         elif was_split:
-            self.count_holes(chunk, -1, -chunk.size)
+            self.statistics.count_holes(chunk, -1, -chunk.size)
         chunk.allocated, chunk.requested = True, request.nbytes
         self.live[chunk.address] = chunk
-        self.trace_chunk("alloc", chunk)
-        self.count(chunk.pool, allocation=1, active=1)
-        self.count(chunk.pool, allocated_bytes=chunk.size, active_bytes=chunk.size)
-        self.count(chunk.pool, requested_bytes=chunk.requested)
+        self.history.add_chunk("alloc", chunk)
+        self.statistics.count(chunk.pool, allocation=1, active=1)
+        self.statistics.count(chunk.pool, allocated_bytes=chunk.size, active_bytes=chunk.size)
+        self.statistics.count(chunk.pool, requested_bytes=chunk.requested)
         self.count_oversize("allocations", chunk.size, 1)
         return chunk
 
@@ -333,16 +316,15 @@ class TorchModel(Subject):
         chunk = self.chunk_at(address)
         del self.live[address]
         chunk.allocated = False
-        self.count(chunk.pool, allocation=-1, allocated_bytes=-chunk.size)
-        self.trace_chunk("free_requested", chunk)
+        self.statistics.count(chunk.pool, allocation=-1, allocated_bytes=-chunk.size)
+        self.history.add_chunk("free_requested", chunk)
         self.count_oversize("allocations", chunk.size, -1)
         if not chunk.uses:
             self.free_chunk(chunk)
         elif self.is_gated:
-            self.deferred.append(chunk)
-            chunk.markers = self.markers_of(chunk)
+            self.events.defer(chunk)
         else:
-            self.record_events(chunk)
+            self.events.record(chunk)
 
     def chunk_at(self, address: int) -> Chunk:
         if address not in self.live:
@@ -350,7 +332,7 @@ class TorchModel(Subject):
         return self.live[address]
 
     def free_chunk(self, chunk: Chunk) -> None:
-        self.trace_chunk("free_completed", chunk)
+        self.history.add_chunk("free_completed", chunk)
         pool, size = chunk.pool, chunk.size
         holes = hole_bytes = 0
         for neighbour in self.neighbours(chunk):
@@ -363,8 +345,8 @@ class TorchModel(Subject):
             holes += 1
             hole_bytes += chunk.size
         # One step for the net change: a peak or a total never sees the parts.
-        self.count_holes(chunk, holes, hole_bytes)
-        self.count(pool, active=-1, active_bytes=-size, requested_bytes=-chunk.requested)
+        self.statistics.count_holes(chunk, holes, hole_bytes)
+        self.statistics.count(pool, active=-1, active_bytes=-size, requested_bytes=-chunk.requested)
 
     def merge(self, chunk: Chunk, neighbour: Chunk) -> int:
         """Add a free neighbour to a block, if both have memory or neither has. Returns its bytes,
@@ -389,83 +371,22 @@ class TorchModel(Subject):
         if self.is_gated:
             chunk.scope_uses.add(stream)
 
-    def record_events(self, chunk: Chunk) -> None:
-        chunk.events = len(chunk.uses)
-        for stream in sorted(chunk.uses):
-            self.queues[stream].append((self.device.fence(stream), chunk))
-        chunk.uses.clear()
-
-    def markers_of(self, chunk: Chunk) -> set[int]:
-        """The last nodes of all streams that use a chunk; none if one does not capture."""
-        streams = (chunk.stream, *chunk.uses)
-        if not all(self.device.capture_id(stream) for stream in streams):
-            return set()
-        return {node for stream in streams for node in self.device.capture_terminals(stream)}
-
-    def free_what_the_graph_orders(self, stream: int) -> None:
-        """Frees what was deferred on this stream, if the graph has its uses before its next
-        work. Upstream keeps the uses that were recorded in the capture [2.15]."""
-        earlier = self.nodes_before(stream)
-        for chunk in list(self.deferred):
-            if chunk.stream == stream and chunk.markers and chunk.markers <= earlier:
-                self.deferred.remove(chunk)
-                chunk.uses.clear()
-                self.free_chunk(chunk)
-
-    def nodes_before(self, stream: int) -> set[int]:
-        found = set(self.device.capture_terminals(stream))
-        while (
-            more := {node for one in found for node in self.device.capture_dependencies(one)}
-            - found
-        ):
-            found |= more
-        return found
-
-    def record_deferred(self, only: Pool | None = None) -> None:
-        """Records events for what was freed in a scope, or for one pool's. Upstream forgets the
-        uses recorded there [2.15]."""
-        for chunk in [one for one in self.deferred if only in (None, one.pool.id)]:
-            self.deferred.remove(chunk)
-            chunk.uses -= chunk.scope_uses
-            chunk.scope_uses.clear()
-            self.record_events(chunk)
-            if not chunk.events:
-                self.free_chunk(chunk)
-
-    def process_events(self) -> None:
-        self.record_deferred()
-        for stream in sorted(self.queues):
-            while self.queues[stream] and self.queues[stream][0][0].done():
-                self.pass_event(self.queues[stream].pop(0)[1])
-
-    def pass_event(self, chunk: Chunk) -> None:
-        chunk.events -= 1
-        if not chunk.events:
-            self.free_chunk(chunk)
-
     def synchronize(self, owner: PrivatePool | None = None) -> None:
-        """Wait for all events, or for those of one private pool's blocks."""
-        self.counters["num_sync_all_streams"] += 1
+        self.statistics.counters["num_sync_all_streams"] += 1
         if self.is_gated:
             raise Refused("internal", "a scope is open")
-        self.record_deferred()
-        for stream in sorted(self.queues):
-            for event, chunk in list(self.queues[stream]):
-                if owner is None or chunk.pool.owner is owner:
-                    event.wait()
-                    self.queues[stream].remove((event, chunk))
-                    self.pass_event(chunk)
+        self.events.wait(owner)
 
     # Giving back [2.13]
 
     def release(self, chunk: Chunk) -> None:
-        self.trace_chunk("segment_free", chunk, chunk.size)
+        self.history.add_chunk("segment_free", chunk, chunk.size)
         self.device.free(chunk.address, chunk.size)
         if chunk.pool.owner is not None:
             chunk.pool.owner.segments -= 1
-        self.count(chunk.pool, segment=-1, reserved_bytes=-chunk.size)
+        self.statistics.count(chunk.pool, segment=-1, reserved_bytes=-chunk.size)
         self.count_oversize("segments", chunk.size, -1)
-        self.counters["num_device_free"] += 1
+        self.statistics.counters["num_device_free"] += 1
         chunk.pool.free.remove(chunk)
         self.segments.remove(chunk.segment)
 
@@ -480,7 +401,7 @@ class TorchModel(Subject):
             self.synchronize()
             self.release_whole(self.default_pools[1])
             self.release_whole(self.default_pools[0])
-        for pool in sorted(self.pools.values(), key=lambda pool: pool.id):
+        for pool in sorted(self.private.by_id.values(), key=lambda pool: pool.id):
             if pool.references or identity not in (DEFAULT_POOL, pool.id):
                 continue
             if identity != DEFAULT_POOL:
@@ -488,7 +409,7 @@ class TorchModel(Subject):
             for sub_pool in pool.sub_pools:
                 self.release_whole(sub_pool)
             if not pool.segments:
-                del self.pools[pool.id]
+                del self.private.by_id[pool.id]
 
     def release_available(self, request: Request) -> bool:
         """Gives back oversize blocks: the smallest that suffices, else the largest ones. Ranges are
@@ -543,99 +464,52 @@ class TorchModel(Subject):
 
     @answers
     def create_pool(self, pool: Pool) -> None:
-        self.referred(pool)
-
-    def referred(self, pool: Pool) -> PrivatePool:
-        """The pool with one reference more, made if it is new."""
-        if pool not in self.pools:
-            self.pools[pool] = PrivatePool(pool)
-            return self.pools[pool]
-        if not self.pools[pool].references:
-            raise Refused("internal", "the pool was released")
-        self.pools[pool].references += 1
-        return self.pools[pool]
+        self.private.refer(pool)
 
     @answers
     def begin_pool(self, pool: Pool, streams: str | int = "all") -> None:
-        made = self.referred(pool)
-        if any(scope.pool.id == pool for scope in self.scopes):
-            raise Refused("internal", "its scope is open already")
-        self.scopes.append(Scope(made, streams))
+        self.private.begin(pool, streams)
 
     @answers
     def end_pool(self, pool: Pool) -> None:
-        found = [scope for scope in self.scopes if scope.pool.id == pool]
-        if not found:
-            raise Refused("internal", "its scope is not open")
-        self.scopes.remove(found[0])
+        self.private.end(pool)
         if self.settings.graph_capture_record_stream_reuse and not self.rules.scopes_gate:
-            self.record_deferred(pool)
-
-    def known_pool(self, pool: Pool) -> PrivatePool:
-        if pool not in self.pools:
-            raise Refused("internal", "no such pool")
-        return self.pools[pool]
+            self.events.record_deferred(pool)
 
     @answers
     def release_pool(self, pool: Pool) -> None:
-        self.known_pool(pool).references -= 1
-        if self.rules.forgets_unsplit and not self.pools[pool].references:
-            self.unsplit.discard(pool)
+        released = self.private.known(pool)
+        released.references -= 1
+        if self.rules.forgets_unsplit and not released.references:
+            self.private.unsplit.discard(pool)
 
     @answers
     def pool_use_count(self, pool: Pool) -> int:
-        return self.known_pool(pool).references
+        return self.private.known(pool).references
 
     @answers
     def set_use_on_oom(self, pool: Pool, use: bool = True) -> None:
-        (self.lenders.add if use else self.lenders.discard)(pool)
+        (self.private.lenders.add if use else self.private.lenders.discard)(pool)
 
     def set_no_split(self, pool: Pool) -> None:
-        self.unsplit.add(pool)
+        self.private.unsplit.add(pool)
 
     # Statistics, snapshots and the trace [3.1, 3.4]
 
-    def count(self, pool: SubPool, **changes: int) -> None:
-        for group, amount in changes.items():
-            self.numbers[f"{group}.all"].add(amount)
-            self.numbers[f"{group}.{pool.kind}"].add(amount)
-        if "reserved_bytes" in changes and pool.owner is not None:
-            self.seen.add(pool.id)
-            name = pool_stats(pool.id)[0].removesuffix(".all.current")
-            self.numbers[f"{name}.all"].add(changes["reserved_bytes"])
-            self.numbers[f"{name}.{pool.kind}"].add(changes["reserved_bytes"])
-
-    def count_holes(self, chunk: Chunk, number: int, nbytes: int) -> None:
-        """Counts free parts of split segments. Upstream leaves out those of ranges."""
-        if chunk.range is None:
-            self.count(chunk.pool, inactive_split=number, inactive_split_bytes=nbytes)
-
     def count_oversize(self, what: str, size: int, amount: int) -> None:
         if size >= self.max_split:
-            self.numbers[f"oversize_{what}"].add(amount)
+            self.statistics.numbers[f"oversize_{what}"].add(amount)
 
     def stats(self) -> dict[str, int]:
-        """All 122 counters; with 2.15 also the rejections, and those of private pools."""
-        values = self.counters | {"max_split_size": self.max_split_at_start}
-        names = list(STATS)
-        if self.rules.counts_private_pools:
-            names += [REJECTIONS, *(key for pool in sorted(self.seen) for key in pool_stats(pool))]
-        for name in names:
-            group, _, figure = name.rpartition(".")
-            if name not in values:
-                values[name] = getattr(self.numbers[group], figure)
-        return {name: values[name] for name in names}
+        return self.statistics.all()
 
     @answers
     def reset_peak_stats(self) -> None:
-        for number in self.numbers.values():
-            number.peak = number.current
+        self.statistics.reset_peaks()
 
     @answers
     def reset_accumulated_stats(self) -> None:
-        for number in self.numbers.values():
-            number.allocated = number.freed = 0
-        self.counters = dict.fromkeys(self.counters, 0)
+        self.statistics.reset_accumulated()
 
     def snapshot(self, pool: Pool = DEFAULT_POOL) -> list[Segment]:
         """All segments, or one private pool's, by address. Of one pool, upstream leaves out the
@@ -652,7 +526,7 @@ class TorchModel(Subject):
             if pool in (DEFAULT_POOL, chunks[0].pool.id)
         ]
         active = sum(segment["active_size"] for segment in chosen)
-        self.trace_entry("snapshot", 0, active, 0, pool)
+        self.history.add("snapshot", 0, active, 0, pool)
         return chosen
 
     @answers
@@ -661,20 +535,11 @@ class TorchModel(Subject):
     ) -> None:
         if not set(skip_actions) <= set(ACTIONS):
             raise Refused("internal", "no such action")
-        self.entries = deque(maxlen=max(max_entries, 1)) if enabled else None
-        self.skipped = frozenset(skip_actions)
+        self.history.entries = deque(maxlen=max(max_entries, 1)) if enabled else None
+        self.history.skipped = frozenset(skip_actions)
 
     def trace(self) -> list[TraceEntry]:
         """What was kept; asking adds an entry."""
-        entries = list(self.entries or ())
+        entries = list(self.history.entries or ())
         self.snapshot()
         return entries
-
-    def trace_entry(self, action: str, addr: int, size: int, stream: int, pool: Pool) -> None:
-        if self.entries is not None and action not in self.skipped:
-            entry = TraceEntry(action=action, addr=addr, size=size, stream=stream, pool_id=pool)
-            self.entries.append(entry)
-
-    def trace_chunk(self, action: str, chunk: Chunk, size: int | None = None) -> None:
-        size = chunk.requested if size is None else size
-        self.trace_entry(action, chunk.address, size, chunk.stream, chunk.pool.id)

@@ -210,9 +210,9 @@ class Ranges:
         pool.put(chunk)
         if pool.owner is not None and self.model.rolls_back:
             pool.owner.segments += mapped // chunk.range.slot
-        self.model.count(pool, reserved_bytes=mapped)
-        self.model.counters["num_device_alloc"] += 1
-        self.model.trace_entry("segment_map", address, mapped, chunk.stream, pool.id)
+        self.model.statistics.count(pool, reserved_bytes=mapped)
+        self.model.statistics.counters["num_device_alloc"] += 1
+        self.model.history.add("segment_map", address, mapped, chunk.stream, pool.id)
         return True
 
     def beside(self, chunk: Chunk, address: int, size: int, after: bool) -> Chunk:
@@ -248,13 +248,13 @@ class Ranges:
         for neighbour in self.model.neighbours(chunk):
             self.model.merge(chunk, neighbour)
         pool.unmapped.append(chunk)
-        self.model.count(pool, reserved_bytes=-unmapped)
+        self.model.statistics.count(pool, reserved_bytes=-unmapped)
         if pool.owner is not None:
             if not pool.owner.segments:
                 raise Refused("internal", "more unmappings than mappings of a pool")
             pool.owner.segments -= unmapped // chunk.range.slot if self.model.rolls_back else 1
-        self.model.counters["num_device_free"] += 1
-        self.model.trace_entry("segment_unmap", address, unmapped, chunk.stream, pool.id)
+        self.model.statistics.counters["num_device_free"] += 1
+        self.model.history.add("segment_unmap", address, unmapped, chunk.stream, pool.id)
 
     def drop_range(self, chunk: Chunk) -> None:
         assert chunk.range is not None

@@ -22,8 +22,6 @@ MOST_FIELDS = 20
 #: it with what goes: no other class belongs here, and no higher number.
 ABOVE = {
     "bfc.pytorch._pickle.Machine": (0, 23),
-    "bfc_slow_models.tensorflow_model.Model": (0, 21),
-    "bfc_slow_models.torch_model.TorchModel": (64, 26),
     "bfc_tools.predicting.memory.Memory": (0, 34),
     "bfc_tools.predicting.recorder.Recorder": (0, 24),
     "bfc_tools.predicting.rules.operators.Spec": (0, 23),  # a row of a table
