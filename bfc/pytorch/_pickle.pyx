@@ -24,6 +24,29 @@ cdef enum:
 
 cdef object _FLOAT = struct.Struct(">d")
 
+cdef struct Limits:
+    Py_ssize_t containers, values, waiting
+    Py_ssize_t turn         # how many operations are read between two calls of look()
+
+
+@cython.final
+cdef class _Numbers:
+    """Objects of numbers that were made lately: an address or a size stands in many entries of a history."""
+
+    cdef list objects
+    cdef int64_t[1 << NUMBER_BITS] made     # what they are, by a hash
+
+    def __cinit__(self):
+        self.objects = [None] * (1 << NUMBER_BITS)
+
+    cdef object known(self, int64_t number):
+        cdef size_t slot = (<uint64_t>number * <uint64_t>0x9E3779B97F4A7C15) >> (64 - NUMBER_BITS)
+        if self.made[slot] == number and self.objects[slot] is not None:
+            return self.objects[slot]
+        self.made[slot] = number
+        self.objects[slot] = number
+        return self.objects[slot]
+
 
 @cython.auto_pickle(False)      # it would read `bytes_` as a string, even if it is NULL
 cdef class Machine:
@@ -44,10 +67,9 @@ cdef class Machine:
     cdef Py_ssize_t slot            # where in the memo the dict stands to which the last items belong; so for the
     cdef Py_ssize_t list_slot       # last list, of those that hold no other list
     cdef Packer packer
-    cdef list numbers               # objects of numbers that were read lately, and
-    cdef int64_t[1 << NUMBER_BITS] made     # what they are, by a hash
-    cdef Py_ssize_t containers, values, most_containers, most_values, most_waiting
-    cdef Py_ssize_t turn_length     # how many operations are read between two calls of look()
+    cdef _Numbers numbers
+    cdef Py_ssize_t containers, values
+    cdef Limits most
     cdef bint done
     cdef object refusal, shown
 
@@ -57,9 +79,8 @@ cdef class Machine:
         self.next = 2
         self.stack, self.marks, self.memo, self.memo_at_marks = [], [], [], []
         self.slot, self.list_slot, self.packer = -1, -1, packer
-        self.numbers = [None] * (1 << NUMBER_BITS)
-        self.most_containers, self.most_values, self.most_waiting = most_containers, most_values, most_waiting
-        self.turn_length = turn_length
+        self.numbers = _Numbers()
+        self.most = Limits(most_containers, most_values, most_waiting, turn_length)
         self.refusal, self.shown = refusal, shown
 
     def run(self):
@@ -81,9 +102,9 @@ cdef class Machine:
         return self.stack[0]
 
     cdef int look(self) except -1:
-        if self.containers > self.most_containers or max(self.values, <Py_ssize_t>len(self.memo)) > self.most_values:
+        if self.containers > self.most.containers or max(self.values, <Py_ssize_t>len(self.memo)) > self.most.values:
             raise TraceError(f"byte {self.at}: it makes more values than are read")
-        if max(len(self.stack), len(self.marks)) > self.most_waiting:
+        if max(len(self.stack), len(self.marks)) > self.most.waiting:
             raise TraceError(f"byte {self.at}: too many values belong to no list, dict or object")
         return 0
 
@@ -92,7 +113,7 @@ cdef class Machine:
         cdef list stack = self.stack, memo = self.memo
         cdef uint8_t code
         cdef Py_ssize_t _i
-        for _i in range(self.turn_length):
+        for _i in range(self.most.turn):
             self.at = self.next
             code = self.byte()
             if code == 0x68:                                    # BINGET
@@ -108,7 +129,7 @@ cdef class Machine:
             elif code == 0x4D:                                  # BININT2
                 stack.append(self.byte() | <int>self.byte() << 8)
             elif code == 0x4A:                                  # BININT
-                stack.append(self.known_number(<int32_t>self.four()))
+                stack.append(self.numbers.known(<int32_t>self.four()))
             elif code == 0x28:                                  # MARK
                 self.marks.append(len(stack))
                 self.memo_at_marks.append(PyList_GET_SIZE(memo))
@@ -203,18 +224,8 @@ cdef class Machine:
             if self.bytes_[start + length - 1] & 0x80:
                 number = ~number
             memcpy(&number, self.bytes_ + start, length)
-            return self.known_number(<int64_t>number)
+            return self.numbers.known(<int64_t>number)
         return int.from_bytes(self.data[start:start + length], "little", signed=True)
-
-    cdef object known_number(self, int64_t number):
-        """A number as an object, the same one again where it was made lately: an address or a size stands in many
-        entries of a history."""
-        cdef size_t slot = (<uint64_t>number * <uint64_t>0x9E3779B97F4A7C15) >> (64 - NUMBER_BITS)
-        if self.made[slot] == number and self.numbers[slot] is not None:
-            return self.numbers[slot]
-        self.made[slot] = number
-        self.numbers[slot] = number
-        return self.numbers[slot]
 
     cdef int text(self, Py_ssize_t length) except -1:
         self.need(length)
