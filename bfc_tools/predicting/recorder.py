@@ -137,7 +137,7 @@ class Operator:
         self.spec = spec = spec_of(schema.name, schema.overload_name)
         self.mutates: bool = schema.is_mutable
         #: Whether it may write to its arguments: collectives do, and their schemas do not say so.
-        in_place = self.mutates and not spec.looks_elsewhere
+        in_place = self.mutates and "looks_elsewhere" not in spec.marks
         self.writes = in_place or not self.name.startswith(("aten::", "prims::"))
         self.targets = _targets(schema) if self.mutates else None
         self.composed = _composed_by(func, spec)
@@ -153,10 +153,10 @@ class Operator:
         self.is_plain = not (rules or self.after or self.before or self.between)
         #: Whether it makes or changes one tensor, of known numbers where it is given such.
         alone = [str(one.type) for one in schema.returns] == ["Tensor"]
-        looks = spec.is_view and not self.mutates
+        looks = "is_view" in spec.marks and not self.mutates
         self.of_numbers = alone and (self.computes or looks or _changes_numbers(func))
         #: Whether it may overwrite its first argument, where it would not for subclasses.
-        self.in_place = bool(spec.adds_gradients or spec.fills_zeros or spec.changes_in)
+        self.in_place = bool({"adds_gradients", "fills_zeros"} & {*spec.marks} or spec.changes_in)
 
 
 def _changes_numbers(func: Any) -> bool:
@@ -204,12 +204,12 @@ def _composed_by(func: Any, spec: Spec) -> Callable[..., Any] | None:
     def has(key: DispatchKey) -> bool:
         return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
-    if not spec.whole and has(DispatchKey.CompositeImplicitAutograd):
+    if "whole" not in spec.marks and has(DispatchKey.CompositeImplicitAutograd):
         return func.decompose  # type: ignore[no-any-return]
     body = spec.composition or body_of(spec.name)
     if body is not None:
         return body
-    if spec.composed:
+    if "composed" in spec.marks:
         for key in (
             DispatchKey.CompositeExplicitAutograd,
             DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -314,7 +314,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if known is None:
             known = self._known[func] = Operator(func)
         kind = _kind_of_sparse(args) if self._sparse else ""
-        if kind == "compressed" or (kind and not known.spec.passes_sparse):
+        if kind == "compressed" or (kind and "passes_sparse" not in known.spec.marks):
             return self._with_sparse(getattr(known.spec, kind), func, args, kwargs)
         if known.unknowable is not None and self._on_cuda(args):
             self.unknown.setdefault(known.name, known.unknowable)
@@ -354,7 +354,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             result = self._with_rules(known, func, args, kwargs, overwritten)
         else:
             result = self._result(known, func, args, kwargs)
-            if known.spec.is_view and self._changed_view and _graph_task() != -1:
+            if "is_view" in known.spec.marks and self._changed_view and _graph_task() != -1:
                 result = self._of_changed_view(args[0], result)
             self._follow(known, args, kwargs, result, overwritten)
         if known.follows is not None:
@@ -384,7 +384,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 f"bfc does not know what {func.name()} does: it takes functions, and is made to be "
                 "compiled. Give the program something else in its place"
             )
-        if OPERATORS[name].composed:
+        if "composed" in OPERATORS[name].marks:
             with self:
                 return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
         call = self._call(func, args, kwargs)
@@ -401,7 +401,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """What the operator returns. One that only overwrites its arguments needs no kernel."""
         if known.kernel is not None:
             return known.kernel(self._call(func, args, kwargs))
-        if known.spec.takes_values and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+        takes_values = "takes_values" in known.spec.marks
+        if takes_values and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
             args = (self.fake(args[0]), *args[1:])  # else PyTorch would move it to a real device
         if known.of_numbers and args and getattr(args[0], "constant", None) is not None:
             result = args[0].fake_mode.computed(func, args, kwargs)
@@ -600,7 +601,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         spec = known.spec
         if not known.in_place or (self.compiled and _is_in_graph()):
             return None
-        if spec.adds_gradients and self.adds_in_place:
+        if "adds_gradients" in spec.marks and self.adds_in_place:
             return self._added_to(args)
         if _graph_task() == -1:
             return None
@@ -615,11 +616,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             node = torch._C._current_autograd_node()
             same = node is not None and node.name() in spec.changes_in
             return key if same and made is not None and made[0] == self._node() else None
-        if spec.fills_zeros:
+        if "fills_zeros" in spec.marks:
             node = torch._C._current_autograd_node()
             if node is not None and node.name() in FILLS_NO_ZEROS:
                 return None
-            of_zeros = made is not None and made[1] in OPERATORS and OPERATORS[made[1]].makes_zeros
+            made_by = None if made is None else OPERATORS.get(made[1])
+            of_zeros = made_by is not None and "makes_zeros" in made_by.marks
             return key if of_zeros and made[0] == self._node() else None  # type: ignore[index]
         new = args[1]
         if (

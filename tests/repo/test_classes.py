@@ -23,7 +23,6 @@ MOST_FIELDS = 20
 ABOVE = {
     "bfc_tools.predicting.memory.Memory": (0, 34),
     "bfc_tools.predicting.recorder.Recorder": (0, 24),
-    "bfc_tools.predicting.rules.operators.Spec": (0, 23),  # a row of a table
     "bfc_tools.study.logs.refusal.LoggedRanOut": (0, 23),  # a message, as it was read
     "bfc_torch_opencl.device_module.DeviceFunctions": (62, 0),  # torch.cuda has as many
 }

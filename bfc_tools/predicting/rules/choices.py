@@ -62,7 +62,7 @@ def kernels_of_their_own(recorder: Any) -> Iterator[None]:
 
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     with torch.library._scoped_library("aten", "IMPL") as library:
-        for name in (one.name for one in OPERATORS.values() if one.whole):
+        for name in (one.name for one in OPERATORS.values() if "whole" in one.marks):
             known = hasattr(torch.ops.aten, name.partition("::")[2])
             if known and not has(name, "CUDA"):
                 library.impl(name, never, "CUDA")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspace
 
@@ -23,6 +23,17 @@ Answer = Callable[[Call, Callable[..., Any]], Any]
 Kernel = Callable[[Call], Any]
 Around = Callable[[Any], AbstractContextManager[object]]
 F = TypeVar("F", bound=Callable[..., Any])
+Mark = Literal[
+    "composed",
+    "whole",
+    "passes_sparse",
+    "fills_zeros",
+    "makes_zeros",
+    "adds_gradients",
+    "is_view",
+    "looks_elsewhere",
+    "takes_values",
+]
 
 
 @dataclass(frozen=True)
@@ -96,33 +107,14 @@ class Spec:
     #: NotImplemented: bfc does not know. The operators that these call count.
     sparse: Kernel | None = None
     compressed: Kernel | None = None
-    #: Whether it allocates nothing for a sparse tensor, or is computed by others.
-    passes_sparse: bool = False
     #: The places of its results in the order in which its kernel allocates them; others come last.
     order: tuple[int, ...] = ()
-    #: Whether PyTorch computes it by others, on every device: its kernel is
-    #: CompositeExplicitAutograd. It is taken apart, so that what is made in between is seen.
-    composed: bool = False
-    #: Whether CUDA has a kernel for it, though PyTorch could compose it (both CUDA and
-    #: CompositeImplicitAutograd in native_functions.yaml).
-    whole: bool = False
     #: What computes it by others, as its kernel for CUDA does.
     composition: Callable[..., Any] | None = None
-
-    #: In gradients: whether it fills zeros in place, and makes such zeros.
-    fills_zeros: bool = False
-    makes_zeros: bool = False
     #: The functions in whose gradients it changes what these have made before.
     changes_in: tuple[str, ...] = ()
-    #: Whether it adds up gradients that come to one tensor.
-    adds_gradients: bool = False
-    #: Whether its gradient is a view.
-    is_view: bool = False
-    #: Whether it writes to no argument, though its schema says so: it only looks elsewhere.
-    looks_elsewhere: bool = False
-    #: Whether it may be given a tensor with values.
-    takes_values: bool = False
-
+    #: Those of `MARKS` that it has.
+    marks: list[Mark] = field(default_factory=list)
     #: How known numbers are followed through it.
     numbers: list[str] = field(default_factory=list)
     #: Why it is not known what it takes, with a rough range.
@@ -245,22 +237,26 @@ def order(operators: dict[str, tuple[int, ...]], source: Sources = (), seen: str
 
 
 #: What a mark says of an operator.
-MARKS = {
+MARKS: dict[Mark, str] = {
+    # Its kernel is CompositeExplicitAutograd. It is taken apart, so that what is made in between is
+    # seen.
     "composed": "is computed by others on every device",
+    # Both CUDA and CompositeImplicitAutograd in native_functions.yaml.
     "whole": "has a kernel for CUDA, though PyTorch could compose it",
-    "passes_sparse": "takes nothing for sparse tensors",
+    "passes_sparse": "takes nothing for sparse tensors",  # or is computed by others
     "fills_zeros": "fills zeros in place in gradients",
     "makes_zeros": "makes zeros that gradients fill in place",
     "adds_gradients": "adds up gradients in place",
     "is_view": "has a gradient that is a view",
+    # Its schema says that it writes to an argument.
     "looks_elsewhere": "gives a tensor other memory, and writes none",
     "takes_values": "may be given a tensor with values",
 }
 
 
-def mark(name: str, *operators: str, source: Sources = (), seen: str = "") -> None:
-    """Registers that a field of `Spec` is true, one of `MARKS`."""
-    _know(operators, name, True, fact(MARKS[name], source, seen))
+def mark(name: Mark, *operators: str, source: Sources = (), seen: str = "") -> None:
+    """Registers one of `MARKS`."""
+    _know(operators, "marks", name, fact(MARKS[name], source, seen))
 
 
 def changes_in(
