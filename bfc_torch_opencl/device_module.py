@@ -201,17 +201,9 @@ class DeviceFunctions:
 
     # PyTorch's old names, which scripts still have.
 
-    def memory_cached(self, device: Device = None) -> int:
-        return self.memory_reserved(device)
-
-    def max_memory_cached(self, device: Device = None) -> int:
-        return self.max_memory_reserved(device)
-
-    def reset_max_memory_allocated(self, device: Device = None) -> None:
-        self.reset_peak_memory_stats(device)
-
-    def reset_max_memory_cached(self, device: Device = None) -> None:
-        self.reset_peak_memory_stats(device)
+    memory_cached = memory_reserved
+    max_memory_cached = max_memory_reserved
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
     def set_per_process_memory_fraction(self, fraction: float, device: Device = None) -> None:
         """Limit a device's pool to a part of the device's memory. This takes the place of the

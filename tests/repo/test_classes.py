@@ -24,7 +24,6 @@ ABOVE = {
     "bfc_tools.predicting.memory.Memory": (0, 34),
     "bfc_tools.predicting.recorder.Recorder": (0, 24),
     "bfc_tools.study.logs.refusal.LoggedRanOut": (0, 23),  # a message, as it was read
-    "bfc_torch_opencl.device_module.DeviceFunctions": (62, 0),  # torch.cuda has as many
 }
 
 
