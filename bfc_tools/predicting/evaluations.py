@@ -117,10 +117,11 @@ class Evaluations:
         """Notes what the memory did since the last pass of the loop."""
         if of != self._of:
             self._of, self._passes = of, _Passes()
-        passes, memory = self._passes, self.memory
-        begin, passes.events = passes.events, len(memory.op)
+        passes, history = self._passes, self.memory.history
+        begin, passes.events = passes.events, len(history)
         if begin >= 0:
-            took = memory.op[begin:].tobytes(), memory.size[begin:].tobytes(), memory.requested
+            sizes, live = history.size[begin:].tobytes(), self.memory.peaks.live
+            took = history.op[begin:].tobytes(), sizes, live
             passes.alike = passes.alike + 1 if took == passes.took else 0
             passes.took = took
         if passes.alike < ALIKE - 1:

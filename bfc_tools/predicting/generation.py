@@ -185,7 +185,7 @@ class _Course:
 
     def _count(self) -> int:
         memory: Any = self.recorder.memory
-        return len(memory.events if isinstance(memory, Imagined) else memory.op)
+        return len(memory.events if isinstance(memory, Imagined) else memory.history)
 
     # -- what the loop calls --------------------------------------------------------------------
 

@@ -88,8 +88,8 @@ class _Moment:
         self.trace, self.memory, self.event = trace, memory, event
         numbers, self.events = alive_at(trace, event)
         self.sizes = trace.size[self.events].astype(np.int64)
-        self.kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]
-        self._stacks = np.frombuffer(memory.made_for, np.uint32)[numbers]
+        self.kinds = np.frombuffer(memory.history.kinds, np.uint8)[numbers]
+        self._stacks = np.frombuffer(memory.history.made_for, np.uint32)[numbers]
 
     def bytes_of(self, which: Any) -> int:
         """The bytes of those that a mask chooses."""
@@ -183,7 +183,7 @@ def _modules(found: _Moment) -> Iterator[Holder]:
 def _copy(found: _Moment) -> Iterator[Holder]:
     """A second copy of the weights, before the first forward pass: blocks of the same sizes, or of
     twice these, or of half."""
-    phases = np.frombuffer(found.memory.phase, np.uint8)[: found.event + 1]
+    phases = np.frombuffer(found.memory.history.phase, np.uint8)[: found.event + 1]
     if (phases >= FORWARD).any():
         return
     weights = found.kinds == PARAMETERS

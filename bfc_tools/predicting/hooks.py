@@ -176,7 +176,7 @@ class Follower:
                 for value in state.values():
                     self.mark(value, OPTIMIZER_STATE, owner)
         memory = self.recorder.memory
-        self._ends.setdefault(optimizer, []).append(len(memory.op))
+        self._ends.setdefault(optimizer, []).append(len(memory.history))
         # of several the one that comes last: a step of the program ends with it
         memory.step_ends = min(self._ends.values(), key=lambda ends: (len(ends), -ends[-1]))
         if self.after_step is not None:
@@ -194,7 +194,7 @@ class Follower:
             strided = value.layout is torch.strided
             if device is not None and device.type == "cuda" and strided:
                 made = self.recorder.live.get(value.untyped_storage()._cdata)
-                kinds = self.recorder.memory.kinds
+                kinds = self.recorder.memory.history.kinds
                 if made is not None and (only is None or kinds[made.number] == only):
                     self.recorder.memory.know(made, kind, owner)
 

@@ -22,7 +22,7 @@ from bfc.libraries import np
 from bfc.trace.trace import ALLOCATE, FREE
 from bfc_tools.predicting.imagined import Event, Imagined
 from bfc_tools.predicting.kinds import OTHER, WORKSPACES
-from bfc_tools.predicting.memory import Allocation, Events, Memory
+from bfc_tools.predicting.memory import Allocation, Events, History
 from bfc_tools.predicting.recorder import Recorder
 
 _device = torch.ops.prim.device.default
@@ -218,8 +218,8 @@ class Read:
     """The events of a step by its calls. `before` are the steps before it, the last one first; what
     it frees is read if these are so many as count."""
 
-    def __init__(self, memory: Memory, step: Step, *before: Read) -> None:
-        self._memory, self._before = memory, before[:OLDEST]
+    def __init__(self, history: History, step: Step, *before: Read) -> None:
+        self._history, self._before = history, before[:OLDEST]
         self.inside: list[Inside] = []
         self.births: list[list[int]] = []  # of each call, its events that allocate
         self.results: dict[int, Result] = {}
@@ -234,20 +234,20 @@ class Read:
             self.frees = [[*self._gap(begin, end)] for begin, end in gaps]
 
     def _read_call(self, place: int, call: Call) -> None:
-        memory = self._memory
+        history = self._history
         births: dict[int, int] = {}  # the events by the number of the allocation
         places = []
         for event in range(call.begin, call.end):
-            number = memory.id[event]
-            if memory.op[event] == ALLOCATE:
+            number = history.id[event]
+            if history.op[event] == ALLOCATE:
                 births[number] = event
                 places.append(len(births) - 1)
-            elif memory.op[event] == FREE and number in births:
+            elif history.op[event] == FREE and number in births:
                 places.append(~list(births).index(number))
             else:
                 raise UnlikeError(f"{call.function} frees what it has not made")
-        sizes = tuple(memory.size[event] for event in births.values())
-        kinds = tuple(memory.kinds[number] for number in births)
+        sizes = tuple(history.size[event] for event in births.values())
+        kinds = tuple(history.kinds[number] for number in births)
         inside = Inside(tuple(places), sizes, kinds)
         for turn, one in enumerate(inside.results):
             self.results[list(births)[one]] = (0, place, turn)
@@ -257,10 +257,10 @@ class Read:
     def _gap(self, begin: int, end: int) -> Iterator[tuple[int, Result]]:
         """What is freed between two calls."""
         for event in range(begin, end):
-            if self._memory.op[event] != FREE:
+            if self._history.op[event] != FREE:
                 raise UnlikeError("memory is taken by no operator")
             for age, step in enumerate((self, *self._before)):
-                found = step.results.get(self._memory.id[event])
+                found = step.results.get(self._history.id[event])
                 if found is not None:
                     yield event, (age, *found[1:])
                     break
@@ -308,9 +308,9 @@ class Template:
         oldest, first, second, last = steps
         self.calls, self.length, self.begin = last.calls, last.length, last.begin
         self._slopes = _slopes(first, second, last)
-        reads = [Read(memory, oldest)]
+        reads = [Read(memory.history, oldest)]
         for step in (first, second, last):
-            reads.insert(0, Read(memory, step, *reads))
+            reads.insert(0, Read(memory.history, step, *reads))
         two, one = reads[:OLDEST]
         self.read, self._reads = two, reads[:3]
         freed = sorted(result[1:] for gap in two.order for result in gap)
@@ -437,7 +437,7 @@ class Template:
             layout = self._layouts[shape] = _Layout(self, insides)
         flat = np.array([size for one in insides for size in one.sizes] or [0], np.int64)
         sizes = np.where(layout.slots >= 0, flat[layout.slots], layout.sizes)
-        numbers = len(self.memory.kinds) + np.arange(len(sizes))
+        numbers = len(self.memory.history.kinds) + np.arange(len(sizes))
         (one, one_sizes), (two, two_sizes) = before
         number = np.concatenate((numbers, one, two))[layout.refs]
         size = np.concatenate((sizes, one_sizes, two_sizes))[layout.refs]
@@ -502,7 +502,7 @@ class _Layout:
         self.op, self.refs = np.array(op, np.uint8), np.array(refs, np.int64)
         self.slots, self.sizes = np.array(slots, np.int64), np.array(sizes, np.int64)
         self.lasting = [self._of_result(one) for one in template.lasting]
-        self.places = _columns(template.memory, np.array(like), self.op == ALLOCATE, kinds)
+        self.places = _columns(template.memory.history, np.array(like), self.op == ALLOCATE, kinds)
 
     def _born(self, event: _Event) -> int:
         return self._births.setdefault((event.call, event.place), len(self._births))
@@ -523,13 +523,13 @@ class _Layout:
         return self._births[call, self._template.inside_now(call, self._insides).results[turn]]
 
 
-def _columns(memory: Memory, like: Any, born: Any, kinds: list[int]) -> dict[str, bytes]:
-    """Where in the program events stand that are like others, as columns of the memory."""
+def _columns(history: History, like: Any, born: Any, kinds: list[int]) -> dict[str, bytes]:
+    """Where in the program events stand that are like others, as columns."""
     found = {"kinds": np.array(kinds, np.uint8).tobytes()}
-    made_for = [memory.made_for[memory.id[event]] for event in like[born].tolist()]
-    found["made_for"] = np.array(made_for, memory.made_for.typecode).tobytes()
+    made_for = [history.made_for[history.id[event]] for event in like[born].tolist()]
+    found["made_for"] = np.array(made_for, history.made_for.typecode).tobytes()
     for name in ("stream", "owner", "stack", "phase"):
-        column = getattr(memory, name)
+        column = getattr(history, name)
         values = np.array([column[event] for event in like.tolist()], column.typecode)
         if name != "phase":
             values[~born] = 0

@@ -82,6 +82,55 @@ class Doubted(NamedTuple):
     doubt: Doubt
 
 
+class History:
+    """All that happened, in columns: of each event, and of each allocation by its number."""
+
+    def __init__(self) -> None:
+        self.op, self.id, self.size = array("B"), array("I"), array("Q")
+        self.stream, self.owner, self.stack = array("H"), array("H"), array("I")
+        self.phase = array("B")
+        #: Of each allocation.
+        self.kinds, self.made_for = array("B"), array("I")
+        self._streams: dict[int, int] = {0: 0}
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def add(
+        self, op: int, number: int, nbytes: int, stream: int, owner: int, stack: int, phase: int
+    ) -> None:
+        self.op.append(op)
+        self.id.append(number)
+        self.size.append(nbytes)
+        self.stream.append(self._streams.setdefault(stream, len(self._streams)) if stream else 0)
+        self.owner.append(owner)
+        self.stack.append(stack)
+        self.phase.append(phase)
+
+    def extend(self, events: Events) -> None:
+        self.op.frombytes(events.op.tobytes())
+        for column, values in ((self.id, events.number), (self.size, events.size)):
+            column.frombytes(values.astype(column.typecode).tobytes())
+        for name in ("stream", "owner", "stack", "phase", "kinds", "made_for"):
+            getattr(self, name).frombytes(events.places[name])
+
+
+class Peaks:
+    """What is `live` of what the program asked for, and the most of the whole run. `in_graph` says
+    whether that was live where the graph of a backward pass is made."""
+
+    def __init__(self) -> None:
+        self.live = self.requested = self.allocated = self.reserved = 0
+        self.in_graph = False
+
+    def add(self, nbytes: int, most: int | None = None) -> None:
+        """Notes that so much more is live, or less, and `most` more on the way."""
+        reached = self.live + (nbytes if most is None else most)
+        self.live += nbytes
+        if reached > self.requested:
+            self.requested, self.in_graph = reached, torch.is_grad_enabled()
+
+
 class Memory:
     """The device's memory of so many bytes. If it is `limited`, the device runs out of it;
     otherwise it only says how much it has.
@@ -102,23 +151,16 @@ class Memory:
         rules: str = "2.15",
         different: frozenset[str] | None = frozenset(),
     ) -> None:
+        #: Whether the variable is read again at the first allocation, as PyTorch does.
         self.from_environment = settings is None
         settings = settings_in_force(settings)
         self.nbytes, self.settings, self.limited, self.places = nbytes, settings, limited, places
         self.rules, self.different, self.total = rules, different, total
         source = simulated_driver(nbytes if limited else ENOUGH)
         self.allocator = CachingAllocator(source, settings=settings, torch=rules)
-        self.op, self.id, self.size = array("B"), array("I"), array("Q")
-        self.stream, self.owner, self.stack = array("H"), array("H"), array("I")
-        self.phase = array("B")
-        #: Of each allocation, by its number.
-        self.kinds, self.made_for = array("B"), array("I")
+        self.history, self.peaks = History(), Peaks()
         self.kept: dict[Hashable, Allocation] = {}
-        self.streams: dict[int, int] = {0: 0}
-        self.requested = self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.dumped: list[str] = []
-        #: Whether most was live where the graph of a backward pass is made.
-        self.peak_in_graph = False
         #: What the program wants to be called before it runs out of memory.
         self.observers: list[Callable[[int, int, int, int], object]] = []
         #: How many events there were at the end of each step.
@@ -132,15 +174,13 @@ class Memory:
         self.doubted: list[Doubted] = []
         if limited:
             self._set_limit()
-        #: Set once: PyTorch reads its variable when it allocates first.
-        self.begun = False
         self.lock = threading.RLock()
 
     def allocate(self, nbytes: int, operator: str, kind: int = OTHER) -> Allocation:
         """Allocates; raises torch.OutOfMemoryError where the device has too little."""
-        places = self.places
-        if not self.begun:
-            self._begin()
+        places, history = self.places, self.history
+        if self.from_environment:
+            self._read_environment()
         with self.lock:
             stream = places.stream()
             try:
@@ -150,27 +190,24 @@ class Memory:
                 for tell in self.observers:
                     tell(0, nbytes, self.nbytes, self.free_bytes)
                 raise out_of_memory(self, nbytes) from None
-            made = Allocation(len(self.kinds), nbytes, address, len(self.op))
-            self.requested += nbytes
-            if self.requested > self.peak_requested:
-                self.peak_requested = self.requested
-                self.peak_in_graph = torch.is_grad_enabled()
+            made = Allocation(len(history.kinds), nbytes, address, len(history))
+            self.peaks.add(nbytes)
             owner, stack, phase, line = places.now(operator)
-            self.kinds.append(kind or places.kind())
-            self.made_for.append(line)
-            self._event(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
+            history.kinds.append(kind or places.kind())
+            history.made_for.append(line)
+            history.add(ALLOCATE, made.number, nbytes, stream, owner, stack, phase)
             return made
 
     def _note_refusal(self, nbytes: int, operator: str) -> None:
         _, stack, _, _ = self.places.now(operator)
         held = int(self.stats()["reserved_bytes.all.current"])
-        place = len(self.op), nbytes, stack
-        self.refusals.append(Refused(*place, self.requested, held, self.free_bytes))
+        place = len(self.history), nbytes, stack
+        self.refusals.append(Refused(*place, self.peaks.live, held, self.free_bytes))
 
     def doubt(self, what: Doubt, made: Allocation | None) -> None:
         """Notes that a size is not known, where nothing is counted now, or of what was made."""
         number = -1 if made is None else made.number
-        self.doubted.append(Doubted(len(self.op), number, what))
+        self.doubted.append(Doubted(len(self.history), number, what))
 
     @property
     def fraction(self) -> float:
@@ -199,13 +236,12 @@ class Memory:
         held = int(self.stats()["reserved_bytes.all.current"])
         return max(0, self.nbytes - held)
 
-    def _begin(self) -> None:
+    def _read_environment(self) -> None:
         """Takes the settings that the program itself has put into the variable until now."""
-        self.begun = True
-        if self.from_environment:
-            text = settings_in_force(None)
-            if text != self.settings:
-                self.set_settings(text)
+        self.from_environment = False
+        text = settings_in_force(None)
+        if text != self.settings:
+            self.set_settings(text)
 
     def set_settings(self, text: str) -> None:
         """As `torch.cuda.memory._set_allocator_settings`."""
@@ -224,14 +260,14 @@ class Memory:
             if made.address:
                 address, made.address = made.address, 0
                 self.allocator.deallocate_raw(address)
-                self.requested -= made.nbytes
-                self._event(FREE, made.number, made.nbytes, 0, 0, 0, self.places.phase)
+                self.peaks.add(-made.nbytes)
+                self.history.add(FREE, made.number, made.nbytes, 0, 0, 0, self.places.phase)
 
     def play(self, events: Events, addresses: dict[int, int]) -> None:
         """Lets events happen that follow from earlier ones. `addresses` are those of what they
         free, by numbers, and get those of what they allocate."""
         allocate, free = self.allocator.allocate_raw, self.allocator.deallocate_raw
-        stream, grows = self.places.stream(), torch.is_grad_enabled()
+        stream = self.places.stream()
         numbers = events.number.tolist()
         with self.lock:
             for born, number, nbytes in zip(
@@ -242,51 +278,32 @@ class Memory:
                 else:
                     free(addresses.pop(number))
             live = np.cumsum(np.where(events.op == ALLOCATE, events.size, -events.size))
-            if len(live) and self.requested + int(live.max()) > self.peak_requested:
-                self.peak_requested, self.peak_in_graph = self.requested + int(live.max()), grows
-            self.requested += int(live[-1]) if len(live) else 0
-            self._play_columns(events)
-
-    def _play_columns(self, events: Events) -> None:
-        """What is noted of such events."""
-        self.op.frombytes(events.op.tobytes())
-        for column, values in ((self.id, events.number), (self.size, events.size)):
-            column.frombytes(values.astype(column.typecode).tobytes())
-        for name in ("stream", "owner", "stack", "phase", "kinds", "made_for"):
-            getattr(self, name).frombytes(events.places[name])
+            if len(live):
+                self.peaks.add(int(live[-1]), most=int(live.max()))
+            self.history.extend(events)
 
     def know(self, made: Allocation, kind: int, owner: int) -> None:
         """Notes what an allocation is for, and whose it is; 0 leaves the owner as it is."""
-        self.kinds[made.number] = kind
+        self.history.kinds[made.number] = kind
         if owner:
-            self.owner[made.event] = owner
+            self.history.owner[made.event] = owner
 
     def empty_cache(self) -> None:
         with self.lock:
             self.allocator.empty_cache()
-            self._event(RELEASE, 0, 0, 0, 0, 0, self.places.phase)
-
-    def _event(
-        self, op: int, number: int, nbytes: int, stream: int, owner: int, stack: int, phase: int
-    ) -> None:
-        self.op.append(op)
-        self.id.append(number)
-        self.size.append(nbytes)
-        self.stream.append(self.streams.setdefault(stream, len(self.streams)) if stream else 0)
-        self.owner.append(owner)
-        self.stack.append(stack)
-        self.phase.append(phase)
+            self.history.add(RELEASE, 0, 0, 0, 0, 0, self.places.phase)
 
     def reset_peaks(self) -> None:
         """As `torch.cuda.reset_peak_memory_stats()`; the peaks of the whole run are kept."""
         self.note_peaks()
         self.allocator.reset_peak_stats()
 
-    def note_peaks(self) -> None:
-        """Keeps the peaks until now, beside those that the program may reset."""
-        stats = self.stats()
-        self.peak_allocated = max(self.peak_allocated, stats["allocated_bytes.all.peak"])
-        self.peak_reserved = max(self.peak_reserved, stats["reserved_bytes.all.peak"])
+    def note_peaks(self) -> Peaks:
+        """Keeps the peaks until now, beside those that the program may reset, and returns them."""
+        stats, peaks = self.stats(), self.peaks
+        peaks.allocated = max(peaks.allocated, stats["allocated_bytes.all.peak"])
+        peaks.reserved = max(peaks.reserved, stats["reserved_bytes.all.peak"])
+        return peaks
 
     def record(self, enabled: str | None, context: str | None, most: int | None) -> None:
         """Begins or ends the history that a snapshot holds."""
@@ -320,14 +337,14 @@ class Memory:
 
     def trace(self, meta: Any) -> Trace:
         """All events until now."""
-        places = self.places
+        history, places = self.history, self.places
         return Trace(
-            self.op,
-            self.id,
-            self.size,
-            self.stream,
-            owner=self.owner,
-            stack=self.stack,
+            history.op,
+            history.id,
+            history.size,
+            history.stream,
+            owner=history.owner,
+            stack=history.stack,
             owners=list(places.owners),
             frames=list(places.frames),
             stacks=list(places.stacks) or [(0, 0)],

@@ -174,13 +174,12 @@ class Prediction:
 
         That is in whole blocks of the allocator: `peak_requested` is less.
         """
-        self._memory.note_peaks()
-        return self._memory.peak_allocated
+        return self._memory.note_peaks().allocated
 
     @property
     def peak_requested(self) -> int:
         """The most bytes that were asked for and not freed."""
-        return self._memory.peak_requested
+        return self._memory.peaks.requested
 
     @property
     def requested_in_all(self) -> int:
@@ -191,8 +190,7 @@ class Prediction:
     @property
     def peak_reserved(self) -> int:
         """The most bytes taken from the device, as `torch.cuda.max_memory_reserved()` counts."""
-        self._memory.note_peaks()
-        return self._memory.peak_reserved
+        return self._memory.note_peaks().reserved
 
     @property
     def settings(self) -> str:
@@ -241,7 +239,7 @@ class Prediction:
     def trace(self) -> Trace:
         """All allocations and frees, with owners (modules) and stacks (lines, operators)."""
         memory = self._memory
-        state = len(memory.op), len(memory.refusals), len(memory.step_ends)
+        state = len(memory.history), len(memory.refusals), len(memory.step_ends)
         if self._trace is None or state != self._state:
             self._state, self._peak, self._runs = state, None, ()
             self._found_bounds = ()
@@ -252,7 +250,7 @@ class Prediction:
                 "limit": memory.limit_of(memory.nbytes, memory.total),
                 "refused": [(one.event, one.nbytes, one.free) for one in memory.refusals],
                 "refused_stacks": [one.stack for one in memory.refusals],
-                "kinds": told(memory.kinds),
+                "kinds": told(memory.history.kinds),
             }
             self._trace = memory.trace(
                 {
@@ -283,7 +281,7 @@ class Prediction:
     def went_on(self) -> bool:
         """Whether the program allocated again after what it was refused last."""
         refused = self._memory.refusals
-        return bool(refused) and ALLOCATE in self._memory.op[refused[-1].event :]
+        return bool(refused) and ALLOCATE in self._memory.history.op[refused[-1].event :]
 
     @property
     def peak(self) -> Peak:
@@ -404,7 +402,7 @@ class Prediction:
         ends = self._memory.step_ends
         if len(ends) < 2:
             return None
-        kinds = np.frombuffer(self._memory.kinds, np.uint8)
+        kinds = np.frombuffer(self._memory.history.kinds, np.uint8)
         lasting = set(np.flatnonzero(np.isin(kinds, MADE_ONCE)).tolist())
         return repeated(self.trace, ends[-2], ends[-1], repeats, lasting)
 
@@ -583,7 +581,7 @@ class Prediction:
         trace, lasting = self.trace, [PARAMETERS, GRADIENTS, OPTIMIZER_STATE]
         if not len(trace):
             return 0
-        of_kind = np.isin(np.frombuffer(self._memory.kinds, np.uint8), lasting)
+        of_kind = np.isin(np.frombuffer(self._memory.history.kinds, np.uint8), lasting)
         places = np.minimum(trace.id, len(of_kind) - 1)
         return int(np.cumsum(np.where(of_kind[places], steps(trace), 0)).max())
 
@@ -591,7 +589,7 @@ class Prediction:
     def kept_for_backward(self) -> int:
         """The activations at the peak, in bytes, if graphs were made and no backward pass was."""
         memory = self._memory
-        if not len(self.trace) or not memory.peak_in_graph or BACKWARD in memory.phase:
+        if not len(self.trace) or not memory.peaks.in_graph or BACKWARD in memory.history.phase:
             return 0
         return self.peak.by_kind.get(KINDS[ACTIVATIONS], 0)
 
@@ -817,14 +815,14 @@ def _find_peak(trace: Trace, memory: Memory) -> Peak:
     at = int(np.argmax(np.cumsum(steps(trace))))
     numbers, where = alive_at(trace, at)
     held = trace.size[where].astype(np.int64)
-    kinds = np.frombuffer(memory.kinds, np.uint8)[numbers]
-    lines, stacks = Lines(trace), np.frombuffer(memory.made_for, np.uint32)
+    kinds = np.frombuffer(memory.history.kinds, np.uint8)[numbers]
+    lines, stacks = Lines(trace), np.frombuffer(memory.history.made_for, np.uint32)
     assert trace.owner is not None
     assert trace.stack is not None
     of_lines = lines.of(stacks[numbers])
     operators = trace.stacks[trace.stack[where], 1]
     now = int(trace.id[at])
-    phase = memory.phase[at]
+    phase = memory.history.phase[at]
     line = _line(lines, int(trace.stack[at]))
     of_line = _line(lines, int(stacks[now]))
     return Peak(

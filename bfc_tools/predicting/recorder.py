@@ -719,7 +719,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Notes a value that was made up, with the line of the program that asks for it, and the
         place of the element that it is of: who goes through a tensor does not wait."""
         place = self.line()
-        entry = self.assumptions.setdefault((what, place), [value, 0, len(self.memory.op)])
+        entry = self.assumptions.setdefault((what, place), [value, 0, len(self.memory.history)])
         entry[1] += 1
         if entry[1] - self.known.conditions.read_on((what, place), element) > MOST_ANSWERS:
             raise RuntimeError(
@@ -730,7 +730,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def note(self, what: str, value: object) -> None:
         """Notes something else that is not as on a GPU, with the user's line that does it."""
         where = users_line(sys._getframe(1)) or self.line()
-        self.assumptions.setdefault((what, where), [value, 0, len(self.memory.op)])[1] += 1
+        self.assumptions.setdefault((what, where), [value, 0, len(self.memory.history)])[1] += 1
 
     @staticmethod
     def line() -> str:

@@ -15,8 +15,9 @@ def births_of(memory: Any) -> dict[str, list[int]]:
     in, and small numbers."""
     numbers: dict[int, int] = {}
     events, sizes = [], []
-    for op, block, size in zip(memory.op, memory.id, memory.size, strict=True):
-        if memory.kinds[block] == WORKSPACES or size <= SMALL:
+    history = memory.history
+    for op, block, size in zip(history.op, history.id, history.size, strict=True):
+        if history.kinds[block] == WORKSPACES or size <= SMALL:
             continue
         if op == ALLOCATE:
             numbers[block] = len(sizes)

@@ -129,11 +129,11 @@ def predict(program: str) -> Steps:
 
     begun: list[int] = []
     with bfc.predict("h100", real_files=True) as prediction:
-        memory = prediction._memory
-        names = {"begin": lambda: begun.append(len(memory.op)), "__name__": "__main__"}
+        history = prediction._memory.history
+        names = {"begin": lambda: begun.append(len(history)), "__name__": "__main__"}
         exec(compile(BEGIN + program, "<program>", "exec"), names)
     steps = Steps()
-    events = list(zip(memory.op, memory.id, memory.size, strict=True))
+    events = list(zip(history.op, history.id, history.size, strict=True))
     for op, block, size in events[begun[0] :]:
         if op == ALLOCATE:
             steps.made(block, size)

@@ -378,7 +378,7 @@ def _that_asks_nothing(build: Any) -> Callable[..., Any]:
 @contextmanager
 def _made_as_buckets(recorder: Any) -> Iterator[None]:
     """What is made in a block, and stays, are buckets."""
-    before = len(recorder.memory.kinds)
+    before = len(recorder.memory.history.kinds)
     yield
     for allocation in list(recorder.live.values()):
         if allocation.number >= before:
