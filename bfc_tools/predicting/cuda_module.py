@@ -144,7 +144,7 @@ class CudaModule:
 
     def __init__(self, recorder: Recorder, guard: Any) -> None:
         self.recorder, self.memory, self.guard = recorder, recorder.memory, guard
-        self.places: Places = recorder.places
+        self.places: Places = recorder.memory.places
         self.seed, self.metadata = 0, ""
         Stream.begin()
 

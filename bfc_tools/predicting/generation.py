@@ -317,7 +317,7 @@ def _refused(recorder: Recorder, model: Any, asked: dict[str, Any]) -> str:
     config, cache = asked.get("generation_config"), _cache(asked)
     if recorder.memory.limited:
         return "the device runs out of memory where it would"
-    if recorder.compiled:
+    if recorder.compiling.by_name:
         return "the program is compiled"
     if asked.get("synced_gpus") or asked.get("streamer"):
         return "something waits for each"

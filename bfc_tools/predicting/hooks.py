@@ -41,13 +41,13 @@ class Follower:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.places: Places = recorder.places
+        self.places: Places = recorder.memory.places
         self.after_step: Callable[[int], object] | None = None
         self.after_forward: Callable[[int], object] | None = None
         #: Called after a backward pass, until which its graph may be held.
         self.let_go: Callable[[], object] = lambda: None
         self.forwards = 0
-        recorder.entering, recorder.leaving = self.enter, self.leave
+        recorder.follower = self
         #: By the id of a parameter: itself, and its module.
         self._parameters: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._named: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -61,7 +61,7 @@ class Follower:
     # -- modules --------------------------------------------------------------------------------
 
     def enter(self, module: Any, inputs: Any) -> None:
-        if self.recorder.tracing:
+        if self.recorder.compiling.tracing:
             return
         if module not in self._named:
             self._name(module)
@@ -74,7 +74,7 @@ class Follower:
         places.enter(module)
 
     def leave(self, module: Any, inputs: Any, outputs: Any) -> None:
-        if self.recorder.tracing:
+        if self.recorder.compiling.tracing:
             return
         places = self.places
         places.leave()

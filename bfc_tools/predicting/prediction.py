@@ -572,7 +572,7 @@ class Prediction:
         Each has its name; `as`, how it was followed: "inductor", "aot_eager", or "" if it ran as it
         is written; and `why` it was not followed as the program asks.
         """
-        rows = self._recorder.compiled.items()
+        rows = self._recorder.compiling.by_name.items()
         return [{"name": name, "as": how, "why": why} for name, (how, why) in rows]
 
     @property

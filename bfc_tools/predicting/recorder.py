@@ -23,7 +23,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import DispatchKey
@@ -39,6 +39,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from bfc.files import replacing
+from bfc.pytorch.extension import torch_version
 from bfc_tools.predicting import ordinal
 from bfc_tools.predicting.conditions import asking
 from bfc_tools.predicting.devices import GPU
@@ -48,7 +49,7 @@ from bfc_tools.predicting.known_values import KnownValues, follows
 from bfc_tools.predicting.memory import Allocation, Memory
 from bfc_tools.predicting.outside import keep
 from bfc_tools.predicting.places import users_line
-from bfc_tools.predicting.releases import TorchRelease
+from bfc_tools.predicting.releases import TorchRelease, release_of
 from bfc_tools.predicting.rules.compressed import FLIPPED
 from bfc_tools.predicting.rules.in_place import COPY_SLICES, FILLS_NO_ZEROS
 from bfc_tools.predicting.rules.inductor import IN_INDUCTOR
@@ -56,6 +57,9 @@ from bfc_tools.predicting.rules.interface import Call, Release, Result, Workspac
 from bfc_tools.predicting.rules.operators import OPERATORS, Spec, spec_of
 from bfc_tools.predicting.rules.triton_kernels import body_of
 from bfc_tools.predicting.rules.unknowable import unknowable
+
+if TYPE_CHECKING:
+    from bfc_tools.predicting.hooks import Follower
 
 _aten = torch.ops.aten
 _device = torch.ops.prim.device.default
@@ -227,6 +231,22 @@ class Watch(weakref.ref):  # type: ignore[type-arg]
     allocation: Allocation
 
 
+class Compiling:
+    """What the program compiles, by its name: how that is followed ("" for not at all), and why not
+    as it is asked for."""
+
+    def __init__(self) -> None:
+        #: Whether a graph is made of what runs.
+        self.tracing = False
+        self.by_name: dict[str, tuple[str, str]] = {}
+
+    def note(self, name: str, followed: str, why: str) -> None:
+        """Notes how something is followed, unless one of its name is followed less."""
+        before = self.by_name.get(name)
+        if before is None or before[1] == "" or (followed == "" and before[0] != ""):
+            self.by_name[name] = followed, why
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Records what a program allocates on the device.
 
@@ -238,8 +258,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         Where it allocates.
     release : TorchRelease
         The release of PyTorch whose rules hold.
-    installed : TorchRelease
-        That whose Python runs.
 
     Attributes
     ----------
@@ -253,13 +271,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         How many operators have run.
     """
 
-    def __init__(
-        self, gpu: GPU, memory: Memory, release: TorchRelease, installed: TorchRelease
-    ) -> None:
+    def __init__(self, gpu: GPU, memory: Memory, release: TorchRelease) -> None:
         super().__init__()
         self.gpu, self.memory, self.release = gpu, memory, release
-        self.installed = installed
-        self.places = memory.places
         self.live: dict[int, Allocation] = {}
         self.assumptions: dict[tuple[str, str], list[Any]] = {}
         self.unknown: dict[str, str] = {}
@@ -280,18 +294,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         #: Whether there has been a sparse tensor, and a view that was changed.
         self._sparse = self._changed_view = False
         self.known = KnownValues(self.note)
-        #: Whether a graph is made of what runs; what is compiled, by its name: how that is followed
-        #: ("" for not at all), and why not as it is asked for.
-        self.tracing = False
-        self.compiled: dict[str, tuple[str, str]] = {}
-        #: Called as a module's forward pass begins and ends, where no module is called.
-        self.entering: Callable[..., object] = lambda *args: None
-        self.leaving: Callable[..., object] = lambda *args: None
+        self.compiling = Compiling()
+        #: What follows the modules. It is told of forward passes in which no module is called.
+        self.follower: Follower | None = None
         self._known: dict[Any, Operator] = {}
         self._numbered = -1
 
     #: They come to `__torch_dispatch__`, which refuses them in words.
     supports_higher_order_operators = True
+
+    @property
+    def installed(self) -> TorchRelease:
+        """The release whose Python runs."""
+        return release_of(torch_version(torch))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -347,7 +362,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             number = _sequence()
             if number != self._numbered:
                 self._numbered = number
-                self.places.remember(number - 1)
+                self.memory.places.remember(number - 1)
             if known.mutates and not self._changed_view:
                 self._changed_view = _is_view_of_result(args)
         if (known.after or known.before or known.between) and self._on_cuda(args):
@@ -427,7 +442,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     # -- rules ----------------------------------------------------------------------------------
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Call:
-        stream = self.places.stream()
+        stream = self.memory.places.stream()
         thread = threading.get_ident()
         known = self.known
         knows = (self.assume, known.get, known.most, known.choices)
@@ -599,7 +614,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _overwritten(self, known: Operator, args: Any, kwargs: Any) -> int | None:
         """The key of the operand's storage that the operator overwrites on a GPU, or None."""
         spec = known.spec
-        if not known.in_place or (self.compiled and _is_in_graph()):
+        if not known.in_place or (self.compiling.by_name and _is_in_graph()):
             return None
         if "adds_gradients" in spec.marks and self.adds_in_place:
             return self._added_to(args)
@@ -673,7 +688,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def started(self, program: str) -> None:
         """Notes that the program has started another one, unless it is Inductor that asks."""
-        if self.tracing:
+        if self.compiling.tracing:
             return
         self.note(f"another program ({program})", "what it writes is written")
 
@@ -699,14 +714,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if isinstance(self.memory, Imagined):
             yield self.memory
             return
-        memory, tracing = self.memory, self.tracing
+        memory, tracing = self.memory, self.compiling.tracing
         imagined = Imagined(memory)
         self.memory = imagined  # type: ignore[assignment]  # which it stands in for
-        self.tracing = True
+        self.compiling.tracing = True
         try:
             yield imagined
         finally:
-            self.memory, self.tracing = memory, tracing
+            self.memory, self.compiling.tracing = memory, tracing
             for made in list(self.live.values()):
                 if made.number < 0:
                     become(made, memory.allocate(made.nbytes, "imagined"))

@@ -133,7 +133,9 @@ def _shortened(found: Prediction, limits: Limits) -> contextlib.AbstractContextM
     recorder = found._recorder
 
     def is_followed() -> bool:
-        return not (recorder.tracing or recorder.places.modules.get(threading.get_ident()))
+        return not (
+            recorder.compiling.tracing or recorder.memory.places.modules.get(threading.get_ident())
+        )
 
     return evaluations.shortened(found._memory, is_followed)
 

@@ -123,7 +123,7 @@ def predict(
     places = Places()
     held = asked or version
     memory = Memory(gpu.usable, settings, oom, places, gpu.memory, *nearest_rules(held))
-    recorder = Recorder(gpu, memory, release_of(held), release_of(version))
+    recorder = Recorder(gpu, memory, release_of(held))
     follower, places.get_stream = hooks.Follower(recorder), module.stream
     found = Prediction(gpu, memory, recorder, asked)
     follower.after_step, follower.after_forward = after_step, after_forward

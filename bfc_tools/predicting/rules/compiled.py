@@ -293,7 +293,7 @@ class Graph:
             if hasattr(aot_autograd, static):  # parameters live on, and cost nothing to save
                 free = patch.object(aot_autograd, static, lambda *_: (None, list(range(count))))
                 stack.enter_context(free)
-            stack.enter_context(patch.object(recorder, "tracing", True))
+            stack.enter_context(patch.object(recorder.compiling, "tracing", True))
             for name in ("is_compiling", "is_dynamo_compiling"):  # programs ask
                 stack.enter_context(patch.object(torch.compiler, name, lambda: True))
             alike = [_like(one) for one in (*held.tensors, *tensors)]
@@ -386,7 +386,7 @@ class Compiled:
         import torch._dynamo as dynamo
 
         recorder = self._recorder
-        if recorder.tracing or dynamo.config.disable:
+        if recorder.compiling.tracing or dynamo.config.disable:
             return self.written(*args, **kwargs)
         try:
             graph, tensors, modules = self._graph_of(args, kwargs)
@@ -396,12 +396,12 @@ class Compiled:
         del args, kwargs
         enters = modules if self._module is None else []
         for module in enters:
-            recorder.entering(module, tensors)
+            recorder.follower.enter(module, tensors)
         try:
             return graph(tensors)
         finally:
             for module in reversed(enters):
-                recorder.leaving(module, tensors, None)
+                recorder.follower.leave(module, tensors, None)
 
     def _graph_of(self, args: Any, kwargs: Any) -> tuple[Graph, list[Any], list[Any]]:
         """The graph for some arguments, the tensors among them, and the modules that it uses."""
@@ -455,14 +455,7 @@ class Compiled:
 
     def _say(self, why: str, how: How | None = None) -> None:
         """Notes how it is followed; None: it is not. The worst counts of those that are alike."""
-        note_compiled(self._recorder, self._name, how.backend if how else "", why)
-
-
-def note_compiled(recorder: Any, name: str, followed: str, why: str) -> None:
-    """Notes how something is followed that is compiled, unless one of its name is followed less."""
-    before = recorder.compiled.get(name)
-    if before is None or before[1] == "" or (followed == "" and before[0] != ""):
-        recorder.compiled[name] = followed, why
+        self._recorder.compiling.note(self._name, how.backend if how else "", why)
 
 
 #: How long a reason may be.
@@ -581,7 +574,7 @@ def checkpoints_in_graphs(recorder: Any) -> Iterator[None]:
 
     def marking(build: Callable[..., Any]) -> Callable[..., Any]:
         def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.tracing:
+            if not recorder.compiling.tracing:
                 return build(function, *args, **kwargs)
             if (
                 kwargs.pop("context_fn", checkpoints.noop_context_fn)

@@ -105,7 +105,12 @@ class Driver:
             "mem_bus_width": 5120,
         }
         self.utils = SimpleNamespace(get_device_properties=lambda device=0: properties)
-        self.get_current_stream: Callable[..., int] = lambda device=0: recorder.places.stream()
+        self._places = recorder.memory.places
+
+    def get_current_stream(self, device: int = 0) -> int:
+        """That of the program."""
+        stream: int = self._places.stream()
+        return stream
 
     def get_current_device(self) -> int:
         """The only one."""
