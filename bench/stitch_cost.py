@@ -6,8 +6,9 @@ that splits every chunk, as stitching does. The second has one request that is s
 number of its pages, on a source that does nothing; its pages lie apart, each for itself, which is
 the dearest case. The third has requests of seven pages that are stitched on the emulated CUDA
 driver, where each also unmaps the view of an earlier one: the whole request, the same calls alone,
-and the request beside a thread that runs Python. They take turns, so look at the ratios of
-the least times, and at how many take a millisecond: the emulator's maps are cheaper than a GPU's.
+and the request beside a thread that runs Python; and an expandable segment that grows by seven
+pages, alone and beside such a thread. They take turns, so look at the ratios of the least times,
+and at how many take a millisecond: the emulator's maps are cheaper than a GPU's.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import random
 import statistics
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import bfc
@@ -33,6 +35,7 @@ PASSES, REPEATS = 6, 9
 PAGES = (4, 16, 64, 128, 256, 512)
 STITCHES = 60
 SEVEN, TURNS = 7, 100
+PYTORCH_PAGE = 20 * MIB  # of an expandable segment
 CONTENDERS: dict[str, dict[str, Any]] = {
     "BFC": {},
     "BFC, always split": {"fragmentation_fraction": 1e-12},
@@ -176,46 +179,68 @@ class Stitched:
             source.release(page)  # type: ignore[arg-type]
         return times
 
-    def beside_python(self) -> list[float]:
-        """The microseconds of requests while another thread runs Python all the time."""
-        stops = threading.Event()
 
-        def count() -> None:
-            counted = 0
-            while not stops.is_set():
-                counted += 1
+class Expandable:
+    """An expandable segment on the emulated driver, whose memory goes back each time."""
 
-        thread = threading.Thread(target=count)
-        thread.start()
-        try:
-            return self.requests()
-        finally:
-            stops.set()
-            thread.join()
+    def __init__(self) -> None:
+        self.pool = bfc.CachingAllocator(
+            bfc.CUDASubAllocator(), settings="expandable_segments:True"
+        )
+        self.block = self.pool.allocate_raw(PYTORCH_PAGE)
+
+    def requests(self) -> list[float]:
+        """The microseconds of some requests, each of which maps seven pages."""
+        times = []
+        for _ in range(TURNS):
+            begun = time.perf_counter()
+            address = self.pool.allocate_raw(SEVEN * PYTORCH_PAGE)
+            times.append((time.perf_counter() - begun) * 1e6)
+            self.pool.deallocate_raw(address)
+            self.pool.release_free_regions()
+        return times
+
+
+def beside_python(requests: Callable[[], list[float]]) -> list[float]:
+    """The microseconds of requests while another thread runs Python all the time."""
+    stops = threading.Event()
+
+    def count() -> None:
+        counted = 0
+        while not stops.is_set():
+            counted += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        return requests()
+    finally:
+        stops.set()
+        thread.join()
 
 
 def report_seven() -> None:
     from bfc.testing import cuda_emulator
 
     cuda_emulator.load().reset(devices=1, total=1 << 30)
-    stitched = Stitched()
+    stitched, expandable = Stitched(), Expandable()
     stitched.requests()
-    samples: list[list[float]] = [[], [], []]
+    measured: dict[str, Callable[[], list[float]]] = {
+        "a view is stitched": stitched.requests,
+        "its calls alone": stitched.calls,
+        "stitched beside Python": functools.partial(beside_python, stitched.requests),
+        "a segment grows": expandable.requests,
+        "it grows beside Python": functools.partial(beside_python, expandable.requests),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in measured}
     for _ in range(REPEATS):
-        for times, measure in zip(
-            samples, (stitched.requests, stitched.calls, stitched.beside_python), strict=True
-        ):
-            times += measure()
+        for name, measure in measured.items():
+            samples[name] += measure()
     say()
-    names = ("us a request", "us of its calls", "us beside Python")
-    say(f"{'seven pages, emulated':24}{''.join(f'{name:>26}' for name in names)}")
-    say(f"{'':24}{''.join(f'{spread(times):>26}' for times in samples)}")
-    least = [min(times) for times in samples]
-    say(
-        f"{'least, to its calls':24}{least[0] / least[1]:26.2f}{1:26.2f}{least[2] / least[1]:26.2f}"
-    )
-    late = [100 * sum(taken > 1000 for taken in times) / len(times) for times in samples]
-    say(f"{'% above a millisecond':24}{''.join(f'{share:26.1f}' for share in late)}")
+    say(f"{'seven pages, emulated':24}{'us':>26}{'% above a millisecond':>24}")
+    for name, times in samples.items():
+        late = 100 * sum(taken > 1000 for taken in times) / len(times)
+        say(f"{name:24}{spread(times):>26}{late:24.1f}")
 
 
 def main() -> None:

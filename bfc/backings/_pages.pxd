@@ -23,14 +23,9 @@ cdef inline cbool may_be_mapped(const Lane* lane) noexcept nogil:
 cdef class StitchedPages(Backing):
     cdef Stitching stitching
 
-    cdef int map_with_gil(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 with gil
-    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed) noexcept nogil
-    cdef int check_awake(self, ChunkAllocator allocator, Request* request) noexcept nogil
-    cdef int keep_asleep(self, ChunkAllocator allocator, uint64_t tag) noexcept with gil
     cdef uint32_t bin_set_now(self, ChunkAllocator allocator, Request* request) noexcept nogil
     cdef int place(self, ChunkAllocator allocator, Request* request, Placement* placed,
                    ChunkHandle served) noexcept nogil
-    cdef int keep_closed(self) noexcept with gil
     cdef int trim_for(self, ChunkAllocator allocator, uint64_t nbytes) except -1 with gil
 
 

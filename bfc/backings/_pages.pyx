@@ -1,31 +1,19 @@
 """Memory that is mapped page by page, as both policies have it. `Stitching` says which page is mapped where."""
 
-from cpython.object cimport PyObject
-from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint32_t, uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, NO_HOST_MEMORY, NO_LANE, ChunkHandle
 from bfc.buffers._buffer cimport HOST_STREAM
 from bfc.allocators._lock cimport acquire_lock
-from bfc.allocators.mapping._address_ranges cimport (
-    Faults, PyThreadState, is_native, let_gil_go, raise_faults, take_gil_back,
-)
+from bfc.allocators.mapping._address_ranges cimport Faults, raise_faults
 from bfc.allocators.mapping._stitching cimport Stitching, Wanted
 from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.allocators._allocator cimport trim_pages
-from bfc.backings._backing cimport Backing
+from bfc.backings._backing cimport Backing, grow_mapped, refuse_closed
 
-from bfc.errors import ClosedError
 from bfc.suballocators.base import SubAllocator, check_mapping_members
 from bfc.units import format_bytes, parse_bytes
-
-cdef int raise_kept(PyObject* kept) except -1 with gil:
-    """Raises an error that is held, and lets it go."""
-    error = <object>kept
-    Py_DECREF(error)
-    raise error
-
 
 cdef enum:
     LARGEST_PAGE = 32 << 20
@@ -108,46 +96,17 @@ cdef class StitchedPages(Backing):
         return handle
 
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
-        cdef PyThreadState* state
-        cdef PyObject* error = NULL
         # Before anything is reserved: addresses for it would stay.
         if request.rounded > allocator.limit:
             return 0
-        if not is_native(self.stitching):
-            return self.map_with_gil(allocator, request, placed)
-        state = let_gil_go()
-        # Another thread maps, or a child has to take over what one had begun. Both are sorted out with the GIL.
-        if not self.stitching.enter_natively(0):
-            take_gil_back(state)
-            return self.map_with_gil(allocator, request, placed)
-        if self.map_for(allocator, request, placed) < 0:
-            self.stitching.device.guard.pause()
-            error = self.stitching.device.take_error()
-            self.stitching.device.guard.go_on()
-        self.stitching.leave_natively()
-        take_gil_back(state)
-        return raise_kept(error) if error != NULL else 0
-
-    cdef int map_with_gil(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 with gil:
-        cdef int result
-        request.blocked = not self.stitching.enter(0)
-        if request.blocked:
-            return 0
-        result = self.map_for(allocator, request, placed)
-        try:
-            self.stitching.device.check(result)
-        finally:
-            self.stitching.leave()
-        return 0
+        return grow_mapped(self, self.stitching, allocator, request, placed, 0)
 
     cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed) noexcept nogil:
-        """Makes, moves and stitches pages until the request fits, or nothing more can be done. -1: that failed."""
-        cdef uint64_t changes = self.stitching.changes, calls = self.stitching.count_calls()
+        """Makes, moves and stitches pages."""
+        cdef uint64_t calls = self.stitching.count_calls()
         cdef Wanted wanted = Wanted(request.rounded, request.nbytes, request.stream, request.indexed, NO_CHUNK)
         cdef uint32_t bin_set
-        cdef int placed_now = self.check_awake(allocator, request), provided = 1
-        request.blocked = False
-        self.stitching.device.is_refused = False
+        cdef int placed_now = 0, provided = 1
         # Between two locks other threads take and free memory: so each round looks at all of it again.
         while placed_now == 0 and provided > 0:
             # Looked for before anything is mapped: what another thread has freed since the miss costs no call.
@@ -156,28 +115,8 @@ cdef class StitchedPages(Backing):
                 bin_set = self.bin_set_now(allocator, request)
                 provided = (self.stitching.device.fail_for_memory() if bin_set == NO_LANE else
                             self.stitching.provide(bin_set, &wanted))
-        # Changes of its own are no reason for a request to try again.
-        request.asking.changes += self.stitching.changes - changes
         self.stitching.note_request(calls)
         return -1 if placed_now < 0 or provided < 0 else 0
-
-    cdef int check_awake(self, ChunkAllocator allocator, Request* request) noexcept nogil:
-        cdef cbool asleep
-        acquire_lock(allocator.lock)    # its tag may have fallen asleep since the request came
-        asleep = request.tag and allocator.tags.is_asleep(request.tag)
-        allocator.lock.release()
-        if not asleep:
-            return 0
-        self.stitching.device.guard.pause()
-        self.keep_asleep(allocator, request.tag)
-        self.stitching.device.guard.go_on()
-        return -1
-
-    cdef int keep_asleep(self, ChunkAllocator allocator, uint64_t tag) noexcept with gil:
-        try:
-            return allocator.tags.refuse_if_asleep(tag)
-        except BaseException as error:
-            return self.stitching.device.fail(error)
 
     cdef uint32_t bin_set_now(self, ChunkAllocator allocator, Request* request) noexcept nogil:
         """NO_LANE: the host has no memory for it."""
@@ -197,16 +136,7 @@ cdef class StitchedPages(Backing):
         if not closed:
             allocator.fill(served if served != NO_CHUNK else allocator.place(request), request, placed)
         allocator.lock.release()
-        if not closed:
-            return placed.handle != NO_CHUNK
-        self.stitching.must_close = True    # close() could not enter: what was mapped since goes with `leave`
-        self.stitching.device.guard.pause()
-        self.keep_closed()
-        self.stitching.device.guard.go_on()
-        return -1
-
-    cdef int keep_closed(self) noexcept with gil:
-        return self.stitching.device.fail(ClosedError("this allocator was closed while it asked for memory"))
+        return refuse_closed(self.stitching) if closed else placed.handle != NO_CHUNK
 
     cdef int make_room(self, ChunkAllocator allocator, Request* request, uint64_t nbytes) except -1 nogil:
         # To trim may raise, and waits for streams with the GIL.

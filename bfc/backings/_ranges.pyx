@@ -8,9 +8,7 @@ from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators._private_pools cimport pool_of
 from bfc.allocators.mapping._expandable cimport ExpandableSegments, Growing
 from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
-from bfc.backings._backing cimport Backing
-
-from bfc.errors import ClosedError, out_of_host_memory
+from bfc.backings._backing cimport Backing, grow_mapped, refuse_closed
 
 
 cdef Ranges ranges_of(ExpandableSegments segments):
@@ -25,48 +23,36 @@ cdef class Ranges(Backing):
     nothing to `find`."""
 
     cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
-        # A range is mapped chunk by chunk, and its errors are Python's. Such requests get ordinary segments.
+        # It may wait for a thread that maps with the GIL. Such requests get ordinary segments.
         return self.segments.is_on and not request.contiguous and not request.asking.without_gil
 
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:
-        cdef uint64_t nbytes = allocator.set_aside_for(request)
-        return self.map_for(allocator, request, placed, nbytes) if nbytes else 0
-
-    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed,
-                     uint64_t set_aside) except -1 with gil:
-        """Maps memory for a request; the bytes of its segment are set aside from the limit meanwhile (PyTorch's
-        behaviour, 11.5)."""
-        cdef uint64_t changes
-        cdef Growing growing
+        # The bytes of its segment are set aside from the limit meanwhile (PyTorch's behaviour, 11.5).
+        cdef uint64_t set_aside = allocator.set_aside_for(request)
+        if set_aside == 0:
+            return 0
         try:
-            # One thread maps at a time. What it maps may be enough for this request, too, which looks again when that
-            # has ended.
-            if not self.segments.enter(set_aside):
-                request.blocked = True
-                return 0
-            changes = self.segments.changes
-            try:
-                if request.tag:
-                    allocator.tags.refuse_if_asleep(request.tag)
-                self.open_ranges(allocator, request, &growing)
-                while not self.place(allocator, request, placed, &growing):
-                    if not self.segments.map_more(&growing):
-                        # The device is asked for pages one by one: the error's text names the size of one.
-                        allocator.source.refused_bytes.set(self.segments.slot_of(&growing))
-                        break
-            finally:
-                # Changes of its own are no reason for a request to try again.
-                request.asking.changes += self.segments.changes - changes
-                self.segments.leave()
+            return grow_mapped(self, self.segments, allocator, request, placed, set_aside)
         finally:
             # What was mapped counts in the pool by now, in whole chunks: that may be more than was set aside (EX-23).
             allocator.source.put_bytes_back(set_aside)
-        return 0
 
-    cdef int open_ranges(self, ChunkAllocator allocator, Request* request, Growing* growing) except -1:
-        """Fills in what is to grow, and opens a set of bins for it."""
+    cdef int map_for(self, ChunkAllocator allocator, Request* request, Placement* placed) noexcept nogil:
+        cdef Growing growing
+        cdef int placed_now = self.open_ranges(allocator, request, &growing), mapped = 1
+        while placed_now == 0 and mapped > 0:
+            placed_now = self.place(allocator, request, placed, &growing)
+            if placed_now == 0:
+                mapped = self.segments.map_more(&growing)
+        if mapped == 0:
+            # The device is asked for pages one by one: the error's text names the size of one.
+            allocator.source.refused_bytes.set(self.segments.slot_of(&growing))
+        return -1 if placed_now < 0 or mapped < 0 else 0
+
+    cdef int open_ranges(self, ChunkAllocator allocator, Request* request, Growing* growing) noexcept nogil:
+        """Fills in what is to grow, and opens a set of bins for it. -1: the host has no memory."""
         cdef uint32_t bin_set
-        cdef bint known
+        cdef cbool known
         growing.size = request.rounded
         growing.start = NO_CHUNK
         growing.has_reserved = False
@@ -81,23 +67,19 @@ cdef class Ranges(Backing):
         if growing.bin_set != NO_LANE:
             allocator.set_rules(bin_set & ~<uint32_t>1)
         allocator.lock.release()
-        if growing.bin_set == NO_LANE:
-            raise out_of_host_memory()
-        return 0
+        return 0 if growing.bin_set != NO_LANE else self.segments.device.fail_for_memory()
 
-    cdef bint place(self, ChunkAllocator allocator, Request* request, Placement* placed, Growing* growing) except -1:
-        """Serves the request if the chunk is large enough by now. Returns True if it was, and also if the host has no
-        memory."""
+    cdef int place(self, ChunkAllocator allocator, Request* request, Placement* placed,
+                   Growing* growing) noexcept nogil:
+        """Serves the request if the chunk is large enough by now. Returns 1 if it was, and also if the host has no
+        memory. -1: the allocator was closed."""
         cdef ChunkHandle handle
         acquire_lock(allocator.lock)    # another thread may have closed the allocator since the device was asked
-        cdef bint closed = allocator.life.is_closed
+        cdef cbool closed = allocator.life.is_closed
         handle = NO_CHUNK if closed else self.segments.ready(growing)
         if handle != NO_CHUNK:
             handle = allocator.pool.allocate_this(handle, request.rounded, request.nbytes, request.stream,
                                                   request.indexed)
             allocator.fill(handle, request, placed)
         allocator.lock.release()
-        if closed:
-            self.segments.must_close = True
-            raise ClosedError("this allocator was closed while it asked for memory")
-        return handle != NO_CHUNK
+        return refuse_closed(self.segments) if closed else handle != NO_CHUNK

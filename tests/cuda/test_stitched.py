@@ -114,3 +114,18 @@ def test_pages_are_mapped_while_another_thread_keeps_the_gil(emulated, prepare) 
         if done:
             break
     assert done
+
+
+@pytest.mark.skipif(not HAS_GIL, reason="this Python has no GIL")
+def test_a_segment_grows_while_another_thread_keeps_the_gil(emulated) -> None:
+    done = False
+    for _ in range(5):  # as above
+        pool = bfc.CachingAllocator(bfc.CUDASubAllocator(), settings="expandable_segments:True")
+        held = pool.allocate_raw(11 * PAGE)  # it asks for a range, how long that is to be
+        done = done or is_called_without_gil(emulated, pool, 37 * PAGE)
+        assert emulated.count("cuMemCreate") == 3  # of 20 MiB, behind the 18 that are left
+        pool.deallocate_raw(held)
+        pool.close()
+        if done:
+            break
+    assert done

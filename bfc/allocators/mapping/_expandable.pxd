@@ -31,20 +31,22 @@ cdef class ExpandableSegments(AddressRanges):
     cdef Page* page_at(self, AddressRange* range, uint64_t ptr) noexcept nogil
     cdef uint64_t slot_of(self, Growing* growing) noexcept nogil
     cdef ChunkHandle ready(self, Growing* growing) noexcept nogil
-    cdef bint map_more(self, Growing* growing) except -1
-    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes)
-    cdef bint is_on_its_way(self, Growing* growing) noexcept
+    cdef int map_more(self, Growing* growing) noexcept nogil
+    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes) noexcept nogil
+    cdef cbool is_on_its_way(self, Growing* growing) noexcept nogil
     cdef void choose_start(self, Growing* growing) noexcept nogil
-    cdef bint reserve_for(self, Growing* growing) except -1
+    cdef int reserve_for(self, Growing* growing) noexcept nogil
+    cdef int size_range(self, uint64_t* slot, uint64_t* nbytes) noexcept with gil
     cdef uint64_t bytes_to_reserve(self, uint64_t total)
     cdef bint refuses(self, uint64_t rounded, uint64_t total)
-    cdef int reserve_in_vain(self, AddressRange* range, Faults faults) except -1
+    cdef int reserve_in_vain(self, AddressRange* range) noexcept with gil
     cdef AddressRange* range_of(self, uint64_t ptr) noexcept nogil
-    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1
+    cdef int map_front(self, ChunkHandle handle, uint64_t nbytes) noexcept nogil
+    cdef int map_made(self, AddressRange* range, ChunkHandle handle, uint64_t nbytes) noexcept nogil
     cdef uint64_t give_back(self, vector[FreePart]& parts, Faults faults) noexcept
     cdef uint64_t unmap_part(self, AddressRange* range, FreePart* part, Faults faults) noexcept
     cdef ChunkHandle begin_to_unmap(self, AddressRange* range, FreePart* part) noexcept
-    cdef bint make_room(self, AddressRange* range) noexcept
+    cdef cbool make_room(self, AddressRange* range) noexcept nogil
     cdef uint64_t try_stuck_again(self, Faults faults) noexcept
     cdef void drop_unused(self, Faults faults) noexcept
     cdef void drop_if_unused(self, AddressRange* range, Faults faults) noexcept

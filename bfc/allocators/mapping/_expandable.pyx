@@ -112,13 +112,9 @@ cdef class ExpandableSegments(AddressRanges):
                 i -= 1
             range.holes[i] = added
 
-    cdef bint make_room(self, AddressRange* range) noexcept:
-        """Makes room in the list of holes."""
-        try:
-            range.holes.reserve(range.holes.size() + 2)
-            return True
-        except MemoryError:
-            return False
+    cdef cbool make_room(self, AddressRange* range) noexcept nogil:
+        """Makes room in the list of holes. False: the host has no memory."""
+        return try_make_room(range.holes, range.holes.size() + 2)
 
     cdef uint64_t page_bytes_at(self, uint64_t ptr) noexcept:
         return self.range_of(ptr).slot
@@ -146,26 +142,28 @@ cdef class ExpandableSegments(AddressRanges):
             return handle
         return NO_CHUNK
 
-    cdef bint map_more(self, Growing* growing) except -1:
-        """Reserves addresses or maps memory, so that a chunk comes nearer to the size that is wanted. False: there is
-        no memory."""
+    cdef int map_more(self, Growing* growing) noexcept nogil:
+        """Reserves addresses or maps memory, so that a chunk comes nearer to the size that is wanted. 0: there is no
+        memory. -1: that failed."""
         cdef uint64_t nbytes = 0
         cdef ChunkHandle handle
-        cdef bint is_ready
+        cdef cbool is_ready
+        cdef int reserved
         acquire_lock(self.lock[0])
         handle = self.next_to_map(growing, &nbytes)
         is_ready = self.ready(growing) != NO_CHUNK
         self.lock.release()     # the free chunk before `handle` may be taken now; `handle` stays unmapped
         if is_ready:
-            return True         # cached memory that a search passes over, for max_split_size (EX-24)
+            return 1            # cached memory that a search passes over, for max_split_size (EX-24)
         if handle != NO_CHUNK:
             return self.map_front(handle, nbytes)
         if growing.has_reserved:
-            return False    # the device says that it has less memory than it has given
-        growing.has_reserved = self.reserve_for(growing)
-        return growing.has_reserved
+            return 0        # the device says that it has less memory than it has given
+        reserved = self.reserve_for(growing)
+        growing.has_reserved = reserved > 0
+        return reserved
 
-    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes):
+    cdef ChunkHandle next_to_map(self, Growing* growing, uint64_t* nbytes) noexcept nogil:
         """The unmapped chunk whose first `nbytes` come next, or NO_CHUNK. Needs the lock."""
         cdef ChunkHandle handle
         cdef Chunk* chunk
@@ -185,7 +183,7 @@ cdef class ExpandableSegments(AddressRanges):
         nbytes[0] = min(nbytes[0], self.pool.chunks[handle].size)
         return handle
 
-    cdef bint is_on_its_way(self, Growing* growing) noexcept:
+    cdef cbool is_on_its_way(self, Growing* growing) noexcept nogil:
         """Whether the chosen chunk is there still and large enough, or has unmapped memory behind it. Needs the lock.
         """
         cdef Chunk* chunk
@@ -219,38 +217,52 @@ cdef class ExpandableSegments(AddressRanges):
                     growing.ptr = self.pool.chunks[start].ptr
                     return
 
-    cdef bint reserve_for(self, Growing* growing) except -1:
-        """Reserves addresses for a range (PyTorch's behaviour, 11.2). False: they would be too few for the request."""
-        cdef object sub_allocator = self.source.sub_allocator
-        cdef Faults faults = Faults()   # before there is a range: it needs memory of the host
-        cdef uint64_t slot, nbytes
+    cdef int reserve_for(self, Growing* growing) noexcept nogil:
+        """Reserves addresses for a range (PyTorch's behaviour, 11.2). 0: they would be too few for the request. -1:
+        that failed."""
+        cdef uint64_t slot = self.slot_of(growing), nbytes = 0
         cdef AddressRange* range
-        # Read for each reservation, as upstream reads it: the total may have changed (EX-21b).
-        _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
-        # PyTorch's chunks are 2 and 20 MiB whatever the driver's granularity is.
-        slot = round_up_to(self.slot_of(growing), 1 if self.strict else sub_allocator.mapping_granularity)
-        nbytes = round_up_to(self.bytes_to_reserve(total), slot)
+        cdef int result
+        self.device.guard.pause()
+        result = self.size_range(&slot, &nbytes)
+        self.device.guard.go_on()
         # 2.15 gives such a range back at once (V-5); up to 2.14 it is mapped, found too small, and stays.
-        if self.checks_range and nbytes < growing.size and not (self.strict and nbytes):
-            return False
+        if result < 0 or (self.checks_range and nbytes < growing.size and not (self.strict and nbytes)):
+            return result
         range = self.ranges.open()
         if range == NULL:
-            raise out_of_host_memory()
+            return self.device.fail_for_memory()
         range.slot, range.nbytes, range.bin_set = slot, nbytes, growing.bin_set
         # Before the device is asked: a range that comes must have its hole on the list.
         if not self.make_room(range):
             self.remove(range)
-            raise out_of_host_memory()
+            return self.device.fail_for_memory()
         acquire_lock(self.lock[0])
         range.stream = range.asked_of = self.pool.bin_sets[growing.bin_set].lane.stream
-        self.lock.release()     # the lane stays: `kept_lane` keeps its record from others
+        self.lock.release()     # the lane stays: `lanes.kept` keeps its record from others
         if self.checks_range and nbytes < growing.size:
-            self.reserve_in_vain(range, faults)     # PyTorch reserves it, too; but nothing, which no driver takes
-            return False
-        self.device.check(self.reserve(range))
+            self.device.guard.pause()
+            result = self.reserve_in_vain(range)    # as PyTorch does; but not nothing, which no driver takes
+            self.device.guard.go_on()
+            return result
+        if self.reserve(range) < 0:
+            return -1
         growing.start = range.holes[0]      # unmapped: only this thread touches it
         growing.ptr = range.ptr
-        return True
+        return 1
+
+    cdef int size_range(self, uint64_t* slot, uint64_t* nbytes) noexcept with gil:
+        """The bytes of a new range, and of its slots, for a device that may ask for larger ones."""
+        cdef object sub_allocator = self.source.sub_allocator
+        try:
+            # Read for each reservation, as upstream reads it: the total may have changed (EX-21b).
+            _free, total = checked_memory_info(sub_allocator.memory_info(), sub_allocator)
+            # PyTorch's chunks are 2 and 20 MiB whatever the driver's granularity is.
+            slot[0] = round_up_to(slot[0], 1 if self.strict else sub_allocator.mapping_granularity)
+            nbytes[0] = round_up_to(self.bytes_to_reserve(total), slot[0])
+        except BaseException as error:
+            return self.device.fail(error)
+        return 0
 
     cdef uint64_t bytes_to_reserve(self, uint64_t total):
         """As the setting wants it, at most the device's memory and an eighth more."""
@@ -260,16 +272,24 @@ cdef class ExpandableSegments(AddressRanges):
         wanted = self.wanted_reserve
         return int(min(wanted * total if isinstance(wanted, float) else wanted, most))
 
-    cdef int reserve_in_vain(self, AddressRange* range, Faults faults) except -1:
+    cdef int reserve_in_vain(self, AddressRange* range) noexcept with gil:
         """Reserves a range and gives it back, as PyTorch does where it is too small. It never gets into the pool."""
+        cdef Faults faults
+        try:
+            faults = Faults()
+        except MemoryError as error:
+            self.remove(range)
+            return self.device.fail(error)
         self.device.add_calls(1)
         if self.device.call(RESERVE, 0, range.nbytes, &range.ptr) < 0:
             self.remove(range)
-            self.device.check(-1)
+            return -1
         self.ranges.sort_last()
         self.unreserve(range, faults)
-        raise_faults(self.source.sub_allocator, faults)
-        return 0
+        try:
+            return raise_faults(self.source.sub_allocator, faults)
+        except BaseException as error:
+            return self.device.fail(error)
 
     cdef int take_in(self, AddressRange* range) noexcept nogil:
         self.ranges.sort_last()
@@ -286,32 +306,33 @@ cdef class ExpandableSegments(AddressRanges):
                 high = middle
         return self.ranges.at(low)
 
-    cdef bint map_front(self, ChunkHandle handle, uint64_t nbytes) except -1:
-        """Maps memory to the first bytes of an unmapped chunk, rounded up to whole slots. False: there is none."""
+    cdef int map_front(self, ChunkHandle handle, uint64_t nbytes) noexcept nogil:
+        """Maps memory to the first bytes of an unmapped chunk, rounded up to whole slots. 0: there is none. -1: that
+        failed."""
         cdef AddressRange* range = self.range_of(self.part_of(handle).ptr)
         cdef int64_t slots, made
-        cdef cbool begun
+        cdef int result
         nbytes = round_up_to(nbytes, range.slot)
         slots = nbytes // range.slot
-        range.holes.reserve(range.holes.size() + 2)
-        try:
-            made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
-            self.device.check(made)
-            # What was made goes back below: a request that cannot have all of a step gets none of it (case 66d).
-            if made < slots:
-                return False
-            acquire_lock(self.lock[0])
-            begun = begin_mapping(self.pool, handle, nbytes)    # unmapped still: nobody else maps
-            if begun:
-                self.note_unmapped(range, self.pool.chunks[handle].next)
-            self.lock.release()
-            if not begun:
-                raise out_of_host_memory()
-            self.device.check(self.map_fresh(range, handle))
-        finally:
-            # What is in a slot by now is no longer among the fresh pages, so this takes back only what failed.
-            self.release_fresh()
-        return True
+        if not self.make_room(range):
+            return self.device.fail_for_memory()
+        made = self.create(slots, range.slot)       # meanwhile `handle` stays as it is: UNMAPPED, and as large
+        # What was made goes back below: a request that cannot have all of a step gets none of it (case 66d).
+        result = -1 if made < 0 else 0 if made < slots else self.map_made(range, handle, nbytes)
+        # What is in a slot by now is no longer among the fresh pages, so this takes back only what failed.
+        self.release_fresh()
+        return result
+
+    cdef int map_made(self, AddressRange* range, ChunkHandle handle, uint64_t nbytes) noexcept nogil:
+        cdef cbool begun
+        acquire_lock(self.lock[0])
+        begun = begin_mapping(self.pool, handle, nbytes)    # unmapped still: nobody else maps
+        if begun:
+            self.note_unmapped(range, self.pool.chunks[handle].next)
+        self.lock.release()
+        if not begun:
+            return self.device.fail_for_memory()
+        return -1 if self.map_fresh(range, handle) < 0 else 1
 
     # -- giving back --------------------------------------------------------------------------------------------------
 
