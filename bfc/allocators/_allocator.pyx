@@ -2049,9 +2049,7 @@ cdef int hand_over_chunk(Allocator allocator, ChunkHandle handle) except -1:
 cdef int require_pages(Allocator allocator, str method) except -1:
     if allocator.life.is_closed:
         raise closed()
-    if allocator.stitching is None:
-        raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
-    return 0
+    return allocator.mapped.check_pages(method)
 
 
 cdef uint64_t rounded_size(Allocator allocator, uint64_t nbytes) noexcept:

@@ -8,7 +8,7 @@ from libcpp.vector cimport vector
 
 from bfc._core cimport NO_HOST_MEMORY, BinSet, Chunk, ChunkHandle, Lane, Pool, Reasons, Region
 from bfc.buffers._buffer cimport HOST_STREAM, BufferOwner
-from bfc.allocators._lock cimport Lock, Shown
+from bfc.allocators._lock cimport Lock, Shown, acquire_lock
 from bfc.allocators._private_pools cimport PoolId, PoolUses, PrivatePools, is_private
 from bfc.allocators._source cimport Asking, Source
 from bfc.allocators._recorder cimport Recorder
@@ -145,7 +145,9 @@ cdef class ChunkAllocator(BufferOwner):
     cdef object against_pieces(self)
     cdef int set_up(self, sub_allocator, memory_limit, stream, strict) except -1
     cdef int set_home_stream(self, stream) except -1
-    cdef void acquire(self) noexcept nogil
+    cdef inline void acquire(self) noexcept nogil:
+        """Takes the lock. Callers may hold the GIL or not."""
+        acquire_lock(self.lock)
     cdef void give_way(self) noexcept nogil
     cdef uint64_t stream_of(self, object stream) except? 0xFFFFFFFFFFFFFFFF
     cdef cbool is_of_thread(self, uint64_t stream) noexcept nogil

@@ -21,7 +21,7 @@ from bfc._core cimport (
 )
 from bfc.buffers._arguments cimport stream_from
 from bfc.buffers._buffer cimport HOST_STREAM, NO_CONSUMER, BufferOwner
-from bfc.allocators._lock cimport acquire_lock, let_others_on
+from bfc.allocators._lock cimport let_others_on
 from bfc.allocators._private_pools cimport PoolId, PrivatePools
 from bfc.allocators._reasons cimport FREES_DEFERRED, FREES_PENDING
 from bfc.allocators._reading cimport first_fault, is_asleep_in, is_live_in
@@ -166,11 +166,6 @@ cdef class ChunkAllocator(BufferOwner):
             if handle == stream:
                 return True
         return False
-
-    @cython.final
-    cdef void acquire(self) noexcept nogil:
-        """Takes the lock. Callers may hold the GIL or not."""
-        acquire_lock(self.lock)
 
     cdef void give_way(self) noexcept nogil:
         """Releases the lock if other threads wait for it, and takes it again. The caller holds it."""

@@ -5,11 +5,11 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, ChunkHandle
-from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
-from bfc.allocators._plan_use cimport ask_plan
 from bfc.allocators.mapping._address_ranges cimport (
     AddressRanges, PyThreadState, is_native, let_gil_go, take_gil_back,
 )
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
+from bfc.allocators._plan_use cimport ask_plan
 
 cdef extern from "Python.h":    # an allocator keeps its tuple, which never changes: so neither needs the GIL
     PyObject* PyTuple_GET_ITEM(PyObject* items, Py_ssize_t i) noexcept nogil

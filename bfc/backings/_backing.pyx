@@ -6,9 +6,9 @@ from libc.stdint cimport uint64_t
 from libcpp cimport bool as cbool
 
 from bfc._core cimport NO_CHUNK, ChunkHandle
-from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 from bfc.allocators._lock cimport acquire_lock
 from bfc.allocators.mapping._address_ranges cimport AddressRanges
+from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 
 from bfc.errors import ClosedError
 

@@ -324,8 +324,7 @@ cdef class BFCAllocator(Allocator):
         >>> [chunk.freed_at_count for chunk in allocator.snapshot().free_chunks()]
         [1, 0]
         """
-        if self.stitching is not None:
-            raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
+        self.mapped.check_timing()
         if self.pool.plans.all.size():
             raise ValueError("a plan does not know when memory may be used again by a timing counter: end it first")
         # The counter comes into use between two frees, and not within one.

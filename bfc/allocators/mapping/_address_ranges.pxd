@@ -296,6 +296,8 @@ cdef class AddressRanges:
     cdef const char* first_fault(self) noexcept nogil
     cdef void set_limit(self, uint64_t limit, uint64_t allowed) noexcept nogil
     cdef int check_settings(self, settings) except -1
+    cdef int check_timing(self) except -1
+    cdef int check_pages(self, str method) except -1
     cdef bint extend(self, uint64_t address, uint64_t rounded) except -1
 
     cdef int reserve(self, AddressRange* range) noexcept nogil

@@ -704,6 +704,14 @@ cdef class AddressRanges:
         """Refuses settings of PyTorch's that do not go with it."""
         return 0
 
+    cdef int check_timing(self) except -1:
+        """Refuses a timing counter of TensorFlow's where it does not go with it."""
+        return 0
+
+    cdef int check_pages(self, str method) except -1:
+        """Refuses a method that is for pages where there are none."""
+        raise ValueError(f"{method} is for BFCAllocator(virtual_memory=True) and CachingAllocator(stitch=True)")
+
     cdef bint extend(self, uint64_t address, uint64_t rounded) except -1:
         """Maps the memory that an allocation lacks for its new size, if its range is unmapped behind it. Returns
         whether it did."""

@@ -1881,6 +1881,12 @@ cdef class Stitching(AddressRanges):
             raise SettingsError("expandable_segments and stitch=True cannot be combined: leave one out")
         return 0
 
+    cdef int check_timing(self) except -1:
+        raise ValueError("a timing counter belongs to TensorFlow's placement: virtual_memory=True has another")
+
+    cdef int check_pages(self, str method) except -1:
+        return 0
+
     cdef dict stats(self):
         """How much there is of everything, and what was called so far: for `page_stats`."""
         cdef uint64_t pages, used_pages, asleep, views = 0, slots, lost = 0
