@@ -28,7 +28,7 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --no-compile   # what is impor
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-drop-ins-own test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded tsan-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu upstream lint docs ci ci-long clean
+.PHONY: help dev demo test test-all test-long test-gpu test-dask test-torch test-torch-cuda test-torch-whole test-drop-ins-own test-predict test-predict-versions test-browser test-cuda12 test-peers-own originals peers peers-nightly check asan tsan test-oldest-cython test-freethreaded tsan-freethreaded soak soak-asan soak-torch soak-torch-cuda packages wheels bench bench-gpu predicted upstream lint docs ci ci-long clean
 
 help: ## show this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -183,6 +183,9 @@ packages: $(VENV)/packagers ## build the source archive, and a wheel from it, an
 
 wheels: $(VENV)/packagers ## the same for every Python from 3.11 to 3.14 that is found, and for the one of test-freethreaded
 	$(BIN)/python .ci/packages.py python3.11 python3.12 python3.13 python3.14 $(FREETHREADED)/bin/python3.13t
+
+predicted: .venv-torch/built ## write bench/predicted.tsv anew: what programs are predicted to need under each release of PyTorch
+	.venv-torch/bin/python -W ignore -m bench.predicted
 
 upstream: $(VENV)/built ## list what changed between two releases of PyTorch in the files that predictions rest on, and the rules to read again: FROM=2.15.0 TO=2.16.0 SOURCES=its git directory, or FROM and TO folders
 	$(BIN)/python -m bench.upstream $(FROM) $(TO) $(if $(SOURCES),--sources $(SOURCES))
