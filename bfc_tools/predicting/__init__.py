@@ -38,8 +38,8 @@ stand on eight floors, `language < gpu < system < values < rules < record < worl
     changing.py           changes of a program, while it runs
     repeats.py            a step that is made again and again
     holders.py            what holds the memory at the peak
-    verdict.py            whether it fits
     unsure.py             between which figures it lies
+    verdict.py            whether it fits
     text.py               what is said of it
     summary.py            the same as a comment on a pull request
     prediction.py         what was found

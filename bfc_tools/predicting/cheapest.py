@@ -9,7 +9,7 @@ from typing import Any
 from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.devices import DEVICES
-from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, as_counted
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Row:
     live: int
     reserved: int
     error: str = ""
+    fits_at_most: bool | None = None  # with the most of what is not known
 
     @property
     def spare(self) -> float:
@@ -54,7 +55,8 @@ class Cheapest:
         for name, tried in tries.outcomes(questions):
             limit = tried.figures.get("limit", 0)
             error = tried.error if tried.fits is None else ""
-            self.rows.append(Row(name, tried.fits, limit, tried.live, tried.needs, error))
+            sizes = limit, tried.live, tried.needs
+            self.rows.append(Row(name, tried.fits, *sizes, error, tried.fits_at_most))
             self.rows.sort(key=lambda row: places.index(row.device))
             self.told(name, tried)
         self.is_finished = True
@@ -84,9 +86,10 @@ class Cheapest:
         if smallest is not None:
             answer = f"The smallest GPU that it fits on is {smallest.held}."
             roomy = next((row for row in self.rows if row.fits and row.spare >= 0), smallest)
-            if roomy is smallest:
-                return answer
-            return f"{answer} The smallest with room to spare is {roomy.held}."
+            if roomy is not smallest:
+                answer += f" The smallest with room to spare is {roomy.held}."
+            sure = next((row.device for row in self.rows if row.fits_at_most), "")
+            return answer + as_counted(roomy.fits_at_most, "it", sure)
         known = [row for row in self.rows if row.fits is False]
         if known:
             return (

@@ -14,7 +14,7 @@ from bfc_tools.predicting.axes import values_of
 from bfc_tools.predicting.bounds import Bounds, Known
 from bfc_tools.predicting.script import follow
 from bfc_tools.predicting.stopping import Limits
-from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries, held
+from bfc_tools.predicting.tries import ANSWERS, Question, Runs, Tried, Tries, as_counted, held
 from bfc_tools.study.workers import usable_cores
 
 Key = TypeVar("Key")
@@ -36,6 +36,8 @@ class Try:
         The most that is taken from a device that never refuses.
     error : str
         What went wrong, in a line; else empty.
+    fits_at_most : bool or None
+        Whether it fits with the most of what is not known, where that is known.
     """
 
     value: int
@@ -43,6 +45,7 @@ class Try:
     live: int
     reserved: int
     error: str
+    fits_at_most: bool | None = None
 
 
 @dataclass
@@ -119,11 +122,14 @@ class Largest:
             )
             return f"{which} {on}: {too_large}{self._failures()}."
         if end is None and low == self.values[-1]:
-            return f"All of {allowed} fit {on}{self._held(low, str(low))}."
+            return f"All of {allowed} fit {on}{self._held(low, str(low))}.{self._as_counted()}"
         if not self.is_proven:
             more = "" if end is None else f", and {end} does not"
-            return f"Not finished: {self.name} {low} fits {on}{more}{self._failures()}."
-        end_of_it = f"{too_large and f', and {too_large}'}{self._failures()}."
+            return (
+                f"Not finished: {self.name} {low} fits {on}{more}{self._failures()}."
+                + self._as_counted()
+            )
+        end_of_it = f"{too_large and f', and {too_large}'}{self._failures()}.{self._as_counted()}"
         return f"The largest {self.name} that fits {on} is {low}{self._held(low, 'it')}{end_of_it}"
 
     def _held(self, value: int, which: str) -> str:
@@ -132,6 +138,12 @@ class Largest:
 
     def _reserved(self, value: int) -> int:
         return next(one.reserved for one in self.tries if one.value == value)
+
+    def _as_counted(self) -> str:
+        """What is said if the answer would not fit with the most that it may need."""
+        at_most = next(one.fits_at_most for one in self.tries if one.value == self.value)
+        sure = max((one.value for one in self.tries if one.fits_at_most), default="")
+        return as_counted(at_most, str(self.value), str(sure))
 
     def _failures(self) -> str:
         """What is said of values that failed, above the last that fits and below the first that
@@ -224,7 +236,9 @@ def learn(found: Largest, at: int, tried: Tried) -> None:
         found._failure = tried
     found._bounds.learn(at, Known(fits, tried.needs, found.limit))
     error = tried.error if fits is None else ""
-    found.tries.append(Try(found.values[at], fits, tried.live, tried.needs, error))
+    found.tries.append(
+        Try(found.values[at], fits, tried.live, tried.needs, error, tried.fits_at_most)
+    )
     found.tries.sort(key=lambda one: one.value)
 
 

@@ -373,6 +373,10 @@ class Prediction:
             self._found_bounds = bounds(self, doubted, peaks)
         return self._found_bounds
 
+    def _at(self, which: str) -> Trace:
+        """The run with all sizes that are not known at their LEAST, MOST or AT_WORST."""
+        return at(self.trace, self._memory.doubted, which)
+
     def reserved_after(self, repeats: int = REPEATS) -> int | None:
         """The most bytes taken from the device if the last step is repeated.
 
@@ -736,6 +740,8 @@ class Prediction:
             "answer": verdict.answer,
             "reason": verdict.reason,
             "limit": verdict.limit,
+            "fits_at_least": verdict.fits_at_least,
+            "fits_at_most": verdict.fits_at_most,
             "refused": [asdict(one) for one in self.refusals],
             "device": asdict(self.gpu),
             "torch": self.torch_version,

@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.letters import Key
 from bfc_tools.predicting.text import joined
-from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, as_counted
 from bfc_tools.predicting.world import ALL, Classes, World, in_words
 
 #: How often ranks run again that were told other letters than they had guessed.
@@ -188,7 +188,12 @@ class Ranks:
             reserves = f"reserves at most {held}"
             if worst.needs > worst.figures["limit"]:
                 reserves = f"fits only just, and would reserve {held} with more room"
-            return f"It fits on {on} on all of {size} ranks: the worst, rank {rank}, {reserves}."
+            doubt = [one.fits_at_most for one in self.found.values() if not one.fits_at_most]
+            at_most = False if False in doubt else None if doubt else True
+            return (
+                f"It fits on {on} on all of {size} ranks: the worst, rank {rank}, {reserves}."
+                + as_counted(at_most, "a rank")
+            )
         alike = self.alike
         fail = sum(len(alike[one]) for one, tried in self.found.items() if tried.fits is False)
         return (

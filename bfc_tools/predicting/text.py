@@ -158,7 +158,9 @@ def _open(found: Prediction) -> Iterator[str]:
 def _between(found: Prediction, verdict: Verdict) -> Iterator[str]:
     """Between which figures the peaks lie, if what is not known is no small part of them."""
     live, held = found.live_bounds, found.reserved_bounds
-    if not (live.matters(found.peak_requested) or held.matters(found.peak_reserved)):
+    decides = verdict.fits_at_least != verdict.fits_at_most
+    matters = live.matters(found.peak_requested) or held.matters(found.peak_reserved)
+    if not (decides or matters):
         return
     since = "; ".join(live.because)
     if live.high is None or held.high is None:
@@ -173,12 +175,16 @@ def _between(found: Prediction, verdict: Verdict) -> Iterator[str]:
         more = (
             f", or up to {format_bytes(worst)} and {format_bytes(held_worst)} if cuDNN takes an FFT"
         )
-    too_much = ", which would not fit" if verdict.fits and held.high > verdict.limit else ""
+        more += _TOO_MUCH if verdict.fits_at_most and held_worst > verdict.limit else ""
+    too_much = _TOO_MUCH if verdict.fits and verdict.fits_at_most is False else ""
     yield (
         f"between    {format_bytes(live.low)} and {format_bytes(live.high)} live, "
         f"{format_bytes(held.low)} and {format_bytes(held.high)} reserved{too_much}{more}, since "
         f"{since}"
     )
+
+
+_TOO_MUCH = ", which would not fit"
 
 
 def _refusals(found: Prediction) -> Iterator[str]:

@@ -67,6 +67,11 @@ class Tried:
         return self.figures.get("fits")
 
     @property
+    def fits_at_most(self) -> bool | None:
+        """Whether it fits with the most of what is not known; None if there is no upper bound."""
+        return self.figures.get("fits_at_most")
+
+    @property
     def needs(self) -> int:
         """The most that is reserved on a device that never refuses, in bytes: at other addresses of
         the driver and after more steps, too. 0 if that is not known."""
@@ -152,6 +157,17 @@ def held(which: str, reserved: int, only_just: bool) -> str:
     if only_just:
         return f", if only just: with more room {which} would reserve {format_bytes(reserved)}"
     return f": {which} reserves {format_bytes(reserved)}"
+
+
+def as_counted(at_most: bool | None, what: str, sure: str = "") -> str:
+    """What is said behind an answer that something fits, by whether it does with the most that it
+    may need. `sure` is another that does."""
+    if at_most:
+        return ""
+    if at_most is None:
+        return f" That is as counted: no upper bound is known of what {what} may need."
+    other = f" {sure} would." if sure else ""
+    return f" That is as counted: with the most that {what} may need it would not fit.{other}"
 
 
 @dataclass

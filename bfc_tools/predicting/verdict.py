@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from bfc.trace import Trace
 from bfc.units import format_bytes
 from bfc_tools.predicting.repeats import REPEATS
+from bfc_tools.predicting.unsure import LEAST, MOST
 from bfc_tools.study.candidates import CACHING, COLLECTS, WITH_A_LIMIT, Point, replay
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
+    from bfc_tools.predicting.unsure import Bounds
 
 #: What a run is of: the steps that ran, the last one again and again, other addresses.
 STEPS, REPEATED, ADDRESSES = "steps", "repeated steps", "addresses"
@@ -81,12 +83,18 @@ class Verdict:
         What does not fit: "steps", those that ran; "repeated steps", the last one made again and
         again; "addresses", in some layouts of the driver's addresses; "refused", the program was
         refused memory, or said so. Empty if nothing was found that does not fit.
+    fits_at_least, fits_at_most : bool or None
+        Whether the steps that ran would fit with all that is not known at its least, and at its
+        most: `fits` is decided by what is counted. None if that is not known, as where no upper
+        bound is.
     """
 
     fits: bool | None
     answer: str
     limit: int
     reason: str = ""
+    fits_at_least: bool | None = None
+    fits_at_most: bool | None = None
 
     def __str__(self) -> str:
         return self.answer
@@ -104,9 +112,43 @@ def decide(found: Prediction, limit: int, on: str, *, until: str = "") -> Verdic
     if reason == ADDRESSES:
         places = places_that_fit(found.runs(), settings, limit)
         answer += f" It fits at {sum(places)} of the {len(places)} that were tried."
+    least, most = _at_extremes(found, settings, limit, reason)
+    answer = _as_counted(answer, found.reserved_bounds, fits, least, most)
     if until and fits:
-        answer = f"Until it {until}: {answer}"
-    return Verdict(None if fits and until else fits, answer, limit, reason)
+        return Verdict(None, f"Until it {until}: {answer}", limit, reason)
+    return Verdict(fits, answer, limit, reason, least, most)
+
+
+def _at_extremes(
+    found: Prediction, settings: str, limit: int, reason: str
+) -> tuple[bool | None, bool | None]:
+    """Whether it would fit with all that is not known at its least, and at its most."""
+    held, fits = found.reserved_bounds, not reason
+    if not held.because:
+        return fits, fits
+    if fits:
+        if held.high is None:
+            return True, None
+        return True, _completes(Run(STEPS, found._at(MOST), held.high), settings, limit)
+    if reason == REFUSED:
+        return None, False
+    return _completes(Run(STEPS, found._at(LEAST), held.low), settings, limit), False
+
+
+def _as_counted(
+    answer: str, held: Bounds, fits: bool, least: bool | None, most: bool | None
+) -> str:
+    """The answer, with what else may come true."""
+    if fits and not most:
+        most_of_it = "It may need more: no upper bound is known."
+        if held.high is not None:
+            most_of_it = f"It may need up to {format_bytes(held.high)}, which would not fit."
+        counted = answer.replace(" at most ", " ")
+        return f"As counted, it{counted.removeprefix('It')} {most_of_it}"
+    if not fits and least:
+        little = f"It may need as little as {format_bytes(held.low)}, which would fit."
+        return f"As counted, it{answer.removeprefix('It')} {little}"
+    return answer
 
 
 def first_that_fails(runs: Sequence[Run], settings: str, limit: int) -> str:

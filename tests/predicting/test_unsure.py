@@ -128,3 +128,42 @@ def test_a_range_is_that_of_the_peak_and_not_a_sum() -> None:
     assert list(most.size) == [100, 60, 60, 100, 90, 90, 30, 30]
     assert list(worst.size) == [100, 500, 500, 100, 90, 90, 30, 30]
     assert reasons(doubted) == ["y", "x"]
+
+
+@pytest.mark.usefixtures("_no_cudnn")
+def test_the_answer_says_when_the_most_would_not_fit() -> None:
+    with bfc.predict("t4") as run:
+        nn.Conv2d(64, 64, 3, padding=1, device="cuda")(torch.empty(4, 64, 14, 14, device="cuda"))
+    held = run.reserved_bounds
+    assert run.peak_reserved == held.low < (held.high or 0)
+    between_them = run.verdict(held.low)
+    assert (between_them.fits, between_them.fits_at_most) == (True, False)
+    assert str(between_them) == (
+        "As counted, it fits on a GPU of 2.00 MiB: it reserves 2.00 MiB. It may need up to "
+        "22.00 MiB, which would not fit."
+    )
+    assert (run.verdict(held.high).fits_at_most, run.fits(held.low)) == (True, True)
+    assert str(run.verdict(held.high)).startswith("It fits on a GPU of ")
+    said = run.to_dict()
+    assert (said["fits_at_least"], said["fits_at_most"]) == (True, True)
+
+
+@pytest.mark.usefixtures("_no_cudnn")
+def test_the_answer_says_when_the_least_would_fit() -> None:
+    with bfc.predict("a100") as run:
+        convolution = nn.Conv2d(64, 64, 3, padding=1, bias=False, device="cuda")
+        convolution(torch.empty(8, 64, 64, 64, device="cuda"))
+    told = run.verdict(run.reserved_bounds.low)
+    assert (told.fits, told.fits_at_least, told.fits_at_most) == (False, True, False)
+    assert str(told).startswith("As counted, it does not fit on a GPU of 22.00 MiB: it would ")
+    assert str(told).endswith(" It may need as little as 22.00 MiB, which would fit.")
+    assert str(run.verdict(run.reserved_bounds.low - 1)).startswith("It does not fit on ")
+
+
+def test_without_an_upper_bound_nothing_is_said_to_be_the_most() -> None:
+    with bfc.predict("a100") as run:
+        nn.LSTM(256, 256, device="cuda")(torch.empty(100, 64, 256, device="cuda"))
+    told = run.verdict()
+    assert (told.fits, told.fits_at_most) == (True, None)
+    assert " at most " not in str(told)
+    assert str(told).endswith("It may need more: no upper bound is known.")

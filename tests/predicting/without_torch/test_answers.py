@@ -22,6 +22,7 @@ MIB = 1 << 20
 def figures(reserved: int, limit: int, fits: bool) -> dict[str, Any]:
     return {
         "fits": fits,
+        "fits_at_most": fits,
         "limit": limit,
         "peak_requested": reserved,
         "peak_reserved": reserved,
@@ -83,6 +84,40 @@ def test_a_value_that_fits_only_just_is_said(values: str, said: str) -> None:
     )
     found.run(MadeUp())
     assert found.answer.startswith(said)
+
+
+class Unsure(MadeUp):
+    """A batch may need twice as much as is counted; where `bound` is False, nobody knows."""
+
+    def __init__(self, bound: bool, needs: int = 0) -> None:
+        super().__init__(needs)
+        self.bound = bound
+
+    def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
+        for key, tried in super().outcomes(questions):
+            most = 2 * tried.needs <= tried.figures["limit"] if self.bound else None
+            yield key, Tried(tried.figures | {"fits_at_most": most and bool(tried.fits)})
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        (True, "with the most that 9 may need it would not fit. 5 would."),
+        (False, "no upper bound is known of what 9 may need."),
+    ],
+)
+def test_the_largest_is_said_to_be_so_as_counted(bound: bool, said: str) -> None:
+    axes = [Axis.parse("batch=1,5,9")]
+    found = Search(Asked("train.py", device="100MiB"), axes, lambda one, tried: None)
+    found.run(Unsure(bound))
+    assert found.answer.endswith(f": 9 reserves 90.00 MiB. That is as counted: {said}")
+
+
+def test_the_smallest_gpu_is_said_to_be_so_as_counted() -> None:
+    found = Cheapest(Asked("train.py"), lambda name, tried: None)
+    found.run(Unsure(True, needs=12 << 30))
+    said = "with the most that it may need it would not fit. rtx5090 would."
+    assert found.answer.endswith(f" That is as counted: {said}")
 
 
 class Changed:

@@ -19,6 +19,7 @@ def tried(live: int, fits: bool = True, **kinds: int) -> Tried:
     return Tried(
         {
             "fits": fits,
+            "fits_at_most": fits,
             "limit": 40 * MIB,
             "device": {"name": "a GPU", "memory": 40 * MIB, "usable": 40 * MIB},
             "peak_requested": live * MIB,
@@ -59,6 +60,16 @@ def test_one_that_failed_leaves_no_answer(ranks: Ranks) -> None:
 def test_one_that_fits_only_just_is_said(ranks: Ranks) -> None:
     ranks.found[15] = tried(50)
     assert "fits only just, and would reserve 50.00 MiB with more room" in ranks.answer
+
+
+@pytest.mark.parametrize(
+    ("most", "said"), [(False, "it would not fit."), (None, "of what a rank may need.")]
+)
+def test_one_that_may_need_more_is_said(ranks: Ranks, most: bool | None, said: str) -> None:
+    assert "as counted" not in ranks.answer
+    ranks.found[8].figures["fits_at_most"] = most
+    assert ranks.answer.endswith(said)
+    assert "reserves at most 10.00 MiB. That is as counted: " in ranks.answer
 
 
 def test_ranks_that_came_before_all_was_gone_are_no_answer_for_all(ranks: Ranks) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bfc_tools.predicting import verdict
+from bfc_tools.predicting.unsure import Bounds
 from bfc_tools.predicting.verdict import ADDRESSES, REPEATED, STEPS, Run
 
 MIB = 1 << 20
@@ -32,6 +33,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
         peak_reserved=96 * MIB,
         reserved_range=lambda: (95 * MIB, 108 * MIB),
         reserved_after=lambda: 99 * MIB,
+        reserved_bounds=Bounds(96 * MIB, 96 * MIB, 96 * MIB, []),
     )
 
 
