@@ -8,18 +8,10 @@ from bfc.allocators._chunk_allocator cimport ChunkAllocator, Placement, Request
 cdef int allocate_placement(ChunkAllocator allocator, uint64_t size, uint64_t on, object stream, object freed_before,
                             int how, uint64_t alignment, Placement* placed) except -1
 cdef int set_scopes_of(ChunkAllocator allocator, Request* request) except -1
-cdef int set_owner_of(ChunkAllocator allocator, Request* request) except -1
-cdef int check_tag(ChunkAllocator allocator, Request* request) except -1
-cdef int check_contiguous(ChunkAllocator allocator, Request* request, bint is_asked) except -1
 cdef int attempt(ChunkAllocator allocator, Request* request, Placement* placed) except -1
-cdef int after_miss(ChunkAllocator allocator, Request* request, Placement* placed) except -1
-cdef bint worth_another_try(ChunkAllocator allocator, Request* request, uint64_t seen) except -1
 cdef int try_harder(ChunkAllocator allocator, Request* request, object freed_before, uint64_t seen,
                     Placement* placed) except -1
-cdef int wait_for_frees(ChunkAllocator allocator, Request* request, object freed_before, uint64_t seen,
-                        Placement* placed) except -1
 cdef object refusal_of(ChunkAllocator allocator, Request* request)
 cdef int leave_home(ChunkAllocator allocator, Placement* placed, uint64_t on, object stream) except -1
 cdef int announce(ChunkAllocator allocator, Placement* placed, uint64_t changes_before) except -1
-cdef void trace_allocation(ChunkAllocator allocator, Placement* placed) noexcept
 cdef int take_back(ChunkAllocator allocator, Placement* placed) except -1

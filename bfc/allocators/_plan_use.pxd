@@ -13,11 +13,7 @@ cdef int put_plan(ChunkAllocator allocator, object plan, object watch, object de
 cdef int stop_watch(ChunkAllocator allocator) except -1
 cdef cbool asks_plan(ChunkAllocator allocator, Request* request) noexcept nogil
 cdef ChunkHandle ask_plan(ChunkAllocator allocator, Request* request) noexcept nogil
-cdef cbool may_be_planned(ChunkAllocator allocator, Request* request) noexcept nogil
-cdef cbool may_lie_in_plan(ChunkAllocator allocator, Request* request) noexcept nogil
 cdef cbool asks_for_length(ChunkAllocator allocator) noexcept
 cdef cbool ends_waiting(ChunkAllocator allocator) noexcept
 cdef int keep_within_bounds(ChunkAllocator allocator, Request* request, Placement* placed) except -1
-cdef int use_gap_in_plan(ChunkAllocator allocator, Request* request, Placement* placed) except -1
-cdef int use_gap_left(ChunkAllocator allocator, Request* request, Placement* placed) except -1
 cdef int make_room_in_plan(ChunkAllocator allocator, Request* request, Placement* placed) except -1

@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from bfc._core cimport Chunk, ChunkHandle, Counters, HistoryRecord, PageBitmap, Pool
-from bfc.allocators._pages cimport Pages, StitchedView
+from bfc.allocators._pages cimport Pages
 from bfc.allocators._lock cimport Lock
 
 cdef extern from "columns.hpp" namespace "bfc" nogil:
@@ -58,10 +58,7 @@ cdef struct PageUse:
     uint64_t sparse                     # of the pages in use, those with less than a tenth of their bytes in use
 
 cdef cbool list_pages(Pages pages, ChunkHandle first, vector[uint32_t]& numbers) noexcept nogil
-cdef cbool count_use(Pages pages, PageUse* use) noexcept nogil
-cdef void add_use(Pages pages, ChunkHandle handle, vector[uint64_t]& used) noexcept nogil
 cdef PageBitmap* bitmap_of(Pages pages, ChunkHandle handle) noexcept nogil
-cdef StitchedView* view_of(Pages pages, ChunkHandle handle) noexcept nogil
 
 
 # These two need the lock.

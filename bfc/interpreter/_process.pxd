@@ -16,7 +16,6 @@ cdef void has_entered() noexcept nogil
 ctypedef void (*InChild)() noexcept nogil
 
 cdef int call_in_child(InChild function) except -1
-cdef int call_python_in_child(object function) except -1
 cdef uint64_t era() noexcept nogil
 cdef unsigned long survivor() noexcept nogil
 

@@ -7,8 +7,6 @@ from bfc._core cimport ChunkHandle, Lane, Region
 from bfc.allocators._chunk_allocator cimport Placement, Request
 from bfc.allocators._allocator cimport Allocator
 
-cdef uint64_t backpedal(uint64_t size, cbool rounds_down) noexcept nogil
-
 
 cdef class BFCAllocator(Allocator):
     cdef uint64_t first_region          # bytes

@@ -14,7 +14,6 @@ from bfc.allocators.mapping._expandable cimport ExpandableSegments
 
 cdef uint64_t take_out(Pool pool, Source source, vector[ChunkHandle]& chunks, vector[Region]& out) noexcept nogil
 cdef cbool list_whole(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
-cdef cbool list_in_ranges(Pool pool, PoolId id, uint32_t kind, vector[ChunkHandle]& out) noexcept nogil
 cdef cbool list_collectable(Pool pool, cbool strict, vector[ChunkHandle]& out) noexcept nogil
 cdef cbool list_releasable(Pool pool, PrivatePools private_pools, cbool with_default,
                            vector[ChunkHandle]& out) noexcept nogil

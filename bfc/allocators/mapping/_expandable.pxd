@@ -53,6 +53,3 @@ cdef class ExpandableSegments(AddressRanges):
     cdef cbool list_slots(self, AddressRange* range, cbool live_only, vector[Span]& out) noexcept nogil
     cdef cbool is_asleep(self, AddressRange* range) noexcept nogil
     cdef uint64_t lost_in(self, AddressRange* range) noexcept nogil
-
-
-cdef int check_mapping(sub_allocator) except -1
