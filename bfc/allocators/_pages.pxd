@@ -125,8 +125,8 @@ cdef class Pages(PoolPages):
     cdef cbool is_usable(self, StitchedView* view) noexcept nogil
     cdef cbool take_view(self, StitchedView* view) noexcept nogil
     cdef cbool add_view(self, uint32_t number) noexcept nogil
-    cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
-                                   cbool indexed) noexcept nogil
+    cdef ChunkHandle hand_out_new(self, uint32_t number, uint64_t requested, uint64_t stream,
+                                  cbool indexed) noexcept nogil
     cdef ChunkHandle hand_out(self, StitchedView* view, uint64_t requested, uint64_t stream,
                               cbool indexed) noexcept nogil
     cdef void count_mappings(self, StitchedView* view, int change) noexcept nogil

@@ -585,11 +585,15 @@ cdef class Pages(PoolPages):
                                   self.pool.chunks[view.chunk].size, requested, stream, indexed,
                                   self.pool.features | OPTIONS)
 
-    cdef ChunkHandle hand_held_out(self, uint32_t number, uint64_t requested, uint64_t stream,
-                                   cbool indexed) noexcept nogil:
-        """Hands out a view whose pages are held. Needs room in the table of starts."""
+    cdef ChunkHandle hand_out_new(self, uint32_t number, uint64_t requested, uint64_t stream,
+                                  cbool indexed) noexcept nogil:
+        """Enters a view that was mapped just now, and hands it out: its pages are held no more. NO_CHUNK: the host is
+        out of memory, and nothing has changed."""
         cdef StitchedView* view = &self.views.at(number)
         cdef Run run
+        # Room for its address first: a view that is entered must be handed out.
+        if (indexed and not self.pool.starts.reserve()) or not self.add_view(number):
+            return NO_CHUNK
         for run in view.runs:
             self.pool.chunks[self.chunk_of(&run)].state = MAPPED_ELSEWHERE
         return self.hand_out(view, requested, stream, indexed)

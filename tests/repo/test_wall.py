@@ -61,7 +61,7 @@ TOUCHED = {
     "allocators/mapping/_expandable.pyx": "bin_sets chunks regions sizes",
     "allocators/mapping/_plan_ranges.pyx": "chunks plans.current regions",
     "allocators/mapping/_sleep.pyx": "bin_sets books.history chunk_count chunks counters",
-    "allocators/mapping/_stitching.pyx": "bin_sets chunks counters plans.current regions starts",
+    "allocators/mapping/_stitching.pyx": "bin_sets chunks counters plans.current regions",
     "backings/_pages.pyx": "lanes.kept",
     "backings/_ranges.pyx": "lanes.kept",
     "integrations/_torch_table.pyx": "chunks regions",

@@ -731,9 +731,9 @@ cdef int enter_view(Stitching stitching, uint32_t number, uint64_t ptr, Wanted* 
     acquire_lock(stitching.lock[0])      # the view becomes a chunk that is in use: no other request finds it free
     cdef cbool overlaps = stitching.pool.overlaps_region(ptr, nbytes)
     stitching.pages.views.at(number).address = ptr
-    # Room for its address first: a view that is in the pool must be handed out.
-    if not overlaps and (not wanted.indexed or stitching.pool.starts.reserve()) and stitching.pages.add_view(number):
-        wanted.handle = stitching.pages.hand_held_out(number, wanted.requested, wanted.stream, wanted.indexed)
+    if not overlaps:
+        wanted.handle = stitching.pages.hand_out_new(number, wanted.requested, wanted.stream, wanted.indexed)
+    if wanted.handle != NO_CHUNK:
         stitching.held.clear()
         stitching.device.touched.nbytes = 0
     stitching.lock.release()
