@@ -186,7 +186,8 @@ def test_a_search_with_beams_goes_on_to_its_end(monkeypatch: pytest.MonkeyPatch)
         assert not Mixin()._beam_search_has_unfinished_sequences(scores, stopped | True)
         few, many = (types.SimpleNamespace(max_length=one) for one in (8, 24))
         assert Mixin()._beam_search(scores > 0, generation_config=few).shape == (1, 8)
-        found = Mixin()._beam_search(scores > 0, generation_config=many)
+        assert Mixin()._beam_search(scores > 0, few).shape == (1, 8)
+        found = Mixin()._beam_search(scores > 0, many)
         assert found.sequences.shape == (1, 24)
     assert [one["times"] for one in run.assumptions if "beams" in one["what"]] == [1]
 

@@ -8,6 +8,7 @@ ATen/native/Onehot.cpp.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -319,7 +320,8 @@ def beams_of_transformers(recorder: Any) -> Iterator[None]:
 
         def whole(*args: Any, **kwargs: Any) -> Any:
             found = run(*args, **kwargs)
-            length = getattr(kwargs.get("generation_config"), "max_length", None)
+            asked = dict(zip(inspect.signature(run).parameters, args, strict=False)) | kwargs
+            length = getattr(asked.get("generation_config"), "max_length", None)
             if isinstance(found, torch.Tensor):
                 return _whole_rows(found, length)
             found.sequences = _whole_rows(found.sequences, length)
