@@ -112,10 +112,10 @@ def decide(found: Prediction, limit: int, on: str, *, until: str = "") -> Verdic
     if reason == ADDRESSES:
         places = places_that_fit(found.runs(), settings, limit)
         answer += f" It fits at {sum(places)} of the {len(places)} that were tried."
-    least, most = _at_extremes(found, settings, limit, reason)
-    answer = _as_counted(answer, found.reserved_bounds, fits, least, most)
     if until and fits:
         return Verdict(None, f"Until it {until}: {answer}", limit, reason)
+    least, most = _at_extremes(found, settings, limit, reason)
+    answer = _as_counted(answer, found.reserved_bounds, fits, least, most)
     return Verdict(fits, answer, limit, reason, least, most)
 
 

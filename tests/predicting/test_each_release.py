@@ -24,6 +24,7 @@ def test_the_rules_of_the_oldest_and_the_newest_release_say_what_is_written() ->
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of programs as they are
 @pytest.mark.parametrize("release", predicted.releases())
 def test_each_release_says_what_is_written(release: str) -> None:
     said = [row for row in ROWS if row[2] == release]
