@@ -448,8 +448,8 @@ cdef class Allocator(ChunkAllocator):
             A plan for this policy. None ends the plan in use: its regions go back once nothing lives in
             them.
         strict : bool, optional
-            Raise an error if the plan is not served. By default there is a warning, and the policy serves all
-            requests.
+            Raise an error if the plan is not served, and take all of its memory at once. By default there is a
+            warning, and the policy serves all requests.
         gate : float or None, optional
             The plan is served only if the policy reserved less than this part of what it needed without the
             plan, when it replayed the recording. None serves any plan. An allocator that maps memory page by
@@ -483,6 +483,9 @@ cdef class Allocator(ChunkAllocator):
         a warning. In one that has memory in use, what the head allocates counts as allocated already, and the region of
         what is never freed is not taken.
 
+        Where lengths vary, the region of the bodies grows with those that come, up to what was recorded and beyond, if
+        all iterations of the recording were foretold. With `strict`, and in pages, it has room for all at once.
+
         With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
         all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
         planned, it was none, and the policy goes on. Where no iteration comes for long, the region of the bodies goes
@@ -510,7 +513,7 @@ cdef class Allocator(ChunkAllocator):
         if plan is None:
             stop_watch(self)
             try:
-                planned.use(None, None, None, None, strict, False)
+                planned.use(None, None, None, None, None, strict, False)
             finally:
                 self.plan_changed()     # the plan has ended, even if the device takes nothing back
             return
@@ -635,10 +638,9 @@ cdef class Allocator(ChunkAllocator):
             (`step`); the number of the first `request` in it without a place, from 0; its `size` and that of
             the place it should have had (`place_size`), in bytes; and the Python `frames`, if a history keeps
             them. What is not known is None. `replanned` is how often a new plan came into use by itself;
-            `has_body`, whether the
-            region of the bodies is there, which goes back if memory runs out between steps; `span`, the
-            bytes of the plan; `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the
-            plan still saves
+            `has_body`, whether the region of the bodies is there, which goes back if memory runs out between
+            steps; `span`, the bytes of the plan, with room for the lengths that there have been;
+            `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the plan still saves
             beside what the policy alone reserved for the recording.
         """
         cdef dict found = planned_part(self).stats()

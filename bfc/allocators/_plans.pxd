@@ -54,7 +54,8 @@ cdef struct PlanTurns:
 
 @cython.final
 cdef class ServedPlan:
-    cdef object plan
+    cdef object whole           # the plan
+    cdef object plan            # with room for the lengths that there have been
     cdef object sequences       # numbers of the server's sequences: (the head's, {kind: first}, {kind: later})
     cdef list kinds             # the names of the plan's kinds, by number in the server
     cdef set begun              # the kinds of which there was a step
@@ -90,8 +91,9 @@ cdef class Planned:
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
                     bint* is_closed, uint64_t home) except -1
     cdef object changes(self)
-    cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1
-    cdef int change(self, object plan, object served, object watch, object declined, bint strict,
+    cdef int use(self, object plan, object begun, object served, object watch, object declined, bint strict,
+                 bint resumed) except -1
+    cdef int change(self, object plan, object begun, object served, object watch, object declined, bint strict,
                     bint resumed) except -1
     cdef int end_plan(self, str why) except -1
     cdef bint body_is_idle(self) noexcept
@@ -105,7 +107,7 @@ cdef class Planned:
     cdef bint is_overdrawn(self) except -1
     cdef bint may_stretch(self, uint64_t body) noexcept
     cdef int drop(self) except -1
-    cdef int install(self, object plan, object served, bint resumed, bint at_once) except -1
+    cdef int install(self, object plan, object begun, object served, bint resumed, bint at_once) except -1
     cdef object fill_server(self, uint64_t at, object served)
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once)
     cdef int begin_step(self, str kind) except -1

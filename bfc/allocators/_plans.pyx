@@ -125,6 +125,20 @@ cdef dict longest_of(plan, str kind):
     return {}
 
 
+cdef object needed_alone(plan, longer):
+    """What the policy alone needs: for the recording of a plan, or in proportion for steps that are longer."""
+    return plan.online * max(longer.span, plan.span) // plan.span
+
+
+cdef bint are_known(plan, str kind, dict wanted) except -1:
+    """Whether each of these lengths of a kind is no longer than was recorded."""
+    for part in plan.parts:
+        if part.kind == kind and part.lengths is not None:
+            return all(nbytes <= part.lengths.keys[number].recorded * part.lengths.keys[number].unit
+                       for number, nbytes in wanted.items())
+    return False
+
+
 cdef bint are_shorter(dict wanted, dict other) except -1:
     """Whether each of these lengths is shorter than another."""
     return all(nbytes < other.get(number, 0) for number, nbytes in wanted.items())
@@ -180,11 +194,12 @@ cdef class Planned:
             self.turns.is_stretching = False
         return self.changing
 
-    cdef int use(self, object plan, object served, object watch, object declined, bint strict, bint resumed) except -1:
+    cdef int use(self, object plan, object begun, object served, object watch, object declined, bint strict,
+                 bint resumed) except -1:
         with self.changes():
-            return self.change(plan, served, watch, declined, strict, resumed)
+            return self.change(plan, begun, served, watch, declined, strict, resumed)
 
-    cdef int change(self, object plan, object served, object watch, object declined, bint strict,
+    cdef int change(self, object plan, object begun, object served, object watch, object declined, bint strict,
                     bint resumed) except -1:
         """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
         is a warning, or with `strict` an error; nothing has been taken then, and no plan is served. `resumed`: its head
@@ -209,7 +224,7 @@ cdef class Planned:
                 if resumed and self.last.has_departed:
                     self.give_back_side()       # what the last step took beside the plan before
                 at_once = strict or resumed or self.is_in_pages() or not len(plan.parts[0])
-                self.install(plan, served, resumed, at_once)
+                self.install(plan, begun, served, resumed, at_once)
                 self.watch = watch
         except BaseException:
             self.drop()
@@ -271,11 +286,11 @@ cdef class Planned:
             raise
         return server
 
-    cdef int install(self, object plan, object served, bint resumed, bint at_once) except -1:
+    cdef int install(self, object plan, object begun, object served, bint resumed, bint at_once) except -1:
         """Serves a plan. `at_once`: asks for its regions now, and not when they are needed first."""
         cdef bint from_start
         cdef cbool added
-        cdef PlanServer* server = self.new_server(plan, served)
+        cdef PlanServer* server = self.new_server(begun, served)
         try:
             sequences = self.fill_server(<uint64_t>server, served)
             # Whether anything lives is asked as the plan joins the pool, where its places count from then on.
@@ -289,7 +304,7 @@ cdef class Planned:
             del server
             raise
         self.server = server
-        self.served.plan = plan
+        self.served.whole, self.served.plan = plan, begun
         self.served.sequences = sequences
         self.served.begun = set()
         self.served.missed = {}
@@ -345,11 +360,11 @@ cdef class Planned:
         """Tells a server of the lengths of a kind."""
         cdef vector[uint32_t] sequences = numbers
         (<PlanServer*>at).begin_lengths(sequences.data(), sequences.size())
-        for place, unit, longest, is_clear in lengths:
+        for place, unit, longest, known, is_clear in lengths:
             for order, number in zip(orders, numbers):
                 there = (order.place == place).nonzero()[0]
                 if len(there):
-                    (<PlanServer*>at).add_length(number, there[0], unit, longest, is_clear)
+                    (<PlanServer*>at).add_length(number, there[0], unit, longest, known, is_clear)
         return 0
 
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once):
@@ -417,8 +432,9 @@ cdef class Planned:
         except PlanError:
             self.served.refused[kind] = wanted, 1 << 62
             return 0
-        has_several = len(longest_of(self.served.plan, kind)) > 1
-        if (self.last.was_mistaken or has_several) and not self.may_stretch(served.span - served.base):
+        is_known = are_known(plan, kind, wanted)
+        is_bound = self.last.was_mistaken or len(longest_of(plan, kind)) > 1
+        if is_bound and not is_known and not self.may_stretch(served.span - served.base):
             self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
             return 0
         other = self.new_server(plan, served)
@@ -437,7 +453,8 @@ cdef class Planned:
                 is_there = self.take_region(BODY)
             if is_there:
                 self.served.refused.pop(kind, None)
-                self.served.grown = (kind, longest_of(before, kind))
+                if not is_known:
+                    self.served.grown = (kind, longest_of(before, kind))
                 return 0
             self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
             self.exchange(<uint64_t>other, regions)
@@ -495,8 +512,8 @@ cdef class Planned:
     cdef int take_regions(self, bint with_base, bint at_once) except -1:
         """Looks whether the limit has room for the regions, and asks for them `at_once`. Sets `declined` where they
         cannot be had; those that came stay until `retire`."""
-        cdef uint64_t base = self.server.region_size(BASE) if with_base else 0
-        cdef uint64_t body = self.server.region_size(BODY), needed = base + body, taken
+        cdef uint64_t base = self.served.whole.base if with_base else 0
+        cdef uint64_t needed = base + <uint64_t>self.served.whole.body, taken
         if needed > self.limit[0] - min(self.limit[0], self.bytes_taken()):
             self.give_back_side()       # the policy may hold the memory, and nothing lives in it
         taken = self.bytes_taken()
@@ -505,7 +522,7 @@ cdef class Planned:
         if needed > self.limit[0] or taken > self.limit[0] - needed:
             self.declined = (f"the plan needs {format_bytes(needed)}, the limit is {format_bytes(self.limit[0])}, and "
                              f"{format_bytes(taken)} of it are taken")
-        elif at_once and ((base and not self.take_region(BASE)) or not self.take_region(BODY)):
+        elif at_once and ((with_base and not self.take_region(BASE)) or not self.take_region(BODY)):
             self.declined = no_room_for(self.server, self.source)
         return 0
 
@@ -637,7 +654,7 @@ cdef class Planned:
             self.server.end()
         self.pool.plans.current = self.server = NULL
         self.lock.release()
-        self.served.plan = self.served.sequences = self.watch = None
+        self.served.whole = self.served.plan = self.served.sequences = self.watch = None
         return 0
 
     cdef int give_back_empty(self) except -1:
@@ -1121,5 +1138,5 @@ cdef class Planned:
             "first_departure": self.served.departure,
             "replanned": 0 if self.watch is None else self.watch.replanned,
             "has_body": has_body, "span": self.served.plan.span, "side_bytes_reserved": side,
-            "budget_left": self.served.plan.online - self.served.plan.span - side,
+            "budget_left": needed_alone(self.served.whole, self.served.plan) - self.served.plan.span - side,
         }

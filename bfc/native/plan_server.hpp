@@ -25,7 +25,7 @@ class PlanServer {
 public:
     static constexpr int64_t kNone = -1;
     static constexpr uint32_t kNoStream = ~uint32_t{0};
-    static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest so far
+    static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest that is known
     static constexpr uint64_t kDisplaced = 4;       // a guest displaces no place of so many times its size, where sizes are foretold
     static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
     // What `turn` says about a request where no kind of step begins with it.
@@ -151,11 +151,12 @@ public:
                          [this](size_t a, size_t b) { return lengths_of_kinds_[a] > lengths_of_kinds_[b]; });
     }
     // The request of number `request` tells the next of them: it is x times `unit` bytes. The places are for x up to
-    // `longest`. `is_clear`: nothing lives in the region of the bodies when it comes, if all is as planned.
-    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, bool is_clear) {
+    // `longest`, and x up to `known` was recorded. `is_clear`: nothing lives in the region of the bodies when it comes, if
+    // all is as planned.
+    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, uint64_t known, bool is_clear) {
         Sequence& its = sequences_[sequence];
         its.keys.push_back({request, static_cast<uint32_t>(lengths_.size() - static_cast<size_t>(its.lengths)), is_clear});
-        lengths_.push_back({unit, longest, 0});
+        lengths_.push_back({unit, longest, std::max(longest, known), 0});
         if (missed.size() <= its.keys.back().number) missed.resize(its.keys.back().number + 1, 0);
     }
 
@@ -357,7 +358,7 @@ public:
         if (may_be_head && !(now && now->matcher.comes_next(size))) return kEnds;
         if (now && (now->matcher.find(size) >= 0 || tells_now(*now, requested))) return kGoesOn;
         const int64_t kind = asked() < not_before_ || is_in_head() ? kNone : kind_beginning(stream, size, requested);
-        if (kind != kNone && (count_left().first == 0 || live_in_body() <= low_)) return kind;
+        if (kind != kNone && (count_left().first == 0 || live_in_body() <= low_ + region_size(1) / kLow)) return kind;
         const bool ends = in_step && is_over() && (has_head_ended() || ++extra_ > static_cast<uint64_t>(PlanMatcher::kBehind));
         return ends ? kEnds : kGoesOn;
     }
@@ -368,7 +369,7 @@ public:
         is_own_ = is_on_trial_ = true;
         asked_before_ = asked();
         found_before_ = counts.hits;
-        low_ = live_in_body() + region_size(1) / kLow;
+        low_ = live_in_body();
         extra_ = 0;
     }
     // A step that began by itself has ended. Returns whether it was one.
@@ -830,8 +831,8 @@ private:
         }
     };
 
-    struct Length {                     // in units: for which there is room; for which the sizes are
-        uint64_t unit, longest, now;
+    struct Length {                     // in units: for which there is room; that is known; for which the sizes are
+        uint64_t unit, longest, known, now;
     };
 
     uint64_t base_, span_, home_;
@@ -856,7 +857,7 @@ private:
     uint32_t passing_steps_ = 0;        // the last steps in which streams took memory of each other: of two steps, one did
     // Of steps that begin by themselves; the first two are counts of requests when the last one began.
     uint64_t asked_before_ = 0, found_before_ = 0;
-    uint64_t low_ = 0;                  // what lived in the bodies' region then, and a little more
+    uint64_t low_ = 0;                  // what lived in the bodies' region then
     uint64_t not_before_ = 0;           // no step begins before so many requests
     uint64_t settled_ = 0;              // how many there were when the last step was seen to be one
     uint64_t outside_ = 0;              // and when the last one ended, or what was idle went back
@@ -882,7 +883,7 @@ private:
     }
 
     bool is_length(const Length& known, uint64_t requested, uint64_t most = kFarthest) const noexcept {
-        return requested % known.unit == 0 && requested / known.unit - 1 < most * known.longest;
+        return requested % known.unit == 0 && requested / known.unit - 1 < most * known.known;
     }
     // The length that the request before this one told after all, or 0: one that stands before it was left out, and this
     // one is what comes behind it at that length, and not what would tell one itself.

@@ -72,11 +72,11 @@ def is_lasting(part: Part) -> NDArray[np.bool_]:
         lasting |= (part.over > 0) & (recorded <= LASTING)
         for number, key in enumerate(part.lengths.keys):
             if key.clear > (number == 0):
-                lasting |= _lives_at(part, key.request)
+                lasting |= lives_at(part, key.request)
     return lasting
 
 
-def _lives_at(part: Part, request: int) -> NDArray[np.bool_]:
+def lives_at(part: Part, request: int) -> NDArray[np.bool_]:
     """Which slots live when a request comes: those of its own iteration, and of the one before."""
     born = np.arange(len(part)) < request
     lives: NDArray[np.bool_] = (born & (part.end > request)) | (part.over > request)
@@ -94,7 +94,7 @@ def with_clear_keys(part: Part, rounded: Rounding) -> Part | None:
     chosen = [
         number
         for number, key in enumerate(lengths.keys)
-        if not (grows & _lives_at(part, key.request)).any()
+        if not (grows & lives_at(part, key.request)).any()
     ]
     made = replace(part, lengths=lengths.cleared(chosen))
     if 0 not in chosen or (len(chosen) == 1 and (is_lasting(made) == is_lasting(part)).all()):

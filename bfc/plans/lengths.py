@@ -95,15 +95,25 @@ class Lengths:
 
     def with_room(self, wanted: Mapping[int, int]) -> Lengths:
         """The same, with room for these lengths of some keys, by number. Keys that are like one of
-        them, or are bounded by the first, have room for as much."""
+        them have room for as much, and those that are bounded by the first, if that is longer than
+        was recorded."""
         longest = dict(wanted)
+        first = wanted.get(0, 0)
         for number, key in enumerate(self.keys):
             if number in wanted:
                 continue
             like = [wanted[one] for one in wanted if self.keys[one].like == key.like]
-            bound = (key.above + key.slope * wanted.get(0, 0)) // PARTS if key.slope else 0
+            is_bound = key.slope and first > self.keys[0].recorded
+            bound = (key.above + key.slope * first) // PARTS if is_bound else 0
             longest[number] = max(key.longest, bound, *like)
-        keys = [replace(key, longest=longest[number]) for number, key in enumerate(self.keys)]
+        return self.with_keys(longest)
+
+    def with_keys(self, longest: Mapping[int, int]) -> Lengths:
+        """The same, with room for just these lengths of some keys, by number."""
+        keys = [
+            replace(key, longest=longest.get(number, key.longest))
+            for number, key in enumerate(self.keys)
+        ]
         return replace(self, keys=tuple(keys))
 
 

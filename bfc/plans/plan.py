@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from bfc.plans.consensus import (
     AGREES,
     consensus,
     is_lasting,
+    lives_at,
     matched,
     of_lengths,
     places,
@@ -224,7 +226,8 @@ class Plan:
 
         Cost: one to three microseconds for each request, more where the quickest layout leaves
         gaps; and two replays. Where iterations differ, up to three more plans are made, and tried;
-        twice as many where sizes follow from several lengths.
+        twice as many where sizes follow from several lengths. Where they follow from any, each
+        replay finds places anew as its iterations grow longer.
         """
         if fallback not in UNITS:
             raise ValueError(f"fallback is 'caching' or 'bfc', not {fallback!r}")
@@ -378,7 +381,7 @@ class Plan:
         Notes
         -----
         An allocator does that by itself where a step is longer than all before, if nothing lives in
-        the region of the bodies.
+        the region of the bodies. A plan that was stretched has its room from the beginning.
 
         Cost: that of the places, a microsecond or so for each slot.
 
@@ -419,10 +422,44 @@ class Plan:
         most = lengths.most(lengths.longest)
         if most >= MOST_BYTES:
             raise PlanError(f"a request of {format_bytes(most)} cannot be planned")
+        parts[at[0]] = self._sized(parts[at[0]], lengths)
+        return self._with_parts(parts)
+
+    def _shortest(self) -> Plan:
+        """The plan as it begins: without room for lengths that its requests can make room for. All
+        iterations must be foretold: what has no place needs the room of the longest ones."""
+        bodies = [part for part in self.parts if part.role == BODY]
+        if any(part.agreement < AGREES or part.recorded == 1 for part in bodies):
+            return self
+        parts = list(self.parts)
+        for i, part in enumerate(parts):
+            lengths = part.lengths
+            keys = enumerate(lengths.keys if lengths is not None else ())
+            short = {number: 1 for number, key in keys if self._may_be_short(part, key)}
+            if lengths is not None and short:
+                begun = self._sized(part, lengths.with_keys(short))
+                parts[i] = replace(begun, size=np.minimum(begun.size, part.size))
+        return self if all(map(operator.is_, parts, self.parts)) else self._with_parts(parts)
+
+    def _may_be_short(self, part: Part, key: Key) -> bool:
+        """Whether room for a length that was recorded can be made when its request comes: nothing
+        lives in the region of the bodies then."""
+        if not key.clear or key.longest != key.recorded:
+            return False
+        for other in self.parts:
+            lives = lives_at(other, key.request) if other is part else other.over > key.request
+            if (lives & (other.offset >= self.base)).any():
+                return False
+        return True
+
+    def _sized(self, part: Part, lengths: Lengths) -> Part:
+        """A part with room for these lengths. The region of what is never freed stays as it is."""
         sized = _rounding_of(self.fallback, self.settings)(lengths.sizes(lengths.longest))
-        body = parts[at[0]]
-        sized = np.where(is_lasting(body), body.size, sized)  # the other region stays as it is
-        parts[at[0]] = replace(body, size=sized, lengths=lengths)
+        sized = np.where(is_lasting(part), part.size, sized)
+        return replace(part, size=sized, lengths=lengths)
+
+    def _with_parts(self, parts: list[Part]) -> Plan:
+        """The plan with other sizes, and figures that are scaled as the `span` is."""
         laid_out = _laid_out(parts, UNITS[self.fallback], apart=self.fallback == "caching")
         facts = {name: getattr(self, name) for name in ("fallback", "settings", *FIGURES)}
         span = laid_out["base"] + laid_out["body"]

@@ -39,9 +39,9 @@ class Served:
     first: dict[str, list[Order]]  # of the first step of a kind
     later: dict[str, list[Order]]  # of each later one
     #: Of kinds whose lengths vary, for each length: the place of the request that tells it, how
-    #: many bytes a length of 1 is, the longest for which there is room, and whether more can be
-    #: made when it is told.
-    lengths: dict[str, list[tuple[int, int, int, bool]]]
+    #: many bytes a length of 1 is, the longest for which there is room, the longest that was
+    #: recorded, and whether more room can be made when it is told.
+    lengths: dict[str, list[tuple[int, int, int, int, bool]]]
     followers: dict[str, str]  # the kind that always comes after each, where one does
     #: The bytes of each place before they are rounded, as a polynomial of the length, shape
     #: (places, 3), and which of its kind's lengths that is. Empty if there are no lengths.
@@ -74,7 +74,7 @@ def served(parts: Sequence[Part], base: int, span: int, apart: bool) -> Served:
     areas = _areas(offset, size, np.searchsorted(streams, stream), base, span, len(streams), apart)
     lengths = {
         kind: [
-            (int(firsts[i]) + key.request, key.unit, key.longest, bool(key.clear))
+            (int(firsts[i]) + key.request, key.unit, key.longest, key.recorded, bool(key.clear))
             for key in told.keys
         ]
         for kind, i in known.items()

@@ -242,7 +242,7 @@ def test_longer_evaluations_make_room_once(policy: str):
     with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
         pool.use_plan(plan, steps="auto", gate=None)
         taken = []
-        for n, whole in [(200, True), (550, False), (220, True), *[(550, False), (300, True)] * 3]:
+        for n, whole in [(300, True), (550, False), (220, True), *[(550, False), (300, True)] * 3]:
             held = [pool.allocate(size) for size in of_length(n, whole)]
             del held
             taken.append(pool.stats().pool_bytes)

@@ -228,6 +228,8 @@ def test_room_for_one_length_is_room_for_those_like_it():
     assert longer[0] == longer[2] == 8000 // unit
     assert longer[1] > blocks  # which is bounded by the first
     assert longer[1] * lengths.keys[1].unit >= 1000 * 1024
+    recorded = lengths.with_keys({0: 1}).with_room({0: lengths.keys[0].recorded}).longest
+    assert recorded[1:] == [blocks, second]  # what was recorded needs no more than it did
 
 
 @pytest.mark.sampled(4)
@@ -309,7 +311,7 @@ def test_another_streams_length_is_not_taken_for_the_first() -> None:
     plan = plan_of_pairs(requests, [0, 0, 1, 1])
     with bfc.CachingAllocator(bfc.SimulatedSubAllocator("1 GiB")) as pool:
         pool.use_plan(plan, gate=None)
-        for n, m in ((20, 90), (20, 30)):
+        for n, m in ((50, 90), (20, 30)):
             with pool.step("train"):
                 other = [pool.allocate(size, stream=7) for size in requests(n, m)[2:]]
                 own = [pool.allocate(size) for size in requests(n, m)[:2]]
@@ -437,6 +439,41 @@ def test_lengths_are_told_apart_whose_first_requests_are_rounded_alike(policy: s
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_plan_has_room_for_the_lengths_that_there_were(policy: str):
+    """It had room for the longest that was recorded, though a program may ask for less."""
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        for n in (60, 40, 150, 90, max(RECORDED), 200):
+            for _ in range(2):  # the first step ever lacks the optimizer's state at its peak
+                run.step(n)
+            stats = pool.stats()
+            assert stats.pool_bytes <= 1.01 * stats.peak_bytes_in_use
+        assert pool.plan_stats()["agreement"] == 1.0
+        assert stats.pool_bytes == plan.span
+        assert pool.plan_stats()["budget_left"] == plan.online - plan.span
+        run.end()
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB")) as pool:
+        pool.use_plan(plan, strict=True)
+        assert pool.stats().pool_bytes == plan.span
+    source = bfc.SimulatedSubAllocator("1 GiB")
+    with (
+        made(policy, source, memory_limit=plan.span - 1) as pool,
+        pytest.warns(RuntimeWarning, match="the limit is"),
+    ):
+        pool.use_plan(plan)
+
+
+def test_iterations_that_are_not_foretold_find_the_room_of_the_longest():
+    """What has no place is a guest: it was served beside the places of a short iteration."""
+    trace = recorded(keeps=False)
+    once = [*trace.meta["marks"][:-1], [trace.meta["marks"][-1][0], "evaluate"]]
+    for marks in (trace.meta["marks"], once):
+        plan = bfc.Plan.from_trace(recorded((*RECORDED, 100), keeps=False), marks=marks)
+        assert (plan._shortest() is plan) == (marks is once)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_room_may_be_made_at_once(policy: str):
     plan = plan_of(policy, keeps=False).stretched("train", 128 * 400)
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
@@ -524,7 +561,7 @@ def test_requests_before_the_first_take_nothing_for_good(policy: str):
     plan = plan_of(policy, keeps=False)
     with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
         run = Played(pool, keeps=False)
-        run.step(200)
+        run.step(max(RECORDED))
         before = pool.stats().pool_bytes
         with pool.step("train"):
             other = pool.allocate(128 * 400)  # longer than all
@@ -612,7 +649,7 @@ def test_a_longer_region_that_was_refused_is_asked_for_again(policy: str):
     source = bfc.SimulatedSubAllocator(3 * longer)
     with made(policy, source, plan=plan) as pool:
         run = Played(pool, keeps=False)
-        run.step(200)
+        run.step(max(RECORDED))
         others = source.alloc(256, source.total_bytes - source.live_bytes - longer // 8)
         run.step(280)
         source.free(*others)
@@ -702,7 +739,7 @@ def test_a_capture_meanwhile_asks_for_no_memory():
     source = bfc.SimulatedSubAllocator("1 GiB")
     with bfc.CachingAllocator(source, plan=plan) as pool:
         run = Played(pool, keeps=False)
-        run.step(200)
+        run.step(max(RECORDED))
         pool.mark_capture_begin()
         run.step(400)
         assert pool.plan_stats()["span"] == plan.span

@@ -13,7 +13,7 @@ import pytest
 
 import bfc
 from bench.lengths import Run
-from bench.plans import first_iterations, without_marks
+from bench.plans import beside_alone, first_iterations, without_marks
 from bench.repeated import caching, growing_bfc
 from bench.varied import heavy_tailed, mixed, recursive, sampled, shrinking
 from bfc.plans.trying import in_other_order
@@ -59,6 +59,13 @@ def parts_of_the_policy_alone(
                 warnings.simplefilter("ignore", RuntimeWarning)  # it may be declined, or end
                 pool.use_plan(plan, steps=steps)
                 yield played.replay(pool).peak_bytes_reserved / alone
+
+
+@pytest.mark.parametrize("policy", MAKES)
+def test_a_program_of_shorter_lengths_takes_no_more_than_the_policy_alone(policy: str):
+    """It took thirty times as much: what the plan had recorded for its longest."""
+    for what, way, part, _ in beside_alone("heavy tails", 5152, policy, in_pages=False):
+        assert part <= 1.03, (what, way)
 
 
 def check_plans_of_random_runs(runs: int, seed: int) -> None:
