@@ -334,7 +334,7 @@ cdef extern from "forward.hpp" namespace "bfc" nogil:
         void resume_head(uint32_t stream, uint64_t size)
         void set_growths(const int64_t* numbers, const uint32_t* follows) except +
         void begin_lengths(const uint32_t* sequences, size_t count)
-        void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, uint64_t known,
+        void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, uint64_t recorded,
                         cbool is_clear) except +
         void end_lengths() except +
         void add_kind(const vector[uint32_t]& sequences, int64_t follower) except +

@@ -483,8 +483,9 @@ cdef class Allocator(ChunkAllocator):
         a warning. In one that has memory in use, what the head allocates counts as allocated already, and the region of
         what is never freed is not taken.
 
-        Where lengths vary, the region of the bodies grows with those that come, up to what was recorded and beyond, if
-        all iterations of the recording were foretold. With `strict`, and in pages, it has room for all at once.
+        Where lengths vary, the region of the bodies grows with those that come. It begins with room for none if all
+        iterations of the recording were foretold; else, with `strict`, and in pages, with room for all that were
+        recorded.
 
         With ``steps="auto"`` a step begins with a request that is one of the first of an iteration in the plan, once
         all of the iteration before has been asked for, or hardly anything of it lives. If what follows is not as
@@ -513,7 +514,7 @@ cdef class Allocator(ChunkAllocator):
         if plan is None:
             stop_watch(self)
             try:
-                planned.use(None, None, None, None, None, strict, False)
+                planned.use(None, None, None, strict, False)
             finally:
                 self.plan_changed()     # the plan has ended, even if the device takes nothing back
             return
@@ -641,7 +642,7 @@ cdef class Allocator(ChunkAllocator):
             `has_body`, whether the region of the bodies is there, which goes back if memory runs out between
             steps; `span`, the bytes of the plan, with room for the lengths that there have been;
             `side_bytes_reserved`, those of the policy; and `budget_left`, the bytes that the plan still saves
-            beside what the policy alone reserved for the recording.
+            beside what the policy alone reserved for the recording, in proportion to `span`.
         """
         cdef dict found = planned_part(self).stats()
         if found.get("first_departure") is not None:

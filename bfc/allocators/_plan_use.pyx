@@ -51,13 +51,9 @@ cdef Planned planned_part(ChunkAllocator allocator):
 
 cdef int put_plan(ChunkAllocator allocator, object plan, object watch, object declined, bint strict,
                   bint resumed) except -1:
-    """Serves a plan from now on. In ordinary memory it has room for the lengths that come, and no more, unless it is
-    `strict`."""
-    begun = plan if strict or allocator.planned.is_in_pages() else plan._shortest()
-    served = begun._served("bfc" if allocator.pool.books.usage == NULL else "caching", allocator.source.alignment,
-                           allocator.planned.is_in_pages())
+    """Serves a plan from now on."""
     try:
-        allocator.planned.use(plan, begun, served, watch, declined, strict, resumed)
+        allocator.planned.use(plan, watch, declined, strict, resumed)
     finally:
         allocator.plan_changed()
     return 0

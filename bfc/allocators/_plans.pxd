@@ -58,6 +58,7 @@ cdef class ServedPlan:
     cdef object plan            # with room for the lengths that there have been
     cdef object sequences       # numbers of the server's sequences: (the head's, {kind: first}, {kind: later})
     cdef list kinds             # the names of the plan's kinds, by number in the server
+    cdef int layouts            # how often there was more room made
     cdef set begun              # the kinds of which there was a step
     cdef dict missed            # by kind: by length, the bytes that told one for which there was no room
     cdef dict refused           # by kind: those for which there is no memory, and the step at which to try again
@@ -91,10 +92,8 @@ cdef class Planned:
     cdef int attach(self, Lock* lock, Pool pool, Source source, Fences fences, Stitching stitching, uint64_t* limit,
                     bint* is_closed, uint64_t home) except -1
     cdef object changes(self)
-    cdef int use(self, object plan, object begun, object served, object watch, object declined, bint strict,
-                 bint resumed) except -1
-    cdef int change(self, object plan, object begun, object served, object watch, object declined, bint strict,
-                    bint resumed) except -1
+    cdef int use(self, object plan, object watch, object declined, bint strict, bint resumed) except -1
+    cdef int change(self, object plan, object watch, object declined, bint strict, bint resumed) except -1
     cdef int end_plan(self, str why) except -1
     cdef bint body_is_idle(self) noexcept
     cdef bint has_ended_early(self) noexcept nogil

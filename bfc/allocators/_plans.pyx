@@ -39,6 +39,7 @@ cdef enum:
     BASE = 0                    # the region of what is never freed
     BODY = 1                    # and that of all else
     MOST_LENGTHS = 256          # of a kind of iterations: as in plans/lengths.py
+    LAYOUTS_FOR_EACH = 8        # so often a plan gets room for the length that came alone
     STEPS_UNTIL_TRIED_AGAIN = 16    # after a longer step's region was refused
     MOST_OVERDRAWN = 64         # so often more is asked for beside a plan than the policy alone needs, then it ends
     NEARLY = 50                 # what is reserved may be more than what lives by this part of it
@@ -125,12 +126,13 @@ cdef dict longest_of(plan, str kind):
     return {}
 
 
-cdef object needed_alone(plan, longer):
-    """What the policy alone needs: for the recording of a plan, or in proportion for steps that are longer."""
-    return plan.online * max(longer.span, plan.span) // plan.span
+cdef object served_by(Planned planned, plan):
+    """What a server of a plan is made of."""
+    return plan._served("bfc" if planned.pool.books.usage == NULL else "caching", planned.source.alignment,
+                        planned.is_in_pages())
 
 
-cdef bint are_known(plan, str kind, dict wanted) except -1:
+cdef bint are_recorded(plan, str kind, dict wanted) except -1:
     """Whether each of these lengths of a kind is no longer than was recorded."""
     for part in plan.parts:
         if part.kind == kind and part.lengths is not None:
@@ -194,16 +196,19 @@ cdef class Planned:
             self.turns.is_stretching = False
         return self.changing
 
-    cdef int use(self, object plan, object begun, object served, object watch, object declined, bint strict,
-                 bint resumed) except -1:
+    cdef int use(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
         with self.changes():
-            return self.change(plan, begun, served, watch, declined, strict, resumed)
+            return self.change(plan, watch, declined, strict, resumed)
 
-    cdef int change(self, object plan, object begun, object served, object watch, object declined, bint strict,
-                    bint resumed) except -1:
+    cdef int change(self, object plan, object watch, object declined, bint strict, bint resumed) except -1:
         """Serves a plan from now on, or none. If it is `declined`, which says why, or there is no memory for it, there
         is a warning, or with `strict` an error; nothing has been taken then, and no plan is served. `resumed`: its head
         is there already, whatever lives."""
+        begun = served = None
+        if plan is not None:    # before another plan ends: this one may be of another policy
+            # In ordinary memory it has room for the lengths that come, and no more.
+            begun = plan if strict or self.is_in_pages() else plan._shortest()
+            served = served_by(self, begun)
         self.end_own(None)
         if self.step is not None:
             raise RuntimeError(f"a step of the kind {self.step!r} is open: change the plan between steps")
@@ -305,6 +310,7 @@ cdef class Planned:
             raise
         self.server = server
         self.served.whole, self.served.plan = plan, begun
+        self.served.layouts = 0
         self.served.sequences = sequences
         self.served.begun = set()
         self.served.missed = {}
@@ -360,11 +366,11 @@ cdef class Planned:
         """Tells a server of the lengths of a kind."""
         cdef vector[uint32_t] sequences = numbers
         (<PlanServer*>at).begin_lengths(sequences.data(), sequences.size())
-        for place, unit, longest, known, is_clear in lengths:
+        for place, unit, longest, recorded, is_clear in lengths:
             for order, number in zip(orders, numbers):
                 there = (order.place == place).nonzero()[0]
                 if len(there):
-                    (<PlanServer*>at).add_length(number, there[0], unit, longest, known, is_clear)
+                    (<PlanServer*>at).add_length(number, there[0], unit, longest, recorded, is_clear)
         return 0
 
     cdef list add_orders(self, uint64_t at, object orders, const uint8_t[::1] once):
@@ -404,14 +410,15 @@ cdef class Planned:
 
     cdef int stretch(self, str kind, dict wanted) except -1:
         """Makes room for longer steps of a kind, where nothing lives in the region of the bodies: `wanted` are the
-        bytes that tell the lengths. Where that cannot be had, all is as before, and is tried again after some steps. A
-        finaliser may allocate while the device is asked: that is not the time to grow once more, nor to wait for a
-        thread that waits for this one to have mapped."""
+        bytes that tell the lengths. Where that cannot be had, the room before is asked for again, and more after some
+        steps. A finaliser may allocate while the device is asked: that is not the time to grow once more, nor to wait
+        for a thread that waits for this one to have mapped."""
         if self.source.is_called_here():
             return 0
         with self.changes():
             tried, again = self.served.refused.get(kind, (None, 0))
-            if (self.turns.is_stretching or self.fences.capture_is_marked() or not self.body_is_idle()
+            if (self.server == NULL or self.turns.is_stretching or self.fences.capture_is_marked()
+                    or not self.body_is_idle()      # another thread may have ended the plan
                     or (tried is not None and self.counted.steps < again and not are_shorter(wanted, tried))):
                 return 0
             self.turns.is_stretching = True
@@ -426,15 +433,14 @@ cdef class Planned:
         cdef PlanServer* other
         cdef bint is_there = False
         try:
-            plan = self.served.plan._stretched(kind, wanted)
-            served = plan._served("bfc" if self.pool.books.usage == NULL else "caching", self.source.alignment,
-                                  self.is_in_pages())
+            plan = self.served.plan._stretched(kind, wanted, spare=self.served.layouts >= LAYOUTS_FOR_EACH)
+            served = served_by(self, plan)
         except PlanError:
             self.served.refused[kind] = wanted, 1 << 62
             return 0
-        is_known = are_known(plan, kind, wanted)
+        was_recorded = are_recorded(plan, kind, wanted)
         is_bound = self.last.was_mistaken or len(longest_of(plan, kind)) > 1
-        if is_bound and not is_known and not self.may_stretch(served.span - served.base):
+        if is_bound and not was_recorded and not self.may_stretch(served.span - served.base):
             self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
             return 0
         other = self.new_server(plan, served)
@@ -453,7 +459,8 @@ cdef class Planned:
                 is_there = self.take_region(BODY)
             if is_there:
                 self.served.refused.pop(kind, None)
-                if not is_known:
+                self.served.layouts += 1
+                if not was_recorded:
                     self.served.grown = (kind, longest_of(before, kind))
                 return 0
             self.served.refused[kind] = wanted, self.counted.steps + STEPS_UNTIL_TRIED_AGAIN
@@ -1132,11 +1139,12 @@ cdef class Planned:
         reckoned = counts
         asked = reckoned["hits"] + reckoned["guests"] + reckoned["side"]
         state = "in step" if self.step is not None else "between steps"
+        online, span = self.served.whole.online, self.served.plan.span
         return {"state": state, "why": None} | reckoned | {
             "agreement": reckoned["hits"] / asked if asked else 1.0,
             "steps": self.counted.steps, "recognised": self.counted.own_steps, "departed_steps": self.counted.departed,
             "first_departure": self.served.departure,
             "replanned": 0 if self.watch is None else self.watch.replanned,
-            "has_body": has_body, "span": self.served.plan.span, "side_bytes_reserved": side,
-            "budget_left": needed_alone(self.served.whole, self.served.plan) - self.served.plan.span - side,
+            "has_body": has_body, "span": span, "side_bytes_reserved": side,
+            "budget_left": online * span // max(self.served.whole.span, 1) - span - side,
         }

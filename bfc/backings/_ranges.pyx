@@ -23,7 +23,8 @@ cdef class Ranges(Backing):
     nothing to `find`."""
 
     cdef cbool serves(self, ChunkAllocator allocator, Request* request) noexcept nogil:
-        # It may wait for a thread that maps with the GIL. Such requests get ordinary segments.
+        # It may need the GIL: behind another thread that maps, for an error, or to ask how much memory there is. Such
+        # requests get ordinary segments.
         return self.segments.is_on and not request.contiguous and not request.asking.without_gil
 
     cdef int grow(self, ChunkAllocator allocator, Request* request, Placement* placed) except -1 nogil:

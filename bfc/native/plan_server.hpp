@@ -25,7 +25,8 @@ class PlanServer {
 public:
     static constexpr int64_t kNone = -1;
     static constexpr uint32_t kNoStream = ~uint32_t{0};
-    static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest that is known
+    static constexpr uint64_t kFarthest = 2;        // a length is at most so many times the longest so far, or recorded
+    static constexpr uint64_t kSmall = 1 << 20;     // what the policy holds cheaply beside a plan
     static constexpr uint64_t kDisplaced = 4;       // a guest displaces no place of so many times its size, where sizes are foretold
     static constexpr size_t kMostWanted = 16384;    // requests that are still to come, for which a guest makes room
     // What `turn` says about a request where no kind of step begins with it.
@@ -151,12 +152,12 @@ public:
                          [this](size_t a, size_t b) { return lengths_of_kinds_[a] > lengths_of_kinds_[b]; });
     }
     // The request of number `request` tells the next of them: it is x times `unit` bytes. The places are for x up to
-    // `longest`, and x up to `known` was recorded. `is_clear`: nothing lives in the region of the bodies when it comes, if
-    // all is as planned.
-    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, uint64_t known, bool is_clear) {
+    // `longest`, and x up to `recorded` was recorded. `is_clear`: nothing lives in the region of the bodies when it comes,
+    // if all is as planned.
+    void add_length(uint32_t sequence, uint32_t request, uint64_t unit, uint64_t longest, uint64_t recorded, bool is_clear) {
         Sequence& its = sequences_[sequence];
         its.keys.push_back({request, static_cast<uint32_t>(lengths_.size() - static_cast<size_t>(its.lengths)), is_clear});
-        lengths_.push_back({unit, longest, std::max(longest, known), 0});
+        lengths_.push_back({unit, longest, std::max(longest, recorded), 0});
         if (missed.size() <= its.keys.back().number) missed.resize(its.keys.back().number + 1, 0);
     }
 
@@ -713,8 +714,10 @@ public:
     }
 
     // Room for the request that `take_late` was asked for last, or kNone: the smallest gap that no place needs which is
-    // still to be asked for in the block's expected life, or else the smallest gap.
+    // still to be asked for in the block's expected life, or else the smallest gap. None for what is small while there is
+    // less room than in the recording: more is made only where nothing lives, and what lives for long is mostly small.
     int64_t find_room(uint32_t stream, uint64_t size) noexcept {
+        if (size <= kSmall && is_short()) return kNone;
         wanted_ = taken_;           // of the same length: nothing is allocated
         const size_t open = asking_ ? asking_->matcher.first_open() : 0;
         if (asking_)
@@ -726,6 +729,9 @@ public:
         found = any_room(stream, size);
         const bool is_foretold = asking_ && asking_->lengths != kNone && !has_pages();
         return found >= 0 && is_foretold && displaced(found, size) > kDisplaced * size ? kNone : found;
+    }
+    bool is_short() const noexcept {
+        return std::any_of(lengths_.begin(), lengths_.end(), [](const Length& its) { return its.longest < its.farthest; });
     }
     // Of the places that `find_room` left free for what is still to be asked for, the largest that a guest would lie in.
     uint64_t displaced(int64_t offset, uint64_t size) noexcept {
@@ -831,8 +837,8 @@ private:
         }
     };
 
-    struct Length {                     // in units: for which there is room; that is known; for which the sizes are
-        uint64_t unit, longest, known, now;
+    struct Length {                     // in units: for which there is room, or was in the recording; for which the sizes are
+        uint64_t unit, longest, farthest, now;
     };
 
     uint64_t base_, span_, home_;
@@ -882,8 +888,8 @@ private:
         return lengths_[static_cast<size_t>(its.lengths) + its.key().number];
     }
 
-    bool is_length(const Length& known, uint64_t requested, uint64_t most = kFarthest) const noexcept {
-        return requested % known.unit == 0 && requested / known.unit - 1 < most * known.known;
+    bool is_length(const Length& its, uint64_t requested, uint64_t most = kFarthest) const noexcept {
+        return requested % its.unit == 0 && requested / its.unit - 1 < most * its.farthest;
     }
     // The length that the request before this one told after all, or 0: one that stands before it was left out, and this
     // one is what comes behind it at that length, and not what would tell one itself.

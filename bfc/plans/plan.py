@@ -381,7 +381,7 @@ class Plan:
         Notes
         -----
         An allocator does that by itself where a step is longer than all before, if nothing lives in
-        the region of the bodies. A plan that was stretched has its room from the beginning.
+        the region of the bodies. It has the room that was added to a plan from the beginning.
 
         Cost: that of the places, a microsecond or so for each slot.
 
@@ -402,8 +402,9 @@ class Plan:
         told = parse_bytes(size) if isinstance(size, str) else size
         return self._stretched(kind.split(":")[0], {0: told})
 
-    def _stretched(self, kind: str, told: Mapping[int, int]) -> Plan:
-        """The same for some of the lengths of a kind, by number, with the bytes that tell them."""
+    def _stretched(self, kind: str, told: Mapping[int, int], spare: bool = False) -> Plan:
+        """The same for some lengths of a kind, by number, with the bytes that tell them. `spare`:
+        at least a quarter more than there is room for, up to what was recorded."""
         parts = list(self.parts)
         at = [i for i, part in enumerate(parts) if part.role == BODY and part.kind == kind]
         lengths = parts[at[0]].lengths if at else None
@@ -418,6 +419,10 @@ class Plan:
                     f"{nbytes} bytes tell no length: a length of the kind {kind!r} is a multiple "
                     f"of {unit} bytes"
                 )
+        if spare:
+            for number, x in wanted.items():
+                key = lengths.keys[number]
+                wanted[number] = max(x, min(key.recorded, key.longest * 5 // 4))
         lengths = lengths.with_room(wanted)
         most = lengths.most(lengths.longest)
         if most >= MOST_BYTES:
@@ -438,6 +443,7 @@ class Plan:
             short = {number: 1 for number, key in keys if self._may_be_short(part, key)}
             if lengths is not None and short:
                 begun = self._sized(part, lengths.with_keys(short))
+                # A request may be smaller where the length is larger: it has room for that one.
                 parts[i] = replace(begun, size=np.minimum(begun.size, part.size))
         return self if all(map(operator.is_, parts, self.parts)) else self._with_parts(parts)
 

@@ -579,6 +579,45 @@ def test_requests_before_the_first_take_nothing_for_good(policy: str):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_what_lives_on_keeps_no_room_from_a_plan(policy: str):
+    """It lay in the region of the bodies, which had then the room of a short step for good."""
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        run.step(100)
+        counter = pool.allocate(512)
+        run.step(max(RECORDED))
+        agreed = pool.plan_stats()["side"]
+        run.step(max(RECORDED))
+        stats = pool.plan_stats()
+        assert (stats["span"], stats["side"]) == (plan.span, agreed)
+        counter.free()
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_lengths_that_rise_need_few_layouts(policy: str, monkeypatch):
+    """Each has its room, and no step asks the device for memory without need."""
+    made_room = []
+    stretched = bfc.Plan._stretched
+
+    def noting(*args: object, **options: object) -> bfc.Plan:
+        made_room.append(args)
+        return stretched(*args, **options)
+
+    monkeypatch.setattr(bfc.Plan, "_stretched", noting)
+    plan = plan_of(policy, keeps=False)
+    with made(policy, bfc.SimulatedSubAllocator("1 GiB"), plan=plan) as pool:
+        run = Played(pool, keeps=False)
+        for n in range(2, max(RECORDED) + 1, 2):
+            run.step(n)
+        assert pool.plan_stats()["agreement"] == 1.0
+        assert pool.plan_stats()["span"] == plan.span
+        assert len(made_room) < 40
+        run.end()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_without_room_is_served_by_the_policy(policy: str):
     """Something lives in the region of the bodies; as soon as it is gone there is room."""
     plan = plan_of(policy, keeps=False)

@@ -541,6 +541,7 @@ cdef class AddressRanges:
         defer_handlers(&self.deferral)
         if entered > 1:
             self.device.guard.reset()
+            self.device.error = self.device.later = None
             self.take_over()
         self.ranges.forget_gone()
         return True
@@ -554,7 +555,7 @@ cdef class AddressRanges:
 
     cdef cbool enter_natively(self, uint64_t set_aside) noexcept nogil:
         """Lets this thread, which has no GIL, map and unmap. False: it cannot now, or must tidy up first behind one
-        that is gone. No signal handler is deferred, since no Python runs."""
+        that is gone. No signal handler is deferred: the only Python that runs says how much memory a source has."""
         if become_mapper(self, set_aside, False) <= 0:
             return False
         self.device.guard.begin()
@@ -1061,7 +1062,7 @@ cdef class AddressRanges:
 # -- one thread at a time ---------------------------------------------------------------------------------------------
 
 cdef cbool is_native(AddressRanges memory) noexcept nogil:
-    """Whether a request needs no Python, neither to map nor to learn what streams have finished with."""
+    """Whether a request needs no Python, neither to map nor, for pages, to learn what streams have finished with."""
     return memory.device.table != NULL and memory.fences.native != NULL and not memory.fences.capture_is_marked()
 
 

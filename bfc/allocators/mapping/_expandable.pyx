@@ -226,9 +226,11 @@ cdef class ExpandableSegments(AddressRanges):
         self.device.guard.pause()
         result = self.size_range(&slot, &nbytes)
         self.device.guard.go_on()
+        if result < 0:
+            return -1
         # 2.15 gives such a range back at once (V-5); up to 2.14 it is mapped, found too small, and stays.
-        if result < 0 or (self.checks_range and nbytes < growing.size and not (self.strict and nbytes)):
-            return result
+        if self.checks_range and nbytes < growing.size and not (self.strict and nbytes):
+            return 0
         range = self.ranges.open()
         if range == NULL:
             return self.device.fail_for_memory()
