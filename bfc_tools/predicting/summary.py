@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from bfc.units import format_bytes
-from bfc_tools.predicting.text import joined
+from bfc_tools.predicting.text import at_most, joined
 from bfc_tools.study.markdown import code, table
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def markdown(found: Prediction, verdict: Verdict, advice: Advice | None) -> Iter
     }
     yield ""
     yield from table(
-        ("at most", "bytes"), [(name, format_bytes(nbytes)) for name, nbytes in peaks.items()]
+        (at_most(found), "bytes"), [(name, format_bytes(nbytes)) for name, nbytes in peaks.items()]
     )
     yield ""
     yield f"The peak is at {code(found.peak.line) or 'an unknown line'}. What was live there:"

@@ -81,17 +81,23 @@ def lines(
     yield from (f"  {line}" for line in _assumed(found, stopped))
 
 
+def at_most(found: Prediction) -> str:
+    """How peaks are told: "at most", unless something is not known."""
+    return "as counted" if found.live_bounds.because else "at most"
+
+
 def _peaks(found: Prediction) -> Iterator[str]:
-    yield f"live       {format_bytes(found.peak_requested)} at most, asked for by the program"
-    yield f"allocated  {format_bytes(found.peak_allocated)} at most, in blocks of the allocator"
+    most = at_most(found)
+    yield f"live       {format_bytes(found.peak_requested)} {most}, asked for by the program"
+    yield f"allocated  {format_bytes(found.peak_allocated)} {most}, in blocks of the allocator"
     if found.settings:
         yield (
-            f"reserved   {format_bytes(found.peak_reserved)} at most under {found.settings}, "
+            f"reserved   {format_bytes(found.peak_reserved)} {most} under {found.settings}, "
             f"{format_bytes(found.reserved_under(''))} under the defaults"
         )
     else:
         yield (
-            f"reserved   {format_bytes(found.peak_reserved)} at most, under PyTorch's default "
+            f"reserved   {format_bytes(found.peak_reserved)} {most}, under PyTorch's default "
             "settings"
         )
 
@@ -156,11 +162,11 @@ def _open(found: Prediction) -> Iterator[str]:
 
 
 def _between(found: Prediction, verdict: Verdict) -> Iterator[str]:
-    """Between which figures the peaks lie, if what is not known is no small part of them."""
+    """Between which figures the peaks lie, if what is not known is no small part of them, or may
+    turn the verdict."""
     live, held = found.live_bounds, found.reserved_bounds
-    decides = verdict.fits_at_least != verdict.fits_at_most
     matters = live.matters(found.peak_requested) or held.matters(found.peak_reserved)
-    if not (decides or matters):
+    if not (matters or verdict._as_counted):
         return
     since = "; ".join(live.because)
     if live.high is None or held.high is None:
@@ -172,19 +178,18 @@ def _between(found: Prediction, verdict: Verdict) -> Iterator[str]:
     worst, held_worst = live.with_an_fft or live.high, held.with_an_fft or held.high
     more = ""
     if (worst, held_worst) != (live.high, held.high):
+        too_much = verdict.fits_at_most and held_worst > verdict.limit
+        size = ", which is more than there is," if too_much else ""
         more = (
-            f", or up to {format_bytes(worst)} and {format_bytes(held_worst)} if cuDNN takes an FFT"
+            f", or up to {format_bytes(worst)} and {format_bytes(held_worst)}{size} if cuDNN takes "
+            "an FFT"
         )
-        more += _TOO_MUCH if verdict.fits_at_most and held_worst > verdict.limit else ""
-    too_much = _TOO_MUCH if verdict.fits and verdict.fits_at_most is False else ""
+    would_not = ", which would not fit" if verdict.fits and verdict.fits_at_most is False else ""
     yield (
         f"between    {format_bytes(live.low)} and {format_bytes(live.high)} live, "
-        f"{format_bytes(held.low)} and {format_bytes(held.high)} reserved{too_much}{more}, since "
+        f"{format_bytes(held.low)} and {format_bytes(held.high)} reserved{would_not}{more}, since "
         f"{since}"
     )
-
-
-_TOO_MUCH = ", which would not fit"
 
 
 def _refusals(found: Prediction) -> Iterator[str]:

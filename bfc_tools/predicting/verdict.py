@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bfc.trace import Trace
 from bfc.units import format_bytes
 from bfc_tools.predicting.repeats import REPEATS
-from bfc_tools.predicting.unsure import LEAST, MOST
+from bfc_tools.predicting.unsure import LEAST, MOST, Bounds
 from bfc_tools.study.candidates import CACHING, COLLECTS, WITH_A_LIMIT, Point, replay
 
 if TYPE_CHECKING:
     from bfc_tools.predicting.prediction import Prediction
-    from bfc_tools.predicting.unsure import Bounds
 
 #: What a run is of: the steps that ran, the last one again and again, other addresses.
 STEPS, REPEATED, ADDRESSES = "steps", "repeated steps", "addresses"
@@ -85,8 +84,10 @@ class Verdict:
         refused memory, or said so. Empty if nothing was found that does not fit.
     fits_at_least, fits_at_most : bool or None
         Whether the steps that ran would fit with all that is not known at its least, and at its
-        most: `fits` is decided by what is counted. None if that is not known, as where no upper
-        bound is.
+        most, at the predicted addresses, and without an FFT of cuDNN's: `fits` goes by what is
+        counted. None if it is not known: there is no upper bound, or the program ended early. None
+        also means that it was not asked: the least, where something else than these steps does not
+        fit, or memory was refused.
     """
 
     fits: bool | None
@@ -95,6 +96,11 @@ class Verdict:
     reason: str = ""
     fits_at_least: bool | None = None
     fits_at_most: bool | None = None
+
+    @property
+    def _as_counted(self) -> bool:
+        """Whether what is not known may turn the answer, which then begins with "As counted"."""
+        return not self.fits_at_most if self.fits else bool(self.fits_at_least)
 
     def __str__(self) -> str:
         return self.answer
@@ -107,22 +113,25 @@ def decide(found: Prediction, limit: int, on: str, *, until: str = "") -> Verdic
     reason = first_that_fails(found.runs(), settings, limit)
     if found.refusals or found.ran_out:
         reason = REFUSED
-    fits = not reason
-    answer = _answer(found, limit, reason, on)
+    told = _answer(found, limit, reason, on)
     if reason == ADDRESSES:
         places = places_that_fit(found.runs(), settings, limit)
-        answer += f" It fits at {sum(places)} of the {len(places)} that were tried."
-    if until and fits:
-        return Verdict(None, f"Until it {until}: {answer}", limit, reason)
-    least, most = _at_extremes(found, settings, limit, reason)
-    answer = _as_counted(answer, found.reserved_bounds, fits, least, most)
-    return Verdict(fits, answer, limit, reason, least, most)
+        told += f" It fits at {sum(places)} of the {len(places)} that were tried."
+    if until and not reason:
+        return Verdict(None, f"Until it {until}: It {told}", limit, reason)
+    extremes = _at_extremes(found, settings, limit, reason)
+    verdict = Verdict(not reason, f"It {told}", limit, reason, *extremes)
+    if verdict._as_counted:
+        other = _otherwise(found.reserved_bounds, verdict)
+        return replace(verdict, answer=f"As counted, it {told} It may need {other}.")
+    return verdict
 
 
 def _at_extremes(
     found: Prediction, settings: str, limit: int, reason: str
 ) -> tuple[bool | None, bool | None]:
-    """Whether it would fit with all that is not known at its least, and at its most."""
+    """Whether it would fit with all that is not known at its least, and at its most. The least is
+    asked only of the steps that ran, where these do not fit as counted."""
     held, fits = found.reserved_bounds, not reason
     if not held.because:
         return fits, fits
@@ -130,25 +139,19 @@ def _at_extremes(
         if held.high is None:
             return True, None
         return True, _completes(Run(STEPS, found._at(MOST), held.high), settings, limit)
-    if reason == REFUSED:
+    if reason != STEPS:
         return None, False
     return _completes(Run(STEPS, found._at(LEAST), held.low), settings, limit), False
 
 
-def _as_counted(
-    answer: str, held: Bounds, fits: bool, least: bool | None, most: bool | None
-) -> str:
-    """The answer, with what else may come true."""
-    if fits and not most:
-        most_of_it = "It may need more: no upper bound is known."
-        if held.high is not None:
-            most_of_it = f"It may need up to {format_bytes(held.high)}, which would not fit."
-        counted = answer.replace(" at most ", " ")
-        return f"As counted, it{counted.removeprefix('It')} {most_of_it}"
-    if not fits and least:
-        little = f"It may need as little as {format_bytes(held.low)}, which would fit."
-        return f"As counted, it{answer.removeprefix('It')} {little}"
-    return answer
+def _otherwise(held: Bounds, verdict: Verdict) -> str:
+    """What it may need instead of what is counted, where that turns the answer."""
+    if not verdict.fits:
+        just = ", if only just" if held.low > verdict.limit else ""
+        return f"as little as {format_bytes(held.low)}, which would fit{just}"
+    if held.high is None:
+        return "more: no upper bound is known"
+    return f"up to {format_bytes(held.high)}, which would not fit"
 
 
 def first_that_fails(runs: Sequence[Run], settings: str, limit: int) -> str:
@@ -178,44 +181,46 @@ _FRACTION = re.compile(r"(^|,)\s*per_process_memory_fraction\s*:[^,]*")
 
 
 def _answer(found: Prediction, limit: int, reason: str, on: str) -> str:
+    """What stands behind "It"."""
     held, low, high = found.peak_reserved, *found.reserved_range()
     after = found.reserved_after() or 0
     reserves = format_bytes(held)
     if reason == REFUSED:
         return _refused(found, on)
     if reason == STEPS:
-        return f"It does not fit on {on}: it would reserve {reserves}."
+        return f"does not fit on {on}: it would reserve {reserves}."
     if reason == ADDRESSES:
         between = f"{format_bytes(low)} to {format_bytes(high)}"
         return (
-            f"It may not fit on {on}: it would reserve {between}, by the addresses that the driver "
+            f"may not fit on {on}: it would reserve {between}, by the addresses that the driver "
             "gives."
         )
     if reason == REPEATED:
         return (
-            f"It does not fit on {on}: the steps that ran do, and reserve {reserves}, but not the "
+            f"does not fit on {on}: the steps that ran do, and reserve {reserves}, but not the "
             f"last one made {REPEATS} times more, which would reserve {format_bytes(after)}."
         )
     if high > limit:
         more = format_bytes(high)
-        return f"It fits on {on}, if only just: with more room it would reserve {more}."
+        return f"fits on {on}, if only just: with more room it would reserve {more}."
     if high > low:
         reserves = f"{format_bytes(low)} to {format_bytes(high)}"
+    repeated = ""
     if limit >= after > high:
         repeated = f", and {format_bytes(after)} if its last step is made {REPEATS} times more"
-        return f"It fits on {on}: it reserves at most {reserves}{repeated}."
-    return f"It fits on {on}: it reserves at most {reserves}."
+    most = "" if found.reserved_bounds.because else "at most "
+    return f"fits on {on}: it reserves {most}{reserves}{repeated}."
 
 
 def _refused(found: Prediction, on: str) -> str:
     if not found.refusals:
-        return f"It does not fit on {on}: the program says that it ran out of memory."
+        return f"does not fit on {on}: the program says that it ran out of memory."
     first, *others = found.refusals
     at = f" at {first.line}" if first.line else ""
     more = ""
     if others:
         more = f", and {len(others)} more request{'s' if others[1:] else ''} later"
     return (
-        f"It runs out of memory on {on}: {format_bytes(first.nbytes)} were refused{at}, where "
+        f"runs out of memory on {on}: {format_bytes(first.nbytes)} were refused{at}, where "
         f"{format_bytes(first.reserved)} were reserved{more}."
     )

@@ -13,6 +13,7 @@ from bfc.trace import Trace
 from bfc_tools.cli import main
 from bfc_tools.predicting.memory import Doubted
 from bfc_tools.predicting.rules.interface import Doubt
+from bfc_tools.predicting.text import lines
 from bfc_tools.predicting.unsure import AT_WORST, LEAST, MOST, at, reasons
 
 MIB = 1 << 20
@@ -143,7 +144,10 @@ def test_the_answer_says_when_the_most_would_not_fit() -> None:
         "22.00 MiB, which would not fit."
     )
     assert (run.verdict(held.high).fits_at_most, run.fits(held.low)) == (True, True)
-    assert str(run.verdict(held.high)).startswith("It fits on a GPU of ")
+    assert str(run.verdict(held.high)) == "It fits on a GPU of 22.00 MiB: it reserves 2.00 MiB."
+    said_of_it = "\n".join(lines(run, run.verdict(held.high)))
+    assert "\nreserved   2.00 MiB as counted, under PyTorch's default settings\n" in said_of_it
+    assert ", which is more than there is, if cuDNN takes an FFT" in between(said_of_it)[0]
     said = run.to_dict()
     assert (said["fits_at_least"], said["fits_at_most"]) == (True, True)
 
