@@ -9,7 +9,7 @@ from typing import Any
 from bfc.units import format_bytes, printable
 from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.devices import DEVICES
-from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, as_counted
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, all_of, as_counted
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ class Cheapest:
             roomy = next((row for row in self.rows if row.fits and row.spare >= 0), smallest)
             if roomy is not smallest:
                 answer += f" The smallest with room to spare is {roomy.held}."
-            sure = next((row.device for row in self.rows if row.fits_at_most), "")
-            return answer + as_counted(roomy.fits_at_most, "it", sure)
+            at_most = all_of([smallest.fits_at_most, roomy.fits_at_most])
+            sure = next((f"It would on {row.device}" for row in self.rows if row.fits_at_most), "")
+            return answer + as_counted(at_most, "it", sure)
         known = [row for row in self.rows if row.fits is False]
         if known:
             return (

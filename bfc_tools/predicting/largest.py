@@ -37,7 +37,8 @@ class Try:
     error : str
         What went wrong, in a line; else empty.
     fits_at_most : bool or None
-        Whether it fits with the most of what is not known, where that is known.
+        Whether it fits with the most of what is not known. None if no upper bound is known, or it
+        failed.
     """
 
     value: int
@@ -141,9 +142,10 @@ class Largest:
 
     def _as_counted(self) -> str:
         """What is said if the answer would not fit with the most that it may need."""
-        at_most = next(one.fits_at_most for one in self.tries if one.value == self.value)
-        sure = max((one.value for one in self.tries if one.fits_at_most), default="")
-        return as_counted(at_most, str(self.value), str(sure))
+        at = next(at for at, one in enumerate(self.tries) if one.value == self.value)
+        sure = [one.value for one in self.tries[:at] if one.fits_at_most]
+        which = f"{sure[-1]}, which was tried, would" if sure else ""
+        return as_counted(self.tries[at].fits_at_most, f"{self.name} {self.value}", which)
 
     def _failures(self) -> str:
         """What is said of values that failed, above the last that fits and below the first that

@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.largest import device_of
 from bfc_tools.predicting.letters import Key
 from bfc_tools.predicting.text import joined
-from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, as_counted
+from bfc_tools.predicting.tries import ANSWERS, UNFINISHED, Runs, Tried, all_of, as_counted
 from bfc_tools.predicting.world import ALL, Classes, World, in_words
 
 #: How often ranks run again that were told other letters than they had guessed.
@@ -156,10 +156,7 @@ class Ranks:
     @property
     def fits(self) -> bool | None:
         """Whether all ranks fit; None if one failed that might not have."""
-        answers = [tried.fits for tried in self.found.values()]
-        if False in answers:
-            return False
-        return None if None in answers or not answers else True
+        return all_of(tried.fits for tried in self.found.values()) if self.found else None
 
     @property
     def alike(self) -> dict[int, list[int]]:
@@ -180,20 +177,18 @@ class Ranks:
         if not self.is_known:
             return f"No rank of {size} has an answer: {self.failure}"
         on, held = device_of(worst.figures), format_bytes(worst.needs)
+        most = "" if any(one.is_unsure for one in self.found.values()) else "at most "
         if self.fits is None:
             some = in_words(self.failed)
-            what = f"the others reserve at most {held} (rank {rank})"
+            what = f"the others reserve {most}{held} (rank {rank})"
             return f"Rank {some} of {size} failed: it is not known whether it fits on {on}; {what}."
         if self.fits:
-            reserves = f"reserves at most {held}"
+            reserves = f"reserves {most}{held}"
             if worst.needs > worst.figures["limit"]:
                 reserves = f"fits only just, and would reserve {held} with more room"
-            doubt = [one.fits_at_most for one in self.found.values() if not one.fits_at_most]
-            at_most = False if False in doubt else None if doubt else True
-            return (
-                f"It fits on {on} on all of {size} ranks: the worst, rank {rank}, {reserves}."
-                + as_counted(at_most, "a rank")
-            )
+            doubt = as_counted(all_of(one.fits_at_most for one in self.found.values()), "a rank")
+            ranks = f"all of {size} ranks: the worst, rank {rank}, {reserves}"
+            return f"It fits on {on} on {ranks}.{doubt}"
         alike = self.alike
         fail = sum(len(alike[one]) for one, tried in self.found.items() if tried.fits is False)
         return (

@@ -13,7 +13,7 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis
 from bfc_tools.predicting.kinds import KINDS, KV_CACHE, PARAMETERS
 from bfc_tools.predicting.largest import Largest, device_of, settle, table
-from bfc_tools.predicting.tries import Runs, Tried
+from bfc_tools.predicting.tries import Runs, Tried, as_counted
 
 CONTEXT, CONCURRENCY = "context", "concurrency"
 #: Contexts are tried in steps of so many tokens, up to so many if the model names no length.
@@ -107,10 +107,12 @@ class Serves:
             return f"It is not known whether it serves {self.load} {on}: the program failed."
         if not self.fits:
             return f"It does not serve {self.load} {on}: it would reserve {held}."
+        doubt = as_counted(self.base.fits_at_most, "it")
         if self.base.needs > self.base.figures["limit"]:
             just = "if only just: with more room it would reserve"
-            return f"It serves {self.load} {on}, {just} {held}."
-        return f"It serves {self.load} {on}: it reserves at most {held}."
+            return f"It serves {self.load} {on}, {just} {held}.{doubt}"
+        most = "" if self.base.is_unsure else "at most "
+        return f"It serves {self.load} {on}: it reserves {most}{held}.{doubt}"
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON: sizes are in bytes."""
@@ -129,11 +131,12 @@ class Serves:
         if self.is_known:
             tokens = self.load.context * self.load.concurrency
             parts, each = self.parts, self.parts["cache"] / tokens
+            most = "as counted" if self.base.is_unsure else "at most"
             lines += [
                 f"weights    {format_bytes(parts['weights'])}",
                 f"KV cache   {format_bytes(parts['cache'])}, {each:,.0f} bytes a token",
-                f"the rest   {format_bytes(parts['rest'])} at most: activations, workspaces",
-                f"reserved   {format_bytes(self.base.needs)} at most, by PyTorch's allocator",
+                f"the rest   {format_bytes(parts['rest'])} {most}: activations, workspaces",
+                f"reserved   {format_bytes(self.base.needs)} {most}, by PyTorch's allocator",
             ]
         for name, one in self.found.items():
             others = CONCURRENCY if name == CONTEXT else CONTEXT

@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import IO, Any, Generic, NoReturn, Protocol, TypeVar
@@ -68,8 +68,15 @@ class Tried:
 
     @property
     def fits_at_most(self) -> bool | None:
-        """Whether it fits with the most of what is not known; None if there is no upper bound."""
+        """Whether the steps that ran fit with the most of what is not known, at the predicted
+        addresses, and without an FFT of cuDNN's: `fits` goes by what is counted. None if there is
+        no upper bound, or the program failed before its end."""
         return self.figures.get("fits_at_most")
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether something is not known, so that it may need more than is counted."""
+        return bool(self.figures.get("reserved_bounds", {}).get("because"))
 
     @property
     def needs(self) -> int:
@@ -159,14 +166,22 @@ def held(which: str, reserved: int, only_just: bool) -> str:
     return f": {which} reserves {format_bytes(reserved)}"
 
 
+def all_of(answers: Iterable[bool | None]) -> bool | None:
+    """Whether all are true: False if one is not, else None if one is not known."""
+    found = set(answers)
+    if False in found:
+        return False
+    return None if None in found else True
+
+
 def as_counted(at_most: bool | None, what: str, sure: str = "") -> str:
     """What is said behind an answer that something fits, by whether it does with the most that it
-    may need. `sure` is another that does."""
+    may need. `sure` says with which other it would, as "5 would"."""
     if at_most:
         return ""
     if at_most is None:
         return f" That is as counted: no upper bound is known of what {what} may need."
-    other = f" {sure} would." if sure else ""
+    other = f" {sure}." if sure else ""
     return f" That is as counted: with the most that {what} may need it would not fit.{other}"
 
 

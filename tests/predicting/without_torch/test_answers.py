@@ -12,8 +12,10 @@ from bfc_tools.predicting.asked import Asked
 from bfc_tools.predicting.axes import Axis
 from bfc_tools.predicting.cheapest import Cheapest
 from bfc_tools.predicting.devices import DEVICES
+from bfc_tools.predicting.largest import Largest, learn
 from bfc_tools.predicting.search import Search
-from bfc_tools.predicting.tries import Tried
+from bfc_tools.predicting.serves import Load, Serves
+from bfc_tools.predicting.tries import Tried, all_of
 from bfc_tools.predicting.whatif import WhatIf
 
 MIB = 1 << 20
@@ -87,37 +89,67 @@ def test_a_value_that_fits_only_just_is_said(values: str, said: str) -> None:
 
 
 class Unsure(MadeUp):
-    """A batch may need twice as much as is counted; where `bound` is False, nobody knows."""
+    """A program may need so many times as much as is counted; if that is 0, nobody knows."""
 
-    def __init__(self, bound: bool, needs: int = 0) -> None:
+    def __init__(self, times: float, needs: int = 0) -> None:
         super().__init__(needs)
-        self.bound = bound
+        self.times = times
 
     def outcomes(self, questions: Mapping[Any, Asked]) -> Iterator[tuple[Any, Tried]]:
         for key, tried in super().outcomes(questions):
-            most = 2 * tried.needs <= tried.figures["limit"] if self.bound else None
+            most = self.times * tried.needs <= tried.figures["limit"] if self.times else None
             yield key, Tried(tried.figures | {"fits_at_most": most and bool(tried.fits)})
 
 
 @pytest.mark.parametrize(
-    ("bound", "said"),
+    ("times", "said"),
     [
-        (True, "with the most that 9 may need it would not fit. 5 would."),
-        (False, "no upper bound is known of what 9 may need."),
+        (2, "with the most that batch 9 may need it would not fit. 5, which was tried, would."),
+        (0, "no upper bound is known of what batch 9 may need."),
     ],
 )
-def test_the_largest_is_said_to_be_so_as_counted(bound: bool, said: str) -> None:
+def test_the_largest_is_said_to_be_so_as_counted(times: float, said: str) -> None:
     axes = [Axis.parse("batch=1,5,9")]
     found = Search(Asked("train.py", device="100MiB"), axes, lambda one, tried: None)
-    found.run(Unsure(bound))
+    found.run(Unsure(times))
     assert found.answer.endswith(f": 9 reserves 90.00 MiB. That is as counted: {said}")
 
 
-def test_the_smallest_gpu_is_said_to_be_so_as_counted() -> None:
+def test_a_larger_value_that_is_known_better_is_not_named() -> None:
+    found = Largest("batch", [4, 5, 6], limit=100)
+    for at, most in enumerate((None, None, True)):
+        told = figures(at, 100, at != 1) | {"fits_at_most": most}
+        learn(found, at, Tried(told))
+    assert (found.value, found.tries[-1].fits_at_most) == (4, True)
+    assert found.answer.endswith("no upper bound is known of what batch 4 may need.")
+
+
+@pytest.mark.parametrize(("times", "sure"), [(2, "rtx5090"), (1.1, "t4")])
+def test_the_smallest_gpu_is_said_to_be_so_as_counted(times: float, sure: str) -> None:
+    """Where it fits only just, and where there is room to spare."""
     found = Cheapest(Asked("train.py"), lambda name, tried: None)
-    found.run(Unsure(True, needs=12 << 30))
-    said = "with the most that it may need it would not fit. rtx5090 would."
+    found.run(Unsure(times, needs=12 << 30))
+    said = f"with the most that it may need it would not fit. It would on {sure}."
     assert found.answer.endswith(f" That is as counted: {said}")
+
+
+@pytest.mark.parametrize(
+    ("answers", "all_are"),
+    [((True, True), True), ((True, None), None), ((None, False, True), False), ((), True)],
+)
+def test_all_are_true_unless_one_is_not(answers: tuple[Any, ...], all_are: bool | None) -> None:
+    assert all_of(answers) is all_are
+
+
+@pytest.mark.parametrize(("because", "at_most"), [([], "at most "), (["x"], "")])
+def test_what_is_served_is_said_as_counted(because: list[str], at_most: str) -> None:
+    found = Serves(Asked("serve"), Load(256, 2), lambda load, tried: None)
+    more = {"fits_at_most": not because, "reserved_bounds": {"because": because}}
+    found.base = Tried(figures(9 * MIB, 100 * MIB, True) | more | {"not_counted": []})
+    said, _, doubt = found.answer.partition(" That is as counted: with the most ")
+    assert said.endswith(f"on a GPU: it reserves {at_most}9.00 MiB.")
+    assert bool(doubt) == bool(because)
+    assert f"9.00 MiB {at_most or 'as counted'}".strip() in str(found)
 
 
 class Changed:

@@ -66,10 +66,10 @@ def test_one_that_fits_only_just_is_said(ranks: Ranks) -> None:
     ("most", "said"), [(False, "it would not fit."), (None, "of what a rank may need.")]
 )
 def test_one_that_may_need_more_is_said(ranks: Ranks, most: bool | None, said: str) -> None:
-    assert "as counted" not in ranks.answer
-    ranks.found[8].figures["fits_at_most"] = most
+    assert ranks.answer.endswith("reserves at most 10.00 MiB.")
+    ranks.found[8].figures.update(fits_at_most=most, reserved_bounds={"because": ["x"]})
     assert ranks.answer.endswith(said)
-    assert "reserves at most 10.00 MiB. That is as counted: " in ranks.answer
+    assert "reserves 10.00 MiB. That is as counted: " in ranks.answer
 
 
 def test_ranks_that_came_before_all_was_gone_are_no_answer_for_all(ranks: Ranks) -> None:
