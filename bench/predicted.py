@@ -5,8 +5,8 @@ what a change of a rule does to them, and to no other release. A long test compa
 quick one a part of them. Small programs ask for each rule that differs between releases, on GPUs
 of several capabilities; larger ones are of `bench.programs`, and need nothing but torch.
 
-No release but the installed one runs: its operators are those of each row, by the rules of another
-release. cuDNN is not asked, whose answers change with its own release.
+Only the installed PyTorch runs. Each row has its operators, by the rules of the row's release.
+cuDNN is not asked, whose answers change with its own release.
 """
 
 from __future__ import annotations
@@ -39,6 +39,15 @@ LARGER = (
     *("factorises", "dqn", "physics", "dcgan", "vae", "diffusion"),
 )
 STEPS = 2
+#: What the caller may have set, as if it were not.
+WITHOUT = {
+    "BFC_CUDNN_LIBRARY": "",
+    "CUBLAS_WORKSPACE_CONFIG": "",
+    "CUBLASLT_WORKSPACE_SIZE": "1024",
+    "TORCH_CUBLAS_WORKSPACE_CACHE": "",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED": "",
+}
 Row = tuple[str, ...]
 
 
@@ -112,17 +121,17 @@ def small(release: str, gpus: Iterable[str] = GPUS) -> Iterator[Row]:
     """The figures of the small programs under a release, one after the other on each GPU."""
     import torch
 
-    count = torch.cuda
+    cuda = torch.cuda
     for gpu in gpus:
         with _predicted(gpu, release) as run:
             begins = [0]
             figures = []
             for program in SMALL.values():
-                count.empty_cache()
-                count.reset_peak_memory_stats()
+                cuda.empty_cache()
+                cuda.reset_peak_memory_stats()
                 program(torch)
-                live = count.memory_stats()["requested_bytes.all.peak"]
-                figures.append((live, count.max_memory_allocated(), count.max_memory_reserved()))
+                live = cuda.memory_stats()["requested_bytes.all.peak"]
+                figures.append((live, cuda.max_memory_allocated(), cuda.max_memory_reserved()))
                 begins.append(len(run.trace))
         events = itertools.starmap(slice, itertools.pairwise(begins))
         for name, found, part in zip(SMALL, figures, events, strict=True):
@@ -148,9 +157,9 @@ def _predicted(gpu: str, release: str) -> Iterator[Any]:
 
     import bfc
 
-    without = {"BFC_CUDNN_LIBRARY": "", "TORCH_CUBLAS_WORKSPACE_CACHE": ""}
-    device = GPUS[gpu] or {"device": gpu}
-    with patch.dict(os.environ, without), bfc.predict(**device, as_torch=release) as run:
+    options = GPUS[gpu] or {"device": gpu}
+    options = {**options, "settings": "", "as_torch": release}
+    with patch.dict(os.environ, WITHOUT), bfc.predict(**options) as run:
         torch.manual_seed(0)
         yield run
 
