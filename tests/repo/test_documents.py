@@ -110,14 +110,25 @@ def test_the_page_on_versions_has_the_bounds_of_the_project_file():
     assert set(re.findall(r"3\.\d+", supported)) == pythons
 
 
+def _usual_torch() -> str:
+    text = (ROOT / ".ci" / "constraints.txt").read_text()
+    (found,) = re.findall(r"^torch==(.*)", text, re.MULTILINE)
+    return found
+
+
+def test_the_figures_of_each_release_are_of_the_pytorch_that_tests_run_with():
+    """With another one tests/predicting/test_each_release.py is skipped."""
+    minor = ".".join(_usual_torch().split(".")[:2])
+    head, *_ = (ROOT / "bench" / "predicted.tsv").read_text().splitlines()
+    assert head.endswith(f"\tby PyTorch {minor}"), "make predicted"
+
+
 def test_the_page_on_versions_has_the_pytorches_that_are_tried():
     makefile = (ROOT / "Makefile").read_text()
     (tried,) = re.findall(r"^TORCHES := (.*)", makefile, re.MULTILINE)
     (named,) = re.findall(r"`make test-predict-versions` with ([^|]*) \|", VERSIONS)
     assert re.findall(r"[\d.]+\d", named) == tried.split()
-    (usual,) = re.findall(
-        r"^torch==(.*)", (ROOT / ".ci" / "constraints.txt").read_text(), re.MULTILINE
-    )
+    usual = _usual_torch()
     for target in ("test-predict", "test-torch"):
         assert f"`make {target}` with {usual}" in VERSIONS
     assert f"{OLDEST.name} to {NEWEST.name}, for CPUs" in VERSIONS
