@@ -120,11 +120,13 @@ class Peaks:
     whether that was live where the graph of a backward pass is made."""
 
     def __init__(self) -> None:
+        # `allocated` and `reserved` are as of the last `note_peaks`.
         self.live = self.requested = self.allocated = self.reserved = 0
         self.in_graph = False
 
     def add(self, nbytes: int, most: int | None = None) -> None:
-        """Notes that so much more is live, or less, and `most` more on the way."""
+        """Adds to what is live (less, if negative); `most` is the highest that was reached in
+        between, beside what was live before."""
         reached = self.live + (nbytes if most is None else most)
         self.live += nbytes
         if reached > self.requested:

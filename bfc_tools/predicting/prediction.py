@@ -361,7 +361,7 @@ class Prediction:
         return self._bounds()[2]
 
     def _bounds(self) -> tuple[Bounds, ...]:
-        trace, doubted = self.trace, self._memory.doubted
+        trace, doubted = self.trace, self._memory.doubted  # `trace` forgets what was found earlier
         if not self._found_bounds:
             peaks = [(self.peak_requested, self.peak_allocated, self.peak_reserved)]
             sizes = [LEAST, MOST] if doubted else []

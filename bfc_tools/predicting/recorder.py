@@ -160,7 +160,8 @@ class Operator:
         looks = "is_view" in spec.marks and not self.mutates
         self.of_numbers = alone and (self.computes or looks or _changes_numbers(func))
         #: Whether it may overwrite its first argument, where it would not for subclasses.
-        self.in_place = bool({"adds_gradients", "fills_zeros"} & {*spec.marks} or spec.changes_in)
+        overwrites = "adds_gradients" in spec.marks or "fills_zeros" in spec.marks
+        self.in_place = overwrites or bool(spec.changes_in)
 
 
 def _changes_numbers(func: Any) -> bool:
